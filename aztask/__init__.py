@@ -7,6 +7,7 @@ without Kombu and without an Azure SDK.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from aztask.support.formernames import install
 from aztask.version import __version__
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         TaskStopped,
         TimeLimitExceeded,
         UnknownTask,
+        WorkerStopping,
     )
     from aztask.lease.asyncheld import AsyncHeldLease
     from aztask.lease.held import HeldLease
@@ -103,6 +105,7 @@ __all__ = [
     "NotUnique",
     "TimeLimitExceeded",
     "TaskStopped",
+    "WorkerStopping",
     "CodecError",
     "EncodeError",
     "DecodeError",
@@ -154,6 +157,8 @@ _HOMES = {
     "Task": "aztask.task",
     "ContextTask": "aztask.task",
 }
+
+install()
 
 
 def __getattr__(name: str) -> Any:

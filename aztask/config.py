@@ -101,6 +101,17 @@ class Settings:
     Give them to `App` as keyword options; a duration leaves out ``_seconds`` there.
     """
 
+    owner: str | None = setting(
+        None,
+        "str",
+        text,
+        "The name under which this broker's rows are kept in the result store. If you leave it "
+        "out, it is made from the broker's address: the namespace's host, the storage account, or "
+        "an id inside the local file. Give the same name to every program that uses the broker "
+        "under another address, such as a private host name.",
+        example='"shop-prod"',
+        variable="AZTASK_OWNER",
+    )
     lease_seconds: float = setting(
         60.0,
         "float | timedelta",

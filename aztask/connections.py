@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from aztask.address.addresses import (
-    LocalAddress,
-    ServiceBusAddress,
-    StorageQueueAddress,
-    TablesAddress,
-)
-from aztask.brokers.base import Broker
-from aztask.brokers.local.broker import LocalBroker
+from aztask.address.addresses import LocalAddress, TablesAddress
+from aztask.address.owner import NO_OWNER, Identified, Owner
+from aztask.brokers.base import Broker, NameChecker
+from aztask.brokers.kinds import kind_of
 from aztask.config import mask, parse_broker, parse_results
 from aztask.engine import Database
 from aztask.errors import ConfigurationError
 from aztask.results.base import ResultStore
 from aztask.results.local.store import LocalResults
-from aztask.support.extras import install_command
+from aztask.support.forks import fork_safe_rlock
+from aztask.support.late import install_command
 
-ADAPTERS: Final[dict[type, str]] = {
-    ServiceBusAddress: "aztask.brokers.servicebus.broker",
-    StorageQueueAddress: "aztask.brokers.storagequeue.broker",
-    TablesAddress: "aztask.results.tables.store",
-}
-"""The module that serves each kind of address, imported only when you use that kind: apps on
-another service neither need its SDK nor wait for it."""
-
+TABLES: Final = "aztask.results.tables.store"
+"""Imported only where results are in Azure Tables: its SDKs come with an extra."""
 
 TEST_BROKER: Final = "AZTASK_TEST_BROKER"
 """Set by `aztask.testing.worker` for its worker: the address that replaces the broker and the
@@ -55,6 +45,8 @@ class Connections:
         results: str | ResultStore | None,
         *,
         poll_ceiling: float = 1.0,
+        app: str = "",
+        owner: str | None = None,
     ) -> None:
         """Parse the addresses now, so that a wrong one is reported at once.
 
@@ -62,7 +54,11 @@ class Connections:
           imported without it.
         * `poll_ceiling`: the longest pause in seconds between two polls of an empty queue, for
           services that are polled.
+        * `app`: the app's name, a part of its `Owner`.
+        * `owner`: replaces the broker's name in it (``App(owner=...)``).
         """
+        self._app = app
+        self._owner_name = owner
         self._broker_target = self.broker_target = (
             parse_broker(broker) if isinstance(broker, str) else broker
         )
@@ -75,8 +71,8 @@ class Connections:
             if broker is None
             else type(broker).__name__
         )
-        self._poll_ceiling = poll_ceiling
-        self._lock = threading.RLock()
+        self.poll_ceiling = poll_ceiling
+        self._lock = fork_safe_rlock()
         self._pid = os.getpid()
         self._broker: Broker | None = None
         self._results: ResultStore | None = None
@@ -85,6 +81,16 @@ class Connections:
     def shown(self) -> str:
         """The broker's address, with its secrets masked."""
         return self._shown
+
+    def check_queue_name(self, queue: str) -> None:
+        """Raise InvalidQueueName unless the broker allows the name. Opens nothing.
+
+        Without a broker, or with one of a kind that is refused when it is opened, any name passes.
+        """
+        target = self._broker_target
+        checker = kind_of(target) or target
+        if isinstance(checker, NameChecker):
+            checker.check_name(queue)
 
     def missing_file(self) -> str | None:
         """The queue file of ``local://`` if it does not exist; opening the broker would make it."""
@@ -118,6 +124,23 @@ class Connections:
                 if self._results is None:
                     self._results = self._open_results()
         return self._results
+
+    def owner(self) -> Owner:
+        """Whose rows this app makes and acts on in a result store; see `aztask.address.owner`.
+
+        Opens the file of ``local://``, which holds its id; asks no service. Without a broker, or
+        with one of your own that has no `Identified.identity`, it is `NO_OWNER`.
+        """
+        if self._owner_name is not None:
+            return Owner(self._owner_name, self._app)
+        target = self._broker_target
+        if target is None:
+            return NO_OWNER
+        kind = kind_of(target)
+        if kind is not None and (name := kind.identity(target)) is not None:
+            return Owner(name, self._app)
+        broker = self.broker()
+        return Owner(broker.identity, self._app) if isinstance(broker, Identified) else NO_OWNER
 
     def replace(self, broker: Broker, results: ResultStore) -> Callable[[], None]:
         """Use these instead, until the returned function is called. For tests.
@@ -157,16 +180,9 @@ class Connections:
 
     def _open_broker(self) -> Broker:
         target = self._broker_target
-        if isinstance(target, LocalAddress):
-            return LocalBroker(self._database(target))
-        if isinstance(target, ServiceBusAddress | StorageQueueAddress):
-            adapter = importlib.import_module(ADAPTERS[type(target)])
-            broker: Broker = (
-                adapter.StorageQueueBroker(target, poll_ceiling=self._poll_ceiling)
-                if isinstance(target, StorageQueueAddress)
-                else adapter.ServiceBusBroker(target)
-            )
-            return broker
+        kind = kind_of(target)
+        if kind is not None:
+            return kind.open(target, self)
         if isinstance(target, Broker):
             return target
         if target is None:
@@ -176,9 +192,9 @@ class Connections:
     def _open_results(self) -> ResultStore:
         target = self._results_target
         if isinstance(target, LocalAddress):
-            return LocalResults(self._database(target))
+            return LocalResults(self.database(target), owner=self.owner())
         if isinstance(target, TablesAddress):
-            store: ResultStore = _tables().TablesResults(target)
+            store: ResultStore = _tables().TablesResults(target, owner=self.owner())
             return store
         if isinstance(target, ResultStore):
             return target
@@ -186,7 +202,7 @@ class Connections:
             f"{type(target).__name__} is not a result store; give a URL or a ResultStore"
         )
 
-    def _database(self, address: LocalAddress) -> Database:
+    def database(self, address: LocalAddress) -> Database:
         """The database of a file. Broker and results in one file share it and its transactions."""
         database = self._databases.get(address.path)
         if database is None:
@@ -202,7 +218,7 @@ class Connections:
 def _tables() -> Any:
     """Import the adapter for Azure Tables, whose SDKs come with an extra."""
     try:
-        return importlib.import_module(ADAPTERS[TablesAddress])
+        return importlib.import_module(TABLES)
     except ImportError as error:
         raise ConfigurationError(
             f"results in Azure Tables need a package that is missing ({error.name}); install it "

@@ -248,6 +248,24 @@ class Context:
             return None
         return datetime.fromtimestamp(at, UTC)
 
+    @property
+    def stopping(self) -> bool:
+        """True once the worker is stopping: it waits for this task, up to a time-out.
+
+        ::
+
+            for page in range(first, last):
+                if context.stopping:
+                    raise Snooze(0)     # another worker goes on from the last checkpoint
+                ...
+                context.checkpoint({"page": page + 1})
+
+        After ``--shutdown-timeout`` `WorkerStopping` is raised in the task (a coroutine is
+        cancelled). Then it has ``--shutdown-grace``, or its `stop_grace`, until its process is
+        killed.
+        """
+        return _stopping.is_set()
+
     def checkpoint(self, state: Any) -> None:
         """Store `state` in the message: the next delivery finds it as ``context.saved``.
 
@@ -315,6 +333,7 @@ def unsent_context(
     )
 
 
+_stopping: Final = threading.Event()
 _only_slot: contextvars.ContextVar[bool] = contextvars.ContextVar("aztask-slot", default=False)
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("aztask", default=None)
 
@@ -335,6 +354,11 @@ def context_in(variables: contextvars.Context) -> Context | None:
 def set_current_context(context: Context | None) -> None:
     """Set the task that runs in this thread from now on; None for none. Workers call this."""
     _current.set(context)
+
+
+def note_stopping() -> None:
+    """Note that the worker is stopping, for all tasks of this process. Pool processes call this."""
+    _stopping.set()
 
 
 def set_only_slot(alone: bool) -> None:

@@ -12,7 +12,8 @@
     │ ├ NotUnique                   another task holds the key of a unique task
     │ ├ TimeLimitExceeded           raised in a task at its soft limit, recorded at its hard limit
     │ │ └ MaxLeaseExceeded          raised in a task shortly before its max_lease is used up
-    │ └ TaskStopped                 raised in a running task that you cancel
+    │ ├ TaskStopped                 raised in a running task that you cancel
+    │ └ WorkerStopping              raised in a running task whose worker stops
     ├ CodecError
     │ ├ EncodeError                 the arguments or the result cannot be written
     │ ├ DecodeError                 the bytes are damaged or in another format
@@ -20,12 +21,13 @@
     │ ├ MessageTooLarge             more bytes than the service accepts
     │ ├ PayloadMissing              the stored arguments or result are gone
     │ └ PayloadDamaged              they are not what was stored
+    ├ NotFound                      nothing of that name or id exists
     ├ BrokerError
     │ ├ BrokerUnavailable           not reachable now: try again
     │ │ └ QueueDisabled             the queue is disabled in the service
     │ ├ QueueFull                   the broker has no room: nothing was stored
     │ ├ QueueNotFound
-    │ ├ InvalidQueueName
+    │ ├ InvalidQueueName            a ConfigurationError, too
     │ ├ SendUnconfirmed             may or may not be stored: send again under the same id
     │ └ SubmitFailed                some rows of a table were not, or perhaps not, sent as tasks
     ├ LeaseError
@@ -34,6 +36,7 @@
     ├ ResultError
     │ ├ ResultTimeout
     │ ├ ResultDamaged               the stored row or value cannot be read
+    │ ├ ForeignId                   another app on the same result store uses the id
     │ ├ TaskFailed                  carries the remote type, message and traceback text
     │ ├ TaskCancelled
     │ └ TaskExpired
@@ -133,6 +136,14 @@ class TaskStopped(TaskError):
     """
 
 
+class WorkerStopping(TaskError):
+    """The worker is stopping and its time-out has passed; clean up, save a checkpoint, and end.
+
+    Raised in a task that still runs then; a coroutine is cancelled. Its message is given back and
+    the run does not count. ``context.stopping`` says so earlier.
+    """
+
+
 class CodecError(AztaskError):
     """A message could not be written or read."""
 
@@ -161,6 +172,10 @@ class PayloadDamaged(CodecError):
     """The stored payload is not what was stored: its size or its digest is wrong."""
 
 
+class NotFound(AztaskError):
+    """Nothing of that name or id exists."""
+
+
 class BrokerError(AztaskError):
     """The broker refused or failed."""
 
@@ -186,7 +201,7 @@ class QueueNotFound(BrokerError):
     """The queue does not exist; create it with: aztask queues create NAME"""
 
 
-class InvalidQueueName(BrokerError):
+class InvalidQueueName(BrokerError, ConfigurationError):
     """The queue name is not allowed by this service."""
 
 
@@ -238,6 +253,20 @@ class ResultTimeout(ResultError):
 
 class ResultDamaged(ResultError):
     """The result store's data about the task is damaged; send the task again with force=True."""
+
+
+class ForeignId(ResultError):
+    """Another owner on the same result store uses this id; use another one.
+
+    Raised when you send under a `task_id` or start under a `workflow_id` that an app with another
+    broker uses, or ask for its result. Nothing was sent, and nothing of the other app is shown.
+
+    * `owner`: the broker of the other app.
+    """
+
+    def __init__(self, *args: object, owner: str = "") -> None:
+        super().__init__(*args)
+        self.owner = owner
 
 
 class TaskFailed(ResultError):

@@ -21,6 +21,7 @@ from aztask.errors import (
 )
 from aztask.results.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
 from aztask.results.watcher import watcher_of
+from aztask.support import clock
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,9 @@ class AsyncResult(Generic[R_co]):
         result = resize.delay("a.png", 200)
         result.get(timeout=30)
 
-    `id` is the task id. Every method raises ConfigurationError if the app has no result store, and
-    BrokerUnavailable if the store is unreachable.
+    `id` is the task id. Every method raises ConfigurationError if the app has no result store,
+    BrokerUnavailable if the store is unreachable, and ForeignId if another app on the same result
+    store uses the id.
     """
 
     __slots__ = ("_decode", "_store", "id")
@@ -121,13 +123,13 @@ class AsyncResult(Generic[R_co]):
         store = self._results()
         if isinstance(timeout, timedelta):
             timeout = timeout.total_seconds()
-        give_up_at = None if timeout is None else time.monotonic() + timeout
+        give_up_at = None if timeout is None else clock.monotonic() + timeout
         version = 0
         while True:
             record = store.get(self.id)
             if record is not None and record.state.final:
                 return self._value(record)
-            remaining = 1.0 if give_up_at is None else give_up_at - time.monotonic()
+            remaining = 1.0 if give_up_at is None else give_up_at - clock.monotonic()
             if version == 0 and blocks_its_worker():
                 logger.warning(
                     "a task waits for task %s, but its worker runs one task at a time: only "
@@ -161,8 +163,12 @@ class AsyncResult(Generic[R_co]):
 
         * `running`: also stop a run that has started. Its worker raises `aztask.TaskStopped` in the
           task within about five seconds. False by default: a started run finishes.
+
+        The result store keeps a cancellation as long as results (``result_retention``, 7 days by
+        default). A task that waits for longer after it was cancelled, such as one with a `delay` of
+        8 days, runs.
         """
-        return self._results().cancel(self.id, time.time(), running=running)
+        return self._results().cancel(self.id, clock.wall(), running=running)
 
     def forget(self) -> bool:
         """Delete all that the result store keeps of the task. Returns False if it kept nothing."""

@@ -7,13 +7,14 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from aztask.breaker import breaker_of
-from aztask.canvas.graphs import GraphStarter, Signature
+from aztask.canvas.graphs import GraphOwner, Signature
 from aztask.context import Context, current_context, unsent_context
 from aztask.errors import ConfigurationError, EncodeError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.result import AsyncResult
 from aztask.retry import check_policy, check_strategy
+from aztask.support.checks import shown
 from aztask.taskoptions import (
     DELIVERIES,
     SendOptions,
@@ -46,13 +47,8 @@ V = TypeVar("V")
 _NO_KEYWORDS: dict[str, Any] = {}  # one for all: `map` makes millions of calls
 
 
-class InvocationSender(Protocol):
+class InvocationSender(GraphOwner, Protocol):
     """The part of an `App` that a task needs: sending."""
-
-    @property
-    def workflows(self) -> GraphStarter:
-        """The part of the app that starts workflows."""
-        ...
 
     def send_call(
         self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
@@ -110,6 +106,7 @@ class Task(Generic[P, R_co]):
         self.function = function
         self.name = name
         self.queue, self.priority = self._name(options, "queue"), self._name(options, "priority")
+        sender.check_queue_name(self.queue, f"task {name!r}: queue")
         self.retry = check_policy(options["retry"], f"task {name!r}: retry")
         self.with_context = with_context
         self.delivery = choice(options.get("delivery", DELIVERIES[0]), DELIVERIES, "delivery")
@@ -122,6 +119,7 @@ class Task(Generic[P, R_co]):
         self.breaker = breaker_of(options.get("breaker"), f"task {name!r}: breaker")
         self.time_limit = self._seconds(options, "time_limit")
         self.soft_time_limit = self._seconds(options, "soft_time_limit")
+        self.stop_grace = self._seconds(options, "stop_grace")
         self.max_lease = self._seconds(options, "max_lease")
         self.expires = self._seconds(options, "expires")
         self.unique = unique_rules(options, f"task {name!r}")
@@ -258,7 +256,9 @@ class Task(Generic[P, R_co]):
 
             resize.with_options(delay=60, queue="bulk").delay("a.png", 200)
         """
-        return BoundTask(self, checked_send_options(options, "with_options"))
+        checked = checked_send_options(options, "with_options")
+        self._sender.check_queue_name(checked.get("queue"), "with_options: queue")
+        return BoundTask(self, checked)
 
     def _send(
         self, options: SendOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -281,7 +281,9 @@ class Task(Generic[P, R_co]):
         batch = []
         for args in calls:
             if not isinstance(args, tuple | list):
-                raise TypeError(f"map takes tuples of arguments, not {args!r}; write ({args!r},)")
+                raise TypeError(
+                    f"map takes tuples of arguments, not {shown(args)}; write (x,) for one x"
+                )
             arguments = tuple(args)
             self.check_arguments(arguments, _NO_KEYWORDS)
             batch.append(Invocation(arguments, _NO_KEYWORDS))

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, TypedDict, TypeGuard, cast
+from typing import Any, Final, Literal, NoReturn, TypedDict, TypeGuard, cast
 
 from aztask.breaker import CircuitBreaker
-from aztask.errors import ConfigurationError, did_you_mean
+from aztask.errors import ConfigurationError, DuplicateTask, did_you_mean
+from aztask.message.headers import TASK_LIMIT
 from aztask.retry import RetryPolicy, RetryStrategy
 from aztask.support.checks import shown
 from aztask.support.durations import to_epoch_seconds
@@ -22,6 +23,8 @@ from aztask.support.durations import to_epoch_seconds
 DELIVERIES: Final = ("at-least-once", "at-most-once")
 
 MOST_LIMITS: Final = 8
+TASK_ID_CHARACTERS: Final = 1024
+SESSION_CHARACTERS: Final = 128
 TOO_LONG: Final = 1e10
 """Seconds, about 300 years: a longer duration is a mistake, and later dates overflow."""
 
@@ -39,6 +42,8 @@ class TaskOptions(TypedDict, total=False):
       default.
     * `soft_time_limit`: the time after which `TimeLimitExceeded` is raised in the task; no limit by
       default.
+    * `stop_grace`: how long it may clean up once its worker stops and raised `WorkerStopping` in
+      it; the worker's ``--shutdown-grace`` by default.
     * `lease`: a duration, or a callable that takes the task's arguments and returns one; the
       queue's lease by default.
     * `max_lease`: how long one run may hold its message, renewals included; the queue's limit
@@ -78,6 +83,7 @@ class TaskOptions(TypedDict, total=False):
     debounce: float | timedelta
     time_limit: float | timedelta
     soft_time_limit: float | timedelta
+    stop_grace: float | timedelta
     lease: float | timedelta | Callable[..., float | timedelta]
     max_lease: float | timedelta
     retry_strategy: RetryStrategy
@@ -114,6 +120,20 @@ class SendOptions(TypedDict, total=False):
     task_id: str
     expires: float | timedelta | datetime
     force: bool
+    session: str
+    ordered: bool
+
+
+class NodeOptions(TypedDict, total=False):
+    """The send options of one signature, see `SendOptions`. A workflow names its tasks itself.
+
+    A duration is checked, and is seconds from then on.
+    """
+
+    delay: float | timedelta
+    queue: str
+    priority: str
+    expires: float | timedelta
     session: str
     ordered: bool
 
@@ -236,22 +256,64 @@ def checked_send_options(options: SendOptions, where: str) -> SendOptions:
     * `where`: who takes them, for the errors.
     """
     check_options(options, SendOptions, where)
-    checked = options.copy()
+    checked = _in_seconds(options)
+    if isinstance(options.get("expires"), datetime):
+        to_epoch_seconds(options["expires"], "expires")
+    elif "expires" in options:
+        checked["expires"] = positive(options["expires"], "expires")
+    if options.get("task_id") is not None:
+        task_id = name_text(options.get("task_id"), "task_id")
+        if len(task_id) > TASK_ID_CHARACTERS or not task_id.isprintable():
+            raise ConfigurationError(
+                f"task_id takes 1 to {TASK_ID_CHARACTERS:,} printable characters, not "
+                f"{shown(task_id)}"
+            )
+    if "force" in options:
+        flag(options["force"], "force")
+    return checked
+
+
+def checked_node_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The options of a signature with every duration in seconds. Raises ConfigurationError.
+
+    They are those of a send without its id and without fixed times: a workflow names its tasks
+    itself, and sends them when their turn comes.
+    """
+    names = tuple(NodeOptions.__annotations__)
+    for name in options:
+        if name not in names:
+            raise ConfigurationError(
+                f"{where} has no option {name!r}.{did_you_mean(name, names)} "
+                f"It has: {', '.join(names)}."
+            )
+    checked = _in_seconds(cast("SendOptions", options))
+    if isinstance(options.get("expires"), datetime):
+        raise ConfigurationError(
+            f"expires of {where} takes seconds or a timedelta, from when its message is sent, not "
+            f"{shown(options['expires'])}"
+        )
+    if options.get("expires") is not None:
+        checked["expires"] = positive(options["expires"], "expires")
+    return cast("dict[str, Any]", checked)
+
+
+def _in_seconds(options: SendOptions) -> SendOptions:
+    """A copy with `delay` in seconds, and what sends and signatures have in common checked."""
+    checked = SendOptions(**options)
     if "delay" in options:
         checked["delay"] = _delay(options["delay"])
     if "eta" in options:
         if "delay" in options:
             raise ConfigurationError("delay and eta both say when the task may start; give one")
         to_epoch_seconds(options["eta"], "eta")
-    if "expires" in options:
-        expires = options["expires"]
-        if isinstance(expires, datetime):
-            to_epoch_seconds(expires, "expires")
-        else:
-            checked["expires"] = positive(expires, "expires")
-    for name in ("queue", "priority", "task_id", "session"):
+    for name in ("queue", "priority", "session"):
         if options.get(name) is not None:
             name_text(options.get(name), name)
+    session = options.get("session")
+    if session is not None and (len(session) > SESSION_CHARACTERS or not session.isprintable()):
+        raise ConfigurationError(
+            f"session takes 1 to {SESSION_CHARACTERS} printable characters, not {shown(session)}"
+        )
     if "ordered" in options:
         flag(options["ordered"], "ordered")
     return checked
@@ -291,3 +353,71 @@ def _delay(value: object) -> float:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# -- the names under which an app registers its tasks --------------------------------------
+#
+# Rules
+# 1. A task is named "APP.FUNCTION", or as ``name=`` says. Nothing else plays a part: messages carry
+#    the name, and every program that sends or runs the task must arrive at the same one.
+# 2. So a second function of the same name is an error. If aztask added the module to the second
+#    name, the names would depend on the order of imports; and a program that imports only one of
+#    the two modules would still use the short name, for a task that workers know under another.
+
+
+def task_name(app: str, function: object, given: str | None) -> str:
+    """The name of a task. Raises ConfigurationError if `function` is none, or has no name, and for
+    a name that no message can carry.
+
+    * `given`: the option ``name``, or None.
+    """
+    if not callable(function):
+        hint = ""
+        if isinstance(function, str):
+            hint = f"; options need their names, for example @app.task(name={function!r})"
+        raise ConfigurationError(f"a task is a function, not {shown(function)}{hint}")
+    own = getattr(function, "__name__", None)
+    if given is None and own is None:
+        raise ConfigurationError(
+            f"{shown(function)} has no name of its own; write app.task(name=...)"
+        )
+    name: object = f"{app}.{own}" if given is None else given
+    if not isinstance(name, str) or not 0 < len(name) <= TASK_LIMIT or not name.isprintable():
+        raise ConfigurationError(
+            f"the name of a task is a text of 1 to {TASK_LIMIT} printable characters, not "
+            f"{shown(name)}"
+        )
+    return name
+
+
+def raise_duplicate(
+    app: str, name: str, earlier: Callable[..., Any], function: Callable[..., Any]
+) -> NoReturn:
+    """Raise DuplicateTask: both functions would be registered as `name`."""
+    first, second = _module(earlier), _module(function)
+    if _place(function) is not None and _place(function) == _place(earlier) and first != second:
+        raise DuplicateTask(
+            f"task {name!r} is registered twice, because its file is imported twice: as module "
+            f"{first} and as {second}; import it under one name, and start programs from a file "
+            "that defines no tasks"
+        )
+    proposal = f"{app}.{second}.{getattr(function, '__name__', name)}"
+    raise DuplicateTask(
+        f"two functions are registered as {name!r}: {_full_name(earlier)} and "
+        f"{_full_name(function)}; give one of them a name, for example "
+        f"@app.task(name={proposal!r})"
+    )
+
+
+def _module(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__module__", None) or "?")
+
+
+def _full_name(function: Callable[..., Any]) -> str:
+    return f"{_module(function)}.{getattr(function, '__qualname__', repr(function))}"
+
+
+def _place(function: Callable[..., Any]) -> tuple[str, int] | None:
+    """The file and line of the function's source; None if it was not written in Python."""
+    code = getattr(function, "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno)

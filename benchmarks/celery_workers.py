@@ -42,8 +42,20 @@ WAYS = (
 class Workers:
     """Celery workers of one module in `peers/`, each in a session of its own."""
 
-    def __init__(self, module: str, way: Way, folder: Path, environment: Mapping[str, str]) -> None:
-        """folder: for the file of marks and the logs. environment: names the broker."""
+    def __init__(
+        self,
+        module: str,
+        way: Way,
+        folder: Path,
+        environment: Mapping[str, str],
+        tree: str = str(HERE.parent),
+    ) -> None:
+        """Workers of `module` that are not started yet.
+
+        * `folder`: for the file of marks and the logs.
+        * `environment`: names the broker.
+        * `tree`: where Python finds aztask, a path or several.
+        """
         self.folder = folder
         self._module = module
         self._way = way
@@ -53,7 +65,7 @@ class Workers:
             **os.environ,
             **environment,
             "BENCH_MARKS": str(self._marks),
-            "PYTHONPATH": os.pathsep.join([str(HERE / "peers"), str(HERE.parent)]),
+            "PYTHONPATH": os.pathsep.join([str(HERE / "peers"), tree]),
         }
         self.processes: list[subprocess.Popen[bytes]] = []
         self._started = 0

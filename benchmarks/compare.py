@@ -1,12 +1,15 @@
 """Compares the speed of this tree with an earlier one, in interleaved rounds.
 
-Usage: python benchmarks/compare.py BASE [--parts local,servicebus,emulator,storagequeue]
+Usage: python benchmarks/compare.py BASE [--parts local,servicebus,emulator,storagequeue,
+           limits,unique,workflows,schedules]
            [--pairs 15] [--bound 3] [--check]
+Further parts: celery-local, celery-servicebus, celery-storagequeue.
 
 BASE is a git revision, or a folder with an earlier tree. Each pair measures both trees once, in
-random order and in separate processes; for the figures see `compare_round.py`. The output has the
-medians, the median of the ratios new/old of all pairs, and its 95 % interval (from order
-statistics, which assume nothing about the distribution).
+random order and in separate processes; for the figures see `compare_round.py`, and for those of
+Celery's workers `celery_round.py`. The output has the medians, the median of the ratios new/old of
+all pairs, and its 95 % interval (from order statistics, which assume nothing about the
+distribution).
 
 A figure holds if its whole interval is within the bound. If a rate varies so much that its interval
 is wider than the bound, the CPU time per task decides, because it varies less.
@@ -24,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -33,9 +36,14 @@ from common import figure, machine
 
 HERE = Path(__file__).parent
 TREE = HERE.parent
-PARTS = ("local", "servicebus", "emulator", "storagequeue")
+PARTS = (
+    *("local", "servicebus", "emulator", "storagequeue"),
+    *("limits", "unique", "workflows", "schedules"),
+)
 CPU = " (CPU)"
 """The suffix of figures that are CPU time per task, in microseconds: less is better."""
+REQUESTS = " (requests)"
+"""The suffix of figures that are requests per task: less is better."""
 
 Figures = dict[str, list[float]]
 
@@ -50,9 +58,14 @@ class Ratio:
 
     @classmethod
     def of(cls, new: Sequence[float], old: Sequence[float]) -> Ratio:
-        ordered = sorted(a / b for a, b in zip(new, old, strict=True))
+        ordered = sorted(_quotient(a, b) for a, b in zip(new, old, strict=True))
         skip = _outside(len(ordered))
         return cls(statistics.median(ordered), ordered[skip], ordered[-1 - skip])
+
+
+def _quotient(new: float, old: float) -> float:
+    """new/old; 1.0 where both are nothing, as the requests of sends that need none."""
+    return new / old if old else math.inf if new else 1.0
 
 
 def _outside(count: int) -> int:
@@ -103,20 +116,45 @@ def azurite(folder: Path) -> Iterator[dict[str, str]]:
         yield {"COMPARE_BROKER": server.connection_string}
 
 
+@contextmanager
+def emulator() -> Iterator[dict[str, str]]:
+    """Run this tree's emulator with a proxy before it, and yield the environment of the rounds."""
+    sys.path[:0] = [str(TREE / "tests"), str(TREE)]
+    from servicebus import Bench  # noqa: PLC0415  # only this part needs it
+
+    bench = Bench()
+    try:
+        yield {
+            "AZTASK_SERVICEBUS_ADMIN": bench.admin,
+            "COMPARE_BROKER": bench.direct,
+            "COMPARE_DELAYED": bench.delayed,
+        }
+    finally:
+        bench.close()
+
+
+def served(part: str, folder: Path) -> AbstractContextManager[dict[str, str]]:
+    """The service that both trees share, for a part that needs one."""
+    if part.endswith("storagequeue"):
+        return azurite(folder)
+    return emulator() if part == "celery-servicebus" else nullcontext({})
+
+
 def pairs_of(part: str, old_tree: Path, pairs: int) -> tuple[Figures, Figures]:
     """Measure all pairs: (new figures, old figures)."""
     new: Figures = {}
     old: Figures = {}
     dice = random.Random(part)
-    with tempfile.TemporaryDirectory(prefix="aztask-compare-") as folder:
-        served = azurite(Path(folder)) if part == "storagequeue" else nullcontext({})
-        with served as environment:
-            for _ in range(pairs):
-                sides = [(TREE, new), (old_tree, old)]
-                dice.shuffle(sides)
-                for tree, figures in sides:
-                    for name, value in measure(tree, part, environment).items():
-                        figures.setdefault(name, []).append(value)
+    with (
+        tempfile.TemporaryDirectory(prefix="aztask-compare-") as folder,
+        served(part, Path(folder)) as environment,
+    ):
+        for _ in range(pairs):
+            sides = [(TREE, new), (old_tree, old)]
+            dice.shuffle(sides)
+            for tree, figures in sides:
+                for name, value in measure(tree, part, environment).items():
+                    figures.setdefault(name, []).append(value)
     return new, old
 
 
@@ -132,7 +170,7 @@ class Verdict(Enum):
 def verdict(name: str, ratios: Mapping[str, Ratio], bound: float) -> Verdict:
     """Holds when the whole interval is within the bound; worse when all of it is beyond."""
     ratio = ratios[name]
-    if name.endswith(CPU):
+    if name.endswith((CPU, REQUESTS)):
         within, beyond = ratio.high <= 1 + bound, ratio.low > 1 + bound
     else:
         within, beyond = ratio.low >= 1 - bound, ratio.high < 1 - bound

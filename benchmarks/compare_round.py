@@ -4,7 +4,8 @@ Usage: python benchmarks/compare_round.py PART
 
 Prints one JSON object {figure: value}. It uses only what every version of aztask has: an app,
 `.delay()`, `.map`, the worker's command, the emulator. Rates are per second. ``(CPU)`` is CPU time
-per task in microseconds, of all processes that take part.
+per task in microseconds, of all processes that take part. ``(requests)`` is requests to Azure
+Tables per task, counted by a proxy before an Azurite of the round's own, until the worker's end.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 sys.path.append(str(Path(__file__).parent))
 
+from celery_round import celery_local, celery_servicebus, celery_storagequeue
 from common import processor_seconds
 
-from aztask import App
+from aztask import App, chord
 from aztask.brokers.base import QueueOptions
 
 SENDS, BATCHED = 2_000, 30_000
@@ -35,6 +38,9 @@ BUS_SENDS, BUS_BATCHED = 1_000, 5_000
 STORAGE_BATCHED = 1_000
 RAW = 2_000
 SLICES = 5
+LIMITED, UNIQUE, MEMBERS, OCCURRENCES = 5_000, 2_500, 5_000, 250
+REMOTE = 200
+"""Tasks of each part whose requests to Tables are counted."""
 
 APP = """
 import os
@@ -47,6 +53,30 @@ app = App("compare", broker=broker, results=results)
 @app.task
 def noop() -> None:
     return None
+
+
+app.limit("rate", rate="1000000/s", burst=1000)
+app.limit("permits", concurrency=1000)
+
+
+@app.task(limits=["rate", "permits"])
+def limited(number: int) -> None:
+    return None
+
+
+@app.task(unique="arguments")
+def unique(number: int) -> None:
+    return None
+
+
+@app.task
+def member(number: int) -> int:
+    return number
+
+
+@app.task
+def body(numbers: list) -> int:
+    return len(numbers)
 """
 
 
@@ -102,6 +132,13 @@ def apps(broker: str, results: str) -> Iterator[tuple[App, Callable[[], None]]]:
 
         app = App("compare", broker=broker, results=results or None)
         app.task(name="compare.noop")(lambda: None)
+        app.limit("rate", rate="1000000/s", burst=1000)
+        app.limit("permits", concurrency=1000)
+        limits = ["rate", "permits"]
+        app.task(name="compare.limited", limits=limits)(lambda number: None)
+        app.task(name="compare.unique", unique="arguments")(lambda number: None)
+        app.task(name="compare.member")(lambda number: number)
+        app.task(name="compare.body")(len)
         yield app, drain
         app.close()
 
@@ -207,11 +244,91 @@ def bare() -> dict[str, float]:
     return figures
 
 
+# -- limits, workflows, unique tasks, schedules --------------------------------------------------
+
+
+def limited(app: App, count: int) -> int:
+    """Send tasks of a rate and of a concurrency, neither of which holds any of them up."""
+    app.tasks["compare.limited"].map([(number,) for number in range(count)])
+    return count
+
+
+def unique(app: App, count: int) -> int:
+    """Send tasks with a key each, half of them a second time."""
+    for number in range(count):
+        app.tasks["compare.unique"].delay(number)
+        if number % 2:
+            app.tasks["compare.unique"].delay(number)
+    return count
+
+
+def workflow(app: App, count: int) -> int:
+    """Send one chord."""
+    member, body = app.tasks["compare.member"], app.tasks["compare.body"]
+    chord([member.s(number) for number in range(count)], body.s()).delay()
+    return count + 1
+
+
+def schedule(app: App, count: int) -> int:
+    """Make schedules that are not due, and send an occurrence of each."""
+    for _ in range(count):
+        name = f"compare.{uuid4().hex}"
+        app.schedules.create(name, app.tasks["compare.noop"].s(), every=86400)
+        app.schedules.trigger(name)
+    return count
+
+
+def stored(send: Callable[[App, int], int], what: str, count: int) -> dict[str, float]:
+    """Measure the sends and the worker on local files, and count the requests to Tables."""
+    figures: dict[str, float] = {}
+    address = "local://{folder}/queues.db"
+    with apps(address, address) as (app, drain):
+        app.tasks["compare.noop"].delay()
+        for _ in range(SLICES):
+            timed(figures, f"{what} sent", count // SLICES, lambda: send(app, count // SLICES))
+        timed(figures, f"{what} run, with the worker's start", count, drain)
+    with tables() as (results, total), apps(address, results) as (app, drain):
+        app.results.create()  # type: ignore[union-attr]
+        before = total()
+        sent = send(app, REMOTE)
+        figures[f"{what} sent (requests)"] = (total() - before) / sent
+        before = total()
+        drain()
+        figures[f"{what} run (requests)"] = (total() - before) / sent
+    return figures
+
+
+@contextmanager
+def tables() -> Iterator[tuple[str, Callable[[], int]]]:
+    """Azure Tables on an Azurite behind a proxy; yields its address, and how to count requests."""
+    tests = Path(__file__).parents[1] / "tests"
+    sys.path[:0] = [str(tests), str(tests / "integration")]
+    import azurite  # noqa: PLC0415  # only these parts need it
+    from proxy import Proxy  # noqa: PLC0415
+
+    with (
+        tempfile.TemporaryDirectory(prefix="aztask-compare-") as folder,
+        azurite.storing(Path(folder), movable=False) as services,
+    ):
+        proxy = Proxy(services[0].port)
+        try:
+            yield azurite.account_of(*services, table=proxy.port), lambda: proxy.total
+        finally:
+            proxy.close()
+
+
 PARTS = {
+    "limits": lambda: stored(limited, "limited tasks", LIMITED),
+    "unique": lambda: stored(unique, "unique tasks", UNIQUE),
+    "workflows": lambda: stored(workflow, "members of a chord", MEMBERS),
+    "schedules": lambda: stored(schedule, "occurrences", OCCURRENCES),
     "local": local,
     "servicebus": servicebus,
     "storagequeue": storagequeue,
     "emulator": bare,
+    "celery-local": celery_local,
+    "celery-servicebus": celery_servicebus,
+    "celery-storagequeue": celery_storagequeue,
 }
 
 if __name__ == "__main__":

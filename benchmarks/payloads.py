@@ -42,7 +42,7 @@ from aztask.context import TaskLease  # noqa: E402
 from aztask.task import Invocation  # noqa: E402
 from aztask.testing import emulator  # noqa: E402
 from aztask.worker.pool.answers import Answers  # noqa: E402
-from aztask.worker.pool.attempt import Attempts, Delivery  # noqa: E402
+from aztask.worker.pool.attempt import OpenRun, RunReader  # noqa: E402
 
 PARTS = ("small", "local", "storagequeue", "servicebus")
 SUPERVISOR_MB = 32.0
@@ -151,7 +151,7 @@ class SmallWay:
     def __init__(self, folder: Path, **options: Any) -> None:
         self._app = App("way", broker=f"local://{folder}/queues.db", **options)
         self._task = self._app.task(name="way.add")(lambda left, right: left + right)
-        self._attempts = Attempts(self._app, self, Answers(), os.getpid())
+        self._attempts = RunReader(self._app, self, Answers(), os.getpid())
 
     def send(self, packet: Any, /) -> None:
         """Take an answer that goes nowhere."""
@@ -159,7 +159,7 @@ class SmallWay:
     def seconds(self) -> float:
         """The CPU time of `BATCH` messages."""
         app, attempts = self._app, self._attempts
-        codec, sender = app.codec, app._sender
+        codec, sender = app.codec, app.sends.sender
         began = time.process_time()
         for number in range(BATCH):
             steps = sender.steps(
@@ -169,7 +169,7 @@ class SmallWay:
             steps.close()
             received = app.message_in(codec.to_envelope(message), "default", 1)
             lease = TaskLease(math.inf, ask=lambda seconds: None)
-            call = attempts.open(Delivery(1, received, 1, 0.0, lease, 0.0))
+            call = attempts.open(OpenRun(1, received, 1, 0.0, lease, 0.0))
             attempts.value(call.begin())
         return time.process_time() - began
 

@@ -15,6 +15,9 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
-# A shell's background job ignores SIGINT, and every process that it starts inherits that.
+# A shell's background job ignores SIGINT and SIGQUIT, nohup SIGHUP; every process that they start
+# inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for ignored in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(ignored, signal.SIG_DFL)

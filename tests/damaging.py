@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import Any, Final, Protocol
 
 import msgpack
 from azure.data.tables import EdmType, EntityProperty, TableClient, UpdateMode
 
 from aztask.results.base import RunKey
-from aztask.results.tables.names import WORKERS, key_text, partition_of, row_of, shard_of
+from aztask.results.tables.names import WORKERS, partition_of, row_of
+from aztask.stores.keys import key_text, shard_of
 
 ABSENT: Final = object()
 """A column or property that is not there."""
@@ -139,7 +140,11 @@ class SqlOutsider:
         self._update("workers", "name = ?", (name,), columns)
 
     def damage_note(self, queue: str, key: str, changes: Mapping[str, object]) -> None:
-        self._update("dead_index", "queue = ? AND key = ?", (queue, key), changes)
+        where = "queue = ? AND key = ?"
+        with closing(sqlite3.connect(self._path)) as connection:
+            sql = f"SELECT 1 FROM owned_dead_index WHERE {where}"
+            owned = connection.execute(sql, (queue, key)).fetchone()
+        self._update("owned_dead_index" if owned else "dead_index", where, (queue, key), changes)
 
     def damage_mark(self, task_id: str, changes: Mapping[str, object]) -> None:
         self._update("cancellations", "task_id = ?", (task_id,), changes)
@@ -159,8 +164,11 @@ class TableOutsider:
         self._account = account
         self._table = table
 
+    def _opened(self) -> AbstractContextManager[Any]:
+        return TableClient.from_connection_string(self._account, self._table)
+
     def _change(self, partition: str, row: str, changes: Mapping[str, object]) -> None:
-        with TableClient.from_connection_string(self._account, self._table) as client:
+        with self._opened() as client:
             entity = client.get_entity(partition, row)
             entity.update(changes)
             kept = {name: value for name, value in entity.items() if value is not ABSENT}
@@ -176,9 +184,13 @@ class TableOutsider:
 
     def damage_note(self, queue: str, key: str, changes: Mapping[str, object]) -> None:
         known = {"envelope": "envelope0", "reason": "why"}
-        partition = f"d-{key_text(queue)}"
-        with TableClient.from_connection_string(self._account, self._table) as client:
-            number = client.get_entity(partition, f"k-{key_text(key)}")["number"]
+        with self._opened() as client:
+            row = {"row": f"k-{key_text(key)}", "first": "D-", "last": "e"}
+            text = "PartitionKey ge @first and PartitionKey lt @last and RowKey eq @row"
+            found = client.query_entities(text, parameters=row)
+            ends = f"-{key_text(queue)}"
+            (known_row,) = [each for each in found if each["PartitionKey"].endswith(ends)]
+            partition, number = known_row["PartitionKey"], known_row["number"]
         changed = {known.get(field, field): value for field, value in changes.items()}
         self._change(partition, number, changed)
 
@@ -187,5 +199,5 @@ class TableOutsider:
         self._change(f"c-{shard_of(partition)}", partition, changes)
 
     def raw(self, key: RunKey) -> dict[str, Any]:
-        with TableClient.from_connection_string(self._account, self._table) as client:
+        with self._opened() as client:
             return dict(client.get_entity(partition_of(key.task_id), row_of(key)))

@@ -20,7 +20,7 @@ from rawclient import RawClient, transfer_frame
 from aztask.brokers.servicebus.wire import message_of
 from aztask.emulator.amqp import encode, sections
 from aztask.emulator.amqp.errors import AmqpError
-from aztask.emulator.broker import intake, stored
+from aztask.emulator.broker import producer, stored
 from aztask.emulator.broker.stored import NO_TTL, StoredMessage
 from aztask.engine import NewMessage
 from aztask.message.codec import Codec
@@ -118,7 +118,7 @@ def send_raw(
 @contextmanager
 def taken_as_it_is() -> Iterator[None]:
     """The emulator of this process takes and hands out messages that are malformed."""
-    checked, complete = intake.new_message, stored.with_properties
+    checked, complete = producer.new_message, stored.with_properties
 
     def taken(namespace: Any, entity: Any, raw: bytes, now: float) -> NewMessage:
         try:
@@ -135,6 +135,6 @@ def taken_as_it_is() -> Iterator[None]:
             return encode.described(sections.APPLICATION_PROPERTIES, encode.map_of(pairs)) + bare
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intake, "new_message", taken)
+        patch.setattr(producer, "new_message", taken)
         patch.setattr(stored, "with_properties", completed)
         yield

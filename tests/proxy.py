@@ -7,6 +7,7 @@ they are and for those to come:
 * ``reset``: end connections with RST, new ones too.
 * ``blackhole``: take what comes and forward nothing, either way.
 * ``drop-reply``: forward the client's bytes, and reset the connection instead of the answer.
+* ``forbid``: answer HTTP requests with status 403, in place of the server.
 
 ``delay`` puts off each answer by so many seconds. `hook` decides for each request on its own.
 """
@@ -24,6 +25,10 @@ from contextlib import contextmanager, suppress
 
 HTTP_REQUEST = re.compile(rb"(?:^|\r\n|\n)?(GET|PUT|POST|PATCH|DELETE|HEAD) (\S+) HTTP/1\.1\r\n")
 PIECE = 65536
+FORBIDDEN = (
+    b"HTTP/1.1 403 Forbidden\r\nx-ms-error-code: AuthorizationFailure\r\n"
+    b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+)
 
 
 class Proxy:
@@ -124,6 +129,7 @@ class _Link:
         self._client = client
         self._server = server
         self._wish: str | float | None = None
+        self._forbidden = False
         self._threads = [
             threading.Thread(target=self._up, daemon=True),
             threading.Thread(target=self._down, daemon=True),
@@ -154,9 +160,15 @@ class _Link:
     def _up(self) -> None:
         with suppress(OSError):
             while data := self._client.recv(PIECE):
+                if self._forbidden:
+                    continue  # the rest of a request that has its answer
                 wish = self._proxy.seen(data)
                 if wish is not None:
                     self._wish = wish
+                if "forbid" in (self._proxy.mode, self._wish):
+                    self._forbidden = True
+                    self._client.sendall(FORBIDDEN)
+                    continue
                 if "blackhole" in (self._proxy.mode, self._wish):
                     continue
                 if self._wish == "reset":

@@ -12,7 +12,7 @@ from aztask.canvas.graphs import Signature
 from aztask.events import Event
 from aztask.message.codec import Codec
 from aztask.results.base import Outcome, ResultStore, RunKey, RunRecord, State
-from aztask.results.schedules import Kept, Occurrence, ScheduleStore, schedules_of
+from aztask.results.schedules import ClaimRow, Kept, Occurrence, ScheduleStore, schedules_of
 from aztask.schedules.engine import ScheduleEngine
 from aztask.schedules.runner import Runner
 from aztask.schedules.schedules import Schedules
@@ -29,6 +29,8 @@ class World:
     """The time, the tasks that were sent, and the occurrences that were made.
 
     deaths: the share of writes and sends at which a worker dies, half of them before, half after.
+    results: those of one owner; another owner on the same store has a world of its own.
+    tasks: the names of the tasks that the app has.
     """
 
     results: ResultStore
@@ -43,6 +45,9 @@ class World:
     engines: list[ScheduleEngine] = field(default_factory=list)
     ends: bool = True
     events: list[Event] = field(default_factory=list)
+    tasks: dict[str, object] = field(default_factory=lambda: {"shop.work": None})
+    arguments: dict[str, Any] = field(default_factory=dict)
+    started: int = 0
 
     def die(self) -> None:
         if self.dice.random() < self.deaths / 2:
@@ -62,23 +67,17 @@ class World:
         assert inner is not None
         store = DyingStore(self, inner)
         results: Any = WithSchedules(self.results, store)
-        made = Schedules(
-            "shop",
-            lambda task, options: "default",
-            lambda: results,
-            codec or Codec(),
-            self._send,
-            self.events.append,
-        )
+        made = Schedules("shop", Opened(results), Sends(self), codec or Codec(), self.tasks)
         declare(made)
         self.engines.append(made.engine)
         return made
 
-    def _send(self, name: str, args: Any, kwargs: Any, options: Any, headers: Any) -> None:
+    def send(self, name: str, args: Any, kwargs: Any, options: Any, headers: Any) -> None:
         self.die()
         task_id = options["task_id"]
         self.sent[task_id] += 1
         self.headers[task_id] = dict(headers)
+        self.arguments[task_id] = args
         self.delays.setdefault(task_id, options["delay"])
         if self.ends:
             self.end(task_id)
@@ -97,6 +96,15 @@ class World:
         found = schedules_of(self.results)
         assert found is not None
         return sum(read_schedule(each.head.data).by == name for each in found.overview())
+
+    def again(self, declare: Callable[[Schedules], None]) -> Callable[[int], Runner]:
+        """What replaces a dead worker: another one with this code."""
+
+        def made(index: int) -> Runner:
+            self.started += 1
+            return self.worker(f"worker-{self.started}", declare)
+
+        return made
 
     def run(
         self,
@@ -142,8 +150,14 @@ class DyingStore:
     def now(self) -> float:
         return self._world.now
 
-    def overview(self) -> list[Kept]:
-        return self._inner.overview()
+    def overview(self, *, everyone: bool = False) -> list[Kept]:
+        return self._inner.overview(everyone=everyone)
+
+    def claim(self, schedule: str, claim: ClaimRow) -> bool:
+        self._world.die()
+        found = self._inner.claim(schedule, claim)
+        self._world.die()
+        return found
 
     def commit(
         self,
@@ -152,9 +166,11 @@ class DyingStore:
         tag: str | None,
         made: Sequence[Occurrence] = (),
         changed: Sequence[Occurrence] = (),
+        *,
+        apart: bool = False,
     ) -> str | None:
         self._world.die()
-        found = self._inner.commit(schedule, data, tag, made, changed)
+        found = self._inner.commit(schedule, data, tag, made, changed, apart=apart)
         if found is not None:
             self._world.made += [f"{schedule} {each.key}" for each in made]
         self._world.die()
@@ -184,3 +200,31 @@ def call(*args: Any) -> Signature:
     """A call of the task, for a schedule."""
     work: Any = Work()
     return Signature(work, args)
+
+
+class Sends:
+    """The sends of one simulated process."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def route(self, task: Any, options: Any) -> str:
+        return "default"
+
+    def send_occurrence(
+        self, name: str, args: Any, kwargs: Any, options: Any, headers: Any
+    ) -> None:
+        self._world.send(name, args, kwargs, options, headers)
+
+    def report(self, event: Event) -> None:
+        self._world.events.append(event)
+
+
+class Opened:
+    """A result store that is open."""
+
+    def __init__(self, results: Any) -> None:
+        self._results = results
+
+    def results(self) -> Any:
+        return self._results

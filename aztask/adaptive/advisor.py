@@ -15,16 +15,19 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from aztask.adaptive.advice import Advice
 from aztask.adaptive.document import LeaseDocument, LeaseStore, Stored
 from aztask.adaptive.learning import followed
 from aztask.adaptive.stores import open_lease_store
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.brokers.base import Capabilities
 from aztask.config import Settings
 from aztask.errors import AztaskError
 from aztask.lease.bounds import SHORTEST, Bounds
+from aztask.support.forks import fork_safe_lock
+from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)
 
@@ -34,31 +37,42 @@ LOCAL_REFRESH_SECONDS: Final = 2.0
 FIRST_WAIT: Final = 0.5
 
 
+class OwnBroker(Protocol):
+    """The part of an app's connections that the place of the document depends on."""
+
+    broker_text: str | None
+
+    def owner(self) -> Owner:
+        """Whose entries of a shared document are used."""
+        ...
+
+
 class LeaseAdvisor:
     """Answers questions about the lease advice. Any thread may ask."""
 
     def __init__(
         self,
         settings: Settings,
-        broker: str | None,
+        broker: OwnBroker | None,
         *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reads nothing yet.
 
-        * `broker`: the URL or connection string from which ``lease_advice="auto"`` is derived.
+        * `broker`: from its address ``lease_advice="auto"`` is derived.
         * `now`: the clock by which the document's age is measured.
         """
         self._settings = settings
         self._broker = broker
         self._refresh = REFRESH_SECONDS
         self._now = now
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._pid = 0
         self._store: LeaseStore | None = None
         self._document = LeaseDocument()
         self._next_at = 0.0
         self._reading: threading.Thread | None = None
+        self._part = Part("lease advice reader")
         self._complaint = ""
 
     @property
@@ -129,9 +143,7 @@ class LeaseAdvisor:
         if not store.remote:
             self._read(store)
         elif self._reading is None or not self._reading.is_alive():
-            thread = threading.Thread(
-                target=self._read, args=(store,), name="aztask-lease-advice", daemon=True
-            )
+            thread = self._part.once(self._read, "aztask-lease-advice", store)
             self._reading = thread
             thread.start()
             if first:
@@ -140,9 +152,11 @@ class LeaseAdvisor:
     def _read(self, store: LeaseStore) -> None:
         try:
             self._document = store.load().document
-            self._complaint = ""
         except AztaskError as error:
+            self._part.trouble(error)
             self._complain(error)
+        else:
+            self._complaint = ""
 
     def _complain(self, error: AztaskError) -> None:
         if str(error) != self._complaint:
@@ -155,7 +169,8 @@ class LeaseAdvisor:
             self._store = open_lease_store(
                 self._settings.lease_advice or "",
                 account=account.reveal() if account is not None else None,
-                broker=self._broker,
+                broker=None if self._broker is None else self._broker.broker_text,
+                owner=NO_OWNER if self._broker is None else self._broker.owner(),
             )
             self._refresh = REFRESH_SECONDS if self._store.remote else LOCAL_REFRESH_SECONDS
             self._pid, self._next_at, self._reading = os.getpid(), 0.0, None

@@ -15,6 +15,7 @@ from aztask.adaptive.document import (
     to_json,
 )
 from aztask.address.addresses import BlobAddress
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.azure.taggedblob import TaggedBlob
 
 
@@ -23,9 +24,10 @@ class LeaseBlob:
 
     remote = True
 
-    def __init__(self, address: BlobAddress) -> None:
+    def __init__(self, address: BlobAddress, owner: Owner = NO_OWNER) -> None:
         """Connects at the first call. Raises ConfigurationError without a credential."""
         self.address = address
+        self.owner = owner.of_broker
         self._blob = TaggedBlob(
             address, NAME, what="the lease document", content_type="application/json"
         )
@@ -36,7 +38,9 @@ class LeaseBlob:
     def load(self) -> Stored:
         """Read the blob, see `LeaseStore.load`. Needs permission to read blobs."""
         data, tag = self._read()
-        return Stored(LeaseDocument() if tag is None else from_json(data), tag)
+        if tag is None:
+            return Stored(LeaseDocument(owner=self.owner), None)
+        return Stored(from_json(data, self.owner), tag)
 
     def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
         """Write the blob, see `LeaseStore.publish`. Needs permission to write blobs.

@@ -1,4 +1,4 @@
-"""The document in which lease advice is shared: one for all queues of an app, as JSON.
+"""The document in which lease advice is shared: one for all queues of one or more apps, as JSON.
 
 Workers, senders and the data pipeline read it; workers and the pipeline write it.
 
@@ -8,7 +8,11 @@ Rules
 2. Reading trusts nothing: anything that is not a document of this version raises DecodeError, and
    the reader keeps the last good one. Leases are clamped to what any service grants. Unknown fields
    are ignored, so that a newer writer may add some.
-3. A worker that is about to publish sets a damaged document aside and begins a new one, because
+3. Apps with brokers of their own may share a document, so an entry has the name of its queue and of
+   its broker (`entry_name`). An entry without a broker was written by a release before 0.2, or in a
+   place that belongs to one broker anyway; a broker without an entry of its own begins with it.
+   Releases before 0.2 keep entries with a broker, and do not use them.
+4. A worker that is about to publish sets a damaged document aside and begins a new one, because
    nothing could be learned otherwise. It never touches the document of a newer release.
 """
 
@@ -22,12 +26,16 @@ from typing import Any, Final, NoReturn, Protocol
 
 from aztask.adaptive.advice import Advice, Evidence
 from aztask.adaptive.observation import LAST_BIN, Observation
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import DecodeError
 from aztask.lease.bounds import LONGEST
+from aztask.stores.changing import Kept, New, change
 
 VERSION: Final = 1
 NAME: Final = "leases.json"
 """The document's name in its directory or container."""
+AT: Final = " @ "
+"""Between the queue and the broker in the name of an entry."""
 ASIDE: Final = ".damaged"
 """The suffix in the name of a document that was set aside."""
 SIZE_LIMIT: Final = 4 << 20
@@ -51,19 +59,22 @@ class LeaseDocument:
     """The shared document.
 
     * `revision`: rises by one with every publication; 0 if there is none yet.
-    * `queues`: the entries by queue name.
+    * `queues`: the entries by `entry_name`.
+    * `owner`: the broker of its reader, whose entries `entry` and `with_entry` use.
     """
 
     revision: int = 0
     queues: Mapping[str, QueueEntry] = field(default_factory=dict)
+    owner: Owner = NO_OWNER
 
     def entry(self, queue: str) -> QueueEntry:
-        """The queue's entry; an empty one if it has none."""
-        return self.queues.get(queue) or QueueEntry()
+        """The queue's entry, else the one without a broker; an empty one if there is none."""
+        own = self.queues.get(entry_name(queue, self.owner))
+        return own or self.queues.get(queue) or QueueEntry()
 
     def with_entry(self, queue: str, entry: QueueEntry) -> LeaseDocument:
         """A copy with another entry for the queue."""
-        return replace(self, queues={**self.queues, queue: entry})
+        return replace(self, queues={**self.queues, entry_name(queue, self.owner): entry})
 
     def with_advice(self, queue: str, advice: Advice) -> LeaseDocument:
         """A copy with other advice for the queue.
@@ -78,6 +89,16 @@ class LeaseDocument:
         return self.with_entry(queue, QueueEntry(advice, observed))
 
 
+def entry_name(queue: str, owner: Owner) -> str:
+    """The name of a queue's entry."""
+    return f"{queue}{AT}{owner.broker}" if owner.known else queue
+
+
+def owner_of(name: str) -> Owner:
+    """The broker in the name of an entry; `NO_OWNER` if it has none."""
+    return Owner(name.rpartition(AT)[2]) if AT in name else NO_OWNER
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A document as it was read. `tag` proves later that it has not changed in the store."""
@@ -88,6 +109,11 @@ class Stored:
 
 class LeaseStore(Protocol):
     """The place of the document. Any thread may call, one at a time."""
+
+    @property
+    def owner(self) -> Owner:
+        """The broker whose entries its documents use; `NO_OWNER` for those without one."""
+        ...
 
     @property
     def remote(self) -> bool:
@@ -118,6 +144,49 @@ class LeaseStore(Protocol):
     def close(self) -> None:
         """Close the store's connections, if any."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentCell:
+    """The lease document, for `aztask.stores.changing.change`."""
+
+    store: LeaseStore
+
+    def read(self) -> Stored:
+        """The document as it is stored."""
+        return self.store.load()
+
+    def write(self, document: LeaseDocument, based_on: Stored) -> bool:
+        """Publish it as the revision after `based_on`."""
+        return self.store.publish(document, based_on)
+
+
+def adopt(store: LeaseStore, old: Owner) -> int:
+    """Make the entries of another owner's broker those of the store's; returns how many.
+
+    An entry that the store's broker has already stays. Repeating it changes nothing. Raises as
+    `LeaseStore.load` and `LeaseStore.publish`.
+    """
+    mine = store.owner
+    if not mine.known or old.broker == mine.broker:
+        return 0
+
+    def adopted(stored: Stored) -> New[LeaseDocument, int] | Kept[int]:
+        queues = dict(stored.document.queues)
+        moved = [name for name in queues if owner_of(name) == old.of_broker]
+        for name in moved:
+            queue = name.rpartition(AT)[0] if old.known else name
+            queues.setdefault(entry_name(queue, mine), queues.pop(name))
+        if not moved:
+            return Kept(0)
+        return New(replace(stored.document, queues=queues), len(moved))
+
+    return change(DocumentCell(store), adopted, "the lease document")
+
+
+def owners(store: LeaseStore) -> set[Owner]:
+    """Whose entries are in the document; with `NO_OWNER` if some have no broker."""
+    return {owner_of(name) for name in store.load().document.queues}
 
 
 def publish_advice(store: LeaseStore, advice: Mapping[str, Advice], based_on: Stored) -> bool:
@@ -152,8 +221,8 @@ def to_json(document: LeaseDocument) -> bytes:
     return text.encode() + b"\n"
 
 
-def from_json(data: bytes) -> LeaseDocument:
-    """The document that `data` contains. Raises DecodeError."""
+def from_json(data: bytes, owner: Owner = NO_OWNER) -> LeaseDocument:
+    """The document that `data` contains, for a reader of this owner. Raises DecodeError."""
     if len(data) > SIZE_LIMIT:
         raise DecodeError(f"the lease document has {len(data)} bytes; at most {SIZE_LIMIT}")
     try:
@@ -168,6 +237,7 @@ def from_json(data: bytes) -> LeaseDocument:
     return LeaseDocument(
         int(record.number("revision", 0, COUNT_LIMIT)),
         {name: _entry(value, f"queue {name[:80]!a}") for name, value in record.map("queues")},
+        owner,
     )
 
 

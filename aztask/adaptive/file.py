@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,9 +26,10 @@ from aztask.adaptive.document import (
     is_damaged,
     to_json,
 )
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import BrokerUnavailable, DecodeError
-from aztask.support.filelock import wait_for_lock
-from aztask.support.private import make_directory, make_file
+from aztask.support.forks import fork_safe_lock
+from aztask.support.private import make_directory, make_file, wait_for_lock
 
 
 class LeaseFile:
@@ -37,10 +37,11 @@ class LeaseFile:
 
     remote = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: Owner = NO_OWNER) -> None:
         """`path`: the document's file. Its directory is made with the first publication."""
         self.path = path
-        self._lock = threading.Lock()
+        self.owner = owner.of_broker
+        self._lock = fork_safe_lock()
 
     def __repr__(self) -> str:
         return f"<LeaseFile {self.path}>"
@@ -49,8 +50,8 @@ class LeaseFile:
         """Read the file, see `LeaseStore.load`."""
         data = self._read()
         if data is None:
-            return Stored(LeaseDocument(), None)
-        document = from_json(data)
+            return Stored(LeaseDocument(owner=self.owner), None)
+        document = from_json(data, self.owner)
         return Stored(document, str(document.revision))
 
     def publish(self, document: LeaseDocument, based_on: Stored) -> bool:

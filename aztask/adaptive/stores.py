@@ -15,10 +15,12 @@ from typing import Final
 
 from aztask.adaptive.document import NAME, LeaseStore
 from aztask.adaptive.file import LeaseFile
-from aztask.address.addresses import MEMORY, LocalAddress, StorageQueueAddress
+from aztask.address.addresses import BlobAddress
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.address.urls import parse_broker, parse_container
+from aztask.brokers.kinds import kind_of
 from aztask.errors import ConfigurationError
-from aztask.support.extras import install_command
+from aztask.support.late import install_command
 from aztask.support.masking import printable
 
 AUTO: Final = "auto"
@@ -29,46 +31,54 @@ BLOB_MODULE: Final = "aztask.adaptive.blob"
 
 
 def open_lease_store(
-    place: str, *, account: str | None = None, broker: str | None = None
+    place: str,
+    *,
+    account: str | None = None,
+    broker: str | None = None,
+    owner: Owner = NO_OWNER,
 ) -> LeaseStore:
     """Make the store that `place` names; nothing is read yet.
 
     * `account`: the storage connection string that a bare container name needs.
     * `broker`: the URL or connection string from which ``auto`` is derived.
+    * `owner`: `App.owner`: whose entries are read and written in a place that several brokers may
+      share. A place beside the queues of ``auto`` belongs to their broker, and needs none.
 
     Raises ConfigurationError.
     """
     if place == AUTO:
-        return _beside(broker, account)
+        return _beside(broker, account, owner)
     if account is not None or place.startswith("blob://"):
-        return _blob(place, account)
+        return _blob(place, account, owner)
     if not place or "\0" in place or "://" in place:
         raise ConfigurationError(
             f"{printable(place, 80)!r} is no place for lease advice; give auto, a file's path, or "
             "blob://ACCOUNT/CONTAINER"
         )
-    return LeaseFile(Path(place))
+    return LeaseFile(Path(place), owner)
 
 
-def _beside(broker: str | None, account: str | None) -> LeaseStore:
+def _beside(broker: str | None, account: str | None, owner: Owner) -> LeaseStore:
     if account is not None:
-        return _blob(CONTAINER, account)
+        return _blob(CONTAINER, account, owner)
     address = parse_broker(broker) if broker is not None else None
-    if isinstance(address, LocalAddress) and address.path != MEMORY:
-        return LeaseFile(Path(f"{address.path}.{NAME}"))
-    if isinstance(address, StorageQueueAddress) and not address.uses_entra:
-        return _blob(CONTAINER, broker)
-    if isinstance(address, StorageQueueAddress):
-        host = address.endpoint.partition("://")[2].replace(".queue.", ".blob.", 1)
-        return _blob(f"blob://{host}/{CONTAINER}", None)
+    kind = kind_of(address)
+    place = kind.advice_place(address, broker or "", CONTAINER) if kind is not None else None
+    if isinstance(place, Path):
+        return LeaseFile(Path(f"{place}.{NAME}"))
+    if place is not None:
+        return _in_container(place)
     raise ConfigurationError(
         "lease advice has no place of its own beside this broker; give a file's path, or "
         "blob://ACCOUNT/CONTAINER"
     )
 
 
-def _blob(container: str, account: str | None) -> LeaseStore:
-    address = parse_container(container, account)
+def _blob(container: str, account: str | None, owner: Owner) -> LeaseStore:
+    return _in_container(parse_container(container, account), owner)
+
+
+def _in_container(address: BlobAddress, owner: Owner = NO_OWNER) -> LeaseStore:
     try:
         module = importlib.import_module(BLOB_MODULE)
     except ImportError:
@@ -76,5 +86,5 @@ def _blob(container: str, account: str | None) -> LeaseStore:
             "lease advice in a blob needs azure-storage-blob; install it "
             f"with: {install_command('blob')}"
         ) from None
-    store: LeaseStore = module.LeaseBlob(address)
+    store: LeaseStore = module.LeaseBlob(address, owner)
     return store

@@ -7,8 +7,9 @@ else, so it contains everything needed to connect.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
+from aztask.errors import ConfigurationError
 from aztask.support.masking import Secret
 
 MEMORY = ":memory:"
@@ -22,6 +23,8 @@ class LocalAddress:
     * `full_durability`: every commit reaches the disk before it is confirmed.
     * `group`: the group that a new file is shared with; None: only the user may read it.
     """
+
+    scheme: ClassVar[str] = "local"
 
     path: str
     full_durability: bool = False
@@ -48,6 +51,8 @@ class ServiceBusAddress:
     * `entity`: the only queue that the connection string is valid for, if it names one.
     """
 
+    scheme: ClassVar[str] = "servicebus"
+
     host: str
     port: int | None = None
     key_name: str | None = None
@@ -62,7 +67,7 @@ class ServiceBusAddress:
         return self.key is None and self.signature is None
 
     def connection_string(self) -> Secret:
-        """The text for ``ServiceBusClient.from_connection_string``. Not for Entra ID."""
+        """The text for the SDK's ``from_connection_string``. Not for Entra ID."""
         netloc = self.host if self.port is None else f"{self.host}:{self.port}"
         parts = {"Endpoint": f"sb://{netloc}/"}
         if self.key is not None:
@@ -77,6 +82,15 @@ class ServiceBusAddress:
             parts |= {"Endpoint": f"sb://{netloc}", "UseDevelopmentEmulator": "true"}
         return Secret(";".join(f"{name}={value}" for name, value in parts.items()))
 
+    def check_entity(self, queue: str) -> None:
+        """Raise ConfigurationError if the connection string is for another queue only."""
+        if self.entity and queue.casefold() != self.entity.casefold():
+            raise ConfigurationError(
+                f"the connection string is for queue {self.entity!r} only (EntityPath), and this "
+                f"is queue {queue!r}: use {self.entity!r}, or a connection string without "
+                "EntityPath, with a key of the namespace"
+            )
+
     def __str__(self) -> str:
         return f"servicebus://{self.host}" + (f":{self.port}" if self.port else "")
 
@@ -87,6 +101,8 @@ class StorageQueueAddress:
 
     * `endpoint`: the URL of the queues, without a signature.
     """
+
+    scheme: ClassVar[str] = "storagequeue"
 
     account: str
     endpoint: str

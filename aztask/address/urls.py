@@ -20,6 +20,7 @@ Source of the rules for names: Azure's naming rules for namespaces and storage a
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ from aztask.address.addresses import (
     TablesAddress,
 )
 from aztask.address.connection_strings import STORAGE_SUFFIX, check_host, check_port, quoted, wrong
+from aztask.address.schemes import SCHEMES
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.support.masking import printable
 
@@ -82,16 +84,12 @@ def parse_broker(text: str) -> BrokerAddress:
         if connection_strings.is_service_bus(parts):
             return connection_strings.service_bus(parts)
         return connection_strings.storage_queue(parts)
-    if scheme == "local":
-        return _local(rest)
-    if scheme == "servicebus":
-        return ServiceBusAddress(_azure_host(rest, scheme, _NAMESPACE, SERVICE_BUS_SUFFIX))
-    if scheme == "storagequeue":
-        host = _azure_host(rest, scheme, _ACCOUNT, f"queue.{STORAGE_SUFFIX}")
-        return StorageQueueAddress(host.partition(".")[0], f"https://{host}")
+    if scheme in SCHEMES:
+        address: BrokerAddress = importlib.import_module(SCHEMES[scheme]).KIND.parse(rest)
+        return address
     if scheme == "tables":
         raise wrong("tables:// is a result store, not a broker", "write storagequeue://ACCOUNT")
-    raise _unknown_scheme(scheme, "broker", ("local", "servicebus", "storagequeue"), _BROKER_FORMS)
+    raise _unknown_scheme(scheme, "broker", tuple(SCHEMES), _BROKER_FORMS)
 
 
 def parse_results(text: str) -> ResultsAddress:
@@ -104,12 +102,12 @@ def parse_results(text: str) -> ResultsAddress:
             raise wrong("Service Bus stores no results", f"use {_RESULTS_FORMS}")
         return connection_strings.tables(parts)
     if scheme == "local":
-        return _local(rest)
+        return local_address(rest)
     if scheme == "tables":
         host = _azure_host(rest, scheme, _ACCOUNT, f"table.{STORAGE_SUFFIX}")
         blob_host = host.replace(".table.", ".blob.", 1)
         return TablesAddress(host.partition(".")[0], f"https://{host}", f"https://{blob_host}")
-    if scheme in ("servicebus", "storagequeue"):
+    if scheme in SCHEMES:
         raise wrong(f"{scheme}:// is a broker and stores no results", f"use {_RESULTS_FORMS}")
     raise _unknown_scheme(scheme, "result store", ("local", "tables"), _RESULTS_FORMS)
 
@@ -204,7 +202,19 @@ def _unknown_scheme(
     )
 
 
-def _local(rest: str) -> LocalAddress:
+def service_bus_address(rest: str) -> ServiceBusAddress:
+    """The namespace in ``servicebus://rest``. Raises ConfigurationError."""
+    return ServiceBusAddress(_azure_host(rest, "servicebus", _NAMESPACE, SERVICE_BUS_SUFFIX))
+
+
+def storage_queue_address(rest: str) -> StorageQueueAddress:
+    """The storage account in ``storagequeue://rest``. Raises ConfigurationError."""
+    host = _azure_host(rest, "storagequeue", _ACCOUNT, f"queue.{STORAGE_SUFFIX}")
+    return StorageQueueAddress(host.partition(".")[0], f"https://{host}")
+
+
+def local_address(rest: str) -> LocalAddress:
+    """The file in ``local://rest``. Raises ConfigurationError."""
     location, _, query = rest.partition("?")
     if "#" in rest:
         raise wrong("a local:// URL has no '#' part", "write %23 for a # in the file name")

@@ -10,7 +10,7 @@ from azure.core.credentials import TokenCredential
 
 from aztask.errors import ConfigurationError
 from aztask.support.display import safe_str
-from aztask.support.extras import install_command
+from aztask.support.late import install_command
 from aztask.support.masking import SecretFilter
 
 _LOGGERS: Final = (

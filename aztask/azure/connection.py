@@ -32,6 +32,10 @@ class TruncatedResponse(ConnectionResetError):
     """The received bytes end in the middle of an answer."""
 
 
+class MalformedAnswer(ConnectionError):
+    """The received bytes are no HTTP answer, or exceed a limit; the rest cannot be read, either."""
+
+
 class Response(HttpResponse):
     """An HTTP answer whose body has been read in full, as the SDK expects it."""
 
@@ -178,7 +182,7 @@ class Connection:
         self._socket.sendall(data)
 
     def answer(self, request: HttpRequest) -> Response:
-        """Read one answer. Raises OSError, or ValueError if the answer is not HTTP."""
+        """Read one answer. Raises OSError, also if the answer is not HTTP (`MalformedAnswer`)."""
         response = read_answer(self._file, request, ended=True)
         self.used(response)
         return response
@@ -217,22 +221,23 @@ def read_answer(file: BinaryIO, request: HttpRequest, *, ended: bool) -> Respons
     ended: whether the end of `file` is the end of the connection. Only then a body may come without
     a declared length.
 
-    Raises TruncatedResponse if the file ends within the answer, other OSErrors, and ValueError if
-    the answer is not HTTP or exceeds a limit.
+    Raises TruncatedResponse if the file ends within the answer, MalformedAnswer if the answer is
+    not HTTP or exceeds a limit, and other OSErrors.
     """
     version, _, rest = _line(file).partition(" ")
     status, _, reason = rest.partition(" ")
-    if not version.startswith("HTTP/1.") or not status.isdigit():
-        raise ValueError("the answer is not HTTP")
+    if not version.startswith("HTTP/1."):
+        raise MalformedAnswer("the answer is not HTTP")
+    number = _number(status, 10)
     headers: dict[str, str] = {}
     while line := _line(file):
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
         if len(headers) > _LINES:
-            raise ValueError("the answer has too many headers")
+            raise MalformedAnswer("the answer has too many headers")
     empty = request.method == "HEAD" or status in ("204", "304")
     body = b"" if empty else _body(file, headers, ended)
-    response = Response(request, int(status), reason, case_insensitive_dict(headers), body)
+    response = Response(request, number, reason, case_insensitive_dict(headers), body)
     response.keep_alive = 0.0 if version == "HTTP/1.0" else _keep_alive(headers)
     return response
 
@@ -241,7 +246,7 @@ def _line(file: BinaryIO) -> str:
     line = file.readline(_LINE)
     if not line.endswith(b"\n"):
         if len(line) == _LINE:
-            raise ValueError("the answer has a line that is too long")
+            raise MalformedAnswer("the answer has a line that is too long")
         raise TruncatedResponse("the connection ended within an answer")
     return line.rstrip(b"\r\n").decode("latin-1")
 
@@ -250,7 +255,7 @@ def _body(file: BinaryIO, headers: dict[str, str], ended: bool) -> bytes:
     if headers.get("transfer-encoding", "").lower() == "chunked":
         return _chunks(file)
     if "content-length" in headers:
-        return _exactly(file, int(headers["content-length"]))
+        return _exactly(file, _number(headers["content-length"], 10))
     if not ended:
         raise TruncatedResponse("the answer ends with its connection")
     headers["connection"] = "close"
@@ -260,7 +265,7 @@ def _body(file: BinaryIO, headers: dict[str, str], ended: bool) -> bytes:
 def _chunks(file: BinaryIO) -> bytes:
     parts: list[bytes] = []
     size = 0
-    while count := int(_line(file).partition(";")[0], 16):
+    while count := _number(_line(file).partition(";")[0], 16):
         size += count
         parts.append(_exactly(file, count if size <= _BODY else -1))
         _line(file)
@@ -271,11 +276,18 @@ def _chunks(file: BinaryIO) -> bytes:
 
 def _exactly(file: BinaryIO, count: int) -> bytes:
     if not 0 <= count <= _BODY:
-        raise ValueError("the answer is too long")
+        raise MalformedAnswer("the answer is too long")
     data = file.read(count)
     if len(data) < count:
         raise TruncatedResponse("the connection ended within an answer")
     return data
+
+
+def _number(text: str, base: int) -> int:
+    try:
+        return int(text, base)
+    except ValueError:
+        raise MalformedAnswer(f"the answer is not HTTP: {text[:20]!r} is no number") from None
 
 
 def _keep_alive(headers: dict[str, str]) -> float:

@@ -190,13 +190,13 @@ class Exchange(Generic[Item, Kept]):
                 call.received += data
                 if self._complete(connection, call, ended=not data):
                     return
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self._failed(connection, error)
 
     def _complete(self, connection: Connection, call: PendingRequest, *, ended: bool) -> bool:
         """Take the answer if it is complete; returns whether it was.
 
-        Raises OSError and ValueError as `read_answer` does.
+        Raises OSError as `read_answer` does.
         """
         file = io.BytesIO(call.received)
         try:

@@ -274,5 +274,5 @@ def _answer(connection: Connection, request: HttpRequest) -> Response:
         return connection.answer(request)
     except TimeoutError as error:
         raise ServiceResponseTimeoutError(f"no answer in time: {error}") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ServiceResponseError(f"no answer: {error}") from error

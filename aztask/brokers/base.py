@@ -23,7 +23,6 @@ from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
 from aztask.brokers.delivery import Delivery, Lost, Position, Renewed, Settled, Unknown
-from aztask.brokers.listing import Listing
 from aztask.message.envelope import Envelope
 from aztask.retry import RETRY_STRATEGIES
 from aztask.settlement import Settlement
@@ -52,6 +51,19 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Sorted names of queues.
+
+    queues: those that aztask can use.
+    foreign: queues of other programs, whose names aztask never uses. aztask does not read, change
+    or delete them.
+    """
+
+    queues: tuple[str, ...]
+    foreign: tuple[str, ...] = ()
+
+
 class AnySession(Enum):
     """Receive from any session that has messages and no receiver."""
 
@@ -67,10 +79,12 @@ class Capabilities:
 
     fixed_lease: the queue decides how long a lease lasts, not the receiver.
     update: a message can be changed in place, so checkpoints travel in it.
+    own_limits: a queue has its own delivery limit and its own time to live.
     atomic_resubmit: sending the clone and completing the original is one operation.
     resubmit_in_place: a resubmission changes the message itself, so its delivery count continues.
     native_dead_letter: dead letters are a sub-queue of the service.
     dead_by_position: ``receive_deferred`` of a dead-letter receiver leases any dead letter.
+    peek_limit: how many messages a peek shows where it cannot go on behind them (`paged_peek`).
     peeks_leases: a peek tells leased messages from waiting ones.
     purges_leased: a purge deletes leased messages too.
     remote: calls wait for a network, so callers keep several in progress.
@@ -78,6 +92,14 @@ class Capabilities:
     max_lease_seconds: the longest lease that one request grants.
     receives_at_once: how many parallel receives are worthwhile on a busy queue, where one receive
     takes long and returns few messages.
+    inline_bytes: what a message holds in itself by default: what fits beside headers, counters and
+    reasons. Larger arguments are stored apart.
+    checkpoint_share: a checkpoint in the message has this part of that, where messages are small.
+    port: where the service listens, unless its address names another one.
+    lead: seconds before its due time at which a message for a Kombu consumer becomes visible, so
+    that the consumer has it in time.
+    telemetry_system, azure_namespace: ``messaging.system`` and ``az.namespace`` of its spans.
+    path_in_url: a path follows the name in its URLs, and begins with a slash.
     """
 
     name: str
@@ -87,11 +109,13 @@ class Capabilities:
     release: bool = False
     fixed_lease: bool = False
     duplicate_detection: bool = False
+    own_limits: bool = False
     atomic_resubmit: bool = False
     resubmit_in_place: bool = False
     native_dead_letter: bool = False
     dead_by_position: bool = False
     paged_peek: bool = False
+    peek_limit: int = 32
     cancel_scheduled: bool = False
     peeks_leases: bool = False
     purges_leased: bool = False
@@ -101,6 +125,13 @@ class Capabilities:
     max_message_bytes: int = 256 * 1024
     receive_limit: int = 100
     receives_at_once: int = 1
+    inline_bytes: int = 32 * 1024
+    checkpoint_share: int = 8
+    port: int = 443
+    lead: float = 0.0
+    telemetry_system: str = "aztask"
+    azure_namespace: str = ""
+    path_in_url: bool = False
 
     @property
     def retry_strategies(self) -> tuple[str, ...]:

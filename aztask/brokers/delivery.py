@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+from aztask.errors import AlreadySettled, ConfigurationError
 from aztask.message.envelope import Envelope
 
 Position: TypeAlias = int | str
@@ -34,6 +35,34 @@ class Delivery:
     session: str | None = None
     dead_letter_reason: str | None = None
     dead_letter_description: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class OwnDelivery(Delivery):
+    """A delivery as an adapter makes it: it knows whether it was settled."""
+
+    settled: bool = False
+
+
+D = TypeVar("D", bound=OwnDelivery)
+
+
+def own(kind: type[D], delivery: Delivery) -> D:
+    """The delivery, which an adapter made as one of `kind`. Raises ConfigurationError."""
+    if not isinstance(delivery, kind):
+        raise ConfigurationError("this delivery came from another broker; settle it there")
+    return delivery
+
+
+def unsettled(kind: type[D], delivery: Delivery) -> D:
+    """As `own`, for a settlement. Raises AlreadySettled too."""
+    ours = own(kind, delivery)
+    if ours.settled:
+        raise AlreadySettled(
+            f"message {delivery.position} of queue {delivery.queue!r} was already settled, or was "
+            "received and deleted; settle each delivery once"
+        )
+    return ours
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,28 +16,57 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypedDict, Unpack
+from typing import Any, Final, Protocol, TypeAlias, Unpack
 
-from aztask.canvas.drawing import Drawing, Part, abbreviated, draw
-from aztask.errors import ConfigurationError, did_you_mean
+from aztask.errors import ConfigurationError
 from aztask.support.display import one_line, short_repr
+from aztask.taskoptions import NodeOptions, checked_node_options
 from aztask.workflows.result import WorkflowResult
 
+# -- draws a tree of text, one line for each node; long lists of members are abbreviated ---
+
+
+SHOWN: Final = 4
+"""Members of a group that are drawn; of more, the first ones and the last one."""
+
+
+class Drawable(Protocol):
+    """A node of a tree."""
+
+    def drawn(self) -> Drawing:
+        """The node's title, and its parts, each with a label."""
+        ...
+
+
+Part: TypeAlias = tuple[str, Drawable | None]
+Drawing: TypeAlias = tuple[str, Sequence[Part]]
+
+
+def draw(root: Drawable) -> str:
+    """The tree below `root`, without a line break at the end."""
+    title, parts = root.drawn()
+    return "\n".join([title, *_branches(parts)])
+
+
+def abbreviated(members: Sequence[Drawable]) -> list[Part]:
+    """The members as parts; of many, only some."""
+    parts: list[Part] = [("", each) for each in members]
+    if len(parts) > SHOWN:
+        hidden = len(parts) - SHOWN
+        parts = [*parts[: SHOWN - 1], (f"... {hidden:,} more", None), parts[-1]]
+    return parts
+
+
+def _branches(parts: Sequence[Part]) -> Iterator[str]:
+    for number, (label, node) in enumerate(parts, 1):
+        last = number == len(parts)
+        title, inner = node.drawn() if node is not None else ("", ())
+        yield f"{'└ ' if last else '├ '}{label}{title}"
+        for line in _branches(inner):
+            yield f"{'  ' if last else '│ '}{line}"
+
+
 ARGUMENT_CHARACTERS: Final = 40
-
-
-class NodeOptions(TypedDict, total=False):
-    """The send options of one signature, see `SendOptions`. A workflow names its tasks itself."""
-
-    delay: float
-    queue: str
-    priority: str
-    expires: float
-    session: str
-    ordered: bool
-
-
-NODE_OPTIONS: Final = tuple(NodeOptions.__annotations__)
 
 
 class GraphStarter(Protocol):
@@ -54,6 +83,10 @@ class GraphOwner(Protocol):
     @property
     def workflows(self) -> GraphStarter:
         """The part of the app that starts workflows."""
+        ...
+
+    def check_queue_name(self, queue: object, where: str) -> None:
+        """Raise InvalidQueueName unless the broker, if it is known, allows the name."""
         ...
 
 
@@ -147,7 +180,9 @@ class Signature(Graph):
 
     * `args`, `kwargs`: its own arguments. Unless it is `immutable`, the value of the element before
       it in a chain comes first.
-    * `options`: how its message is sent, see `NodeOptions`.
+    * `options`: how its message is sent, see `NodeOptions`; durations are seconds.
+
+    Raises ConfigurationError for a wrong option.
     """
 
     task: Callee
@@ -157,19 +192,18 @@ class Signature(Graph):
     immutable: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("kwargs", "options"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        for name in self.options:
-            if name not in NODE_OPTIONS:
-                raise ConfigurationError(
-                    f"a signature has no option {name!r}.{did_you_mean(name, NODE_OPTIONS)} "
-                    f"It has: {', '.join(NODE_OPTIONS)}."
-                )
+        options = dict(self.options)
+        if options:
+            options = checked_node_options(options, "a signature")
+            if "queue" in options:
+                self.task.sender.check_queue_name(options["queue"], "a signature: queue")
+        object.__setattr__(self, "kwargs", MappingProxyType(dict(self.kwargs)))
+        object.__setattr__(self, "options", MappingProxyType(options))
 
     def with_options(self, **options: Unpack[NodeOptions]) -> Signature:
         """The same call, sent with these options, for example ``task.s(1).with_options(delay=5)``.
 
-        Raises ConfigurationError for an unknown option.
+        Raises ConfigurationError for an unknown option or a wrong value.
         """
         return replace(self, options={**self.options, **options})
 

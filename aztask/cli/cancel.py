@@ -8,15 +8,21 @@ from typing import Final
 import click
 
 from aztask.app import App
-from aztask.cli.cancel_many import Chosen, cancel_chosen
-from aztask.cli.confirm import dry_run_option, yes_option
-from aztask.cli.failures import CommandFailed, NotFound
-from aztask.cli.listing import all_queues, skipping
-from aztask.cli.options import NameList, Text, all_names, app_option
-from aztask.cli.target import open_app, results_of
-from aztask.cli.waiting import waiting
-from aztask.results.base import State
-from aztask.support.display import visible
+from aztask.cli.failures import CommandFailed
+from aztask.cli.options import (
+    NameList,
+    Text,
+    all_names,
+    app_option,
+    confirm,
+    dry_run_option,
+    yes_option,
+)
+from aztask.cli.output import say_left_out
+from aztask.cli.target import open_app
+from aztask.errors import NotFound
+from aztask.operate.tasks import CancelTasks, Chosen, cancel, cancel_chosen
+from aztask.support.display import plural, visible
 
 WILL: Final = {
     False: "continues to its end; it will not be retried (--running stops it)",
@@ -67,7 +73,7 @@ def command(
         )
     with open_app() as app:
         if not task_ids:
-            cancel_chosen(app, chosen, dry_run=dry_run, yes=yes)
+            _cancel_chosen(app, chosen, dry_run=dry_run, yes=yes)
         elif dry_run:
             click.echo(f"would cancel {', '.join(map(visible, task_ids))}")
         else:
@@ -76,35 +82,43 @@ def command(
 
 def _cancel(app: App, task_ids: Sequence[str], *, running: bool) -> None:
     """Cancel tasks by id. Raises NotFound, CommandFailed for those that have ended."""
-    ended, unknown = [], set()
-    store = results_of(app)
-    before = {task_id: store.get(task_id) for task_id in task_ids}
-    missing = {task_id for task_id, record in before.items() if record is None}
-    unknown = missing - _waiting(app, missing) if missing else set()
-    for task_id, record in before.items():
-        # An unknown id is marked too: its message may be where it cannot be searched.
-        if not app.result(task_id).cancel(running=running):
-            ended.append(task_id)
-        elif record is not None and record.state is State.STARTED:
-            click.echo(f"{visible(task_id)} runs now and {WILL[running]}")
-        elif task_id not in unknown:
-            click.echo(f"{visible(task_id)} is cancelled")
-    if unknown:
+    action = cancel(app, task_ids, running=running)
+    say_left_out(action.left_out)
+    try:
+        action.act()
+    finally:
+        _print_marked(action)
+    if action.unknown:
         raise NotFound(
-            f"no task has the id {', '.join(sorted(unknown))}; if a message with it arrives, it "
-            "will not run"
+            f"no task has the id {', '.join(sorted(action.unknown))}; if a message with it "
+            "arrives, it will not run"
         )
-    if ended:
-        raise CommandFailed(f"not cancelled, since already ended: {', '.join(ended)}")
+    if action.ended:
+        raise CommandFailed(f"not cancelled, since already ended: {', '.join(action.ended)}")
 
 
-def _waiting(app: App, missing: set[str]) -> set[str]:
-    """Those of these ids whose messages are in a queue."""
-    found: set[str] = set()
-    for queue in all_queues(app):
-        with skipping(queue):
-            for each in waiting(app, queue):
-                found |= missing & {str(each.peeked.envelope.headers.get("id"))}
-                if found == missing:
-                    return found
-    return found
+def _print_marked(action: CancelTasks) -> None:
+    for task_id in action.marked:
+        if action.runs(task_id):
+            click.echo(f"{visible(task_id)} runs now and {WILL[action.running]}")
+        elif task_id not in action.unknown:
+            click.echo(f"{visible(task_id)} is cancelled")
+
+
+def _cancel_chosen(app: App, chosen: Chosen, *, dry_run: bool, yes: bool) -> None:
+    """Count the chosen tasks, ask, cancel them, and report how many were cancelled."""
+    action = cancel_chosen(app, chosen)
+    say_left_out(action.left_out)
+    if action.hidden:
+        click.echo(f"aztask: {action.hidden}; aztask queues purge empties a queue", err=True)
+    if not action.count:
+        click.echo("there is nothing to cancel")
+        return
+    if not confirm(str(action), dry_run=dry_run, yes=yes):
+        return
+    try:
+        action.act()
+    finally:
+        click.echo(f"cancelled {plural(action.done, 'task')}")
+    if ended := action.count - action.done:
+        click.echo(f"aztask: {plural(ended, 'task')} had ended already", err=True)

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from functools import wraps
-from itertools import islice
 from typing import Any, TypeVar
 
 import click
 
-from aztask.app import App
-from aztask.cli.confirm import dry_run_option, yes_option
-from aztask.cli.deadletter_act import Act, act_on
-from aztask.cli.deadletter_view import print_letter, summary
-from aztask.cli.failures import NotFound
 from aztask.cli.group import Group
-from aztask.cli.listing import all_queues, skipping, warn_of_damage
-from aztask.cli.options import NameList, Rate, Text, all_names, app_option, json_option
-from aztask.cli.output import iso_time, local_time, print_json, print_table
+from aztask.cli.letters import act_on, print_letter, summary
+from aztask.cli.options import (
+    NameList,
+    Rate,
+    Text,
+    all_names,
+    app_option,
+    dry_run_option,
+    json_option,
+    yes_option,
+)
+from aztask.cli.output import (
+    iso_time,
+    local_time,
+    print_json,
+    print_table,
+    say_left_out,
+    warn_of_damage,
+)
 from aztask.cli.target import open_app
-from aztask.deadletters.letters import Group as LetterGroup
-from aztask.deadletters.view import DeadLetters, DeadLetterView, Selection
+from aztask.errors import NotFound
+from aztask.operate.deadletters import Selection
+from aztask.operate.deadletters.actions import (
+    GroupsFound,
+    LettersFound,
+    OnLetters,
+    find,
+    groups,
+    purge,
+    replay,
+)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -102,11 +120,10 @@ def list_(
     everything = all(text is None for text in (task, reason, signature))
     selection = Selection(frozenset(), task, reason, everything, signature)
     with open_app(reads=True) as app:
-        places = _queues(app, queues)
-        letters = list(islice(_find(places, queues, selection), limit))
-    _warn(places)
+        found = find(app, all_names(queues), selection, limit)
+    _warn(found)
     if as_json:
-        for letter in letters:
+        for letter in found.letters:
             print_json(summary(letter))
         return
     print_table(
@@ -121,7 +138,7 @@ def list_(
                 letter.resubmit_count,
                 letter.description or letter.problem,
             ]
-            for letter in letters
+            for letter in found.letters
         ],
     )
 
@@ -130,21 +147,17 @@ def list_(
 @app_option
 @queues_option
 @json_option
-def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
+def groups_(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
     """Count dead letters by task, reason and signature.
 
     The largest groups come first. A signature is the error text without the parts that differ from
     case to case: numbers, ids, addresses, quoted texts and paths.
     """
-    found: list[tuple[str, LetterGroup]] = []
     with open_app(reads=True) as app:
-        places = _queues(app, queues)
-        for letters in places:
-            with _reading(letters, queues):
-                found += [(letters.queue, group) for group in letters.groups()]
-    _warn(places)
+        found = groups(app, all_names(queues))
+    _warn(found)
     if as_json:
-        for queue, group in found:
+        for queue, group in found.groups:
             print_json(
                 {
                     "queue": queue,
@@ -169,7 +182,7 @@ def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
                 local_time(group.last_at),
                 group.signature,
             ]
-            for queue, group in found
+            for queue, group in found.groups
         ],
     )
 
@@ -185,12 +198,12 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
     ID: a task id, a message id or @POSITION, as list shows them.
     """
     with open_app(reads=True) as app:
-        places = _queues(app, queues)
-        letters = list(_find(places, queues, Selection(frozenset([letter_id]))))
-        if not letters:
-            _warn(places)
+        found = find(app, all_names(queues), Selection(frozenset([letter_id])))
+        say_left_out(found.left_out)
+        if not found.letters:
+            _warn_of_notes(found.damaged)
             raise NotFound(f"there is no dead letter {letter_id!r}; see: aztask dlq list")
-        for letter in letters:
+        for letter in found.letters:
             print_letter(app, letter, as_json=as_json)
 
 
@@ -201,7 +214,7 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
 @click.option("--rate", type=Rate(), help="Send at most this many per second.")
 @dry_run_option
 @yes_option
-def replay(
+def replay_(
     selection: Selection,
     queues: Sequence[tuple[str, ...]],
     rate: float | None,
@@ -214,15 +227,8 @@ def replay(
     @POSITION, as list shows them.
     """
     with open_app() as app:
-        _act(
-            app,
-            queues,
-            selection,
-            ("replay", "replayed"),
-            lambda letters, progress: letters.replay(selection, rate=rate, progress=progress),
-            dry_run=dry_run,
-            yes=yes,
-        )
+        action = replay(app, all_names(queues), selection, rate=rate)
+        _act(action, selection, dry_run=dry_run, yes=yes)
 
 
 @command.command("purge")
@@ -231,7 +237,7 @@ def replay(
 @queues_option
 @dry_run_option
 @yes_option
-def purge(
+def purge_(
     selection: Selection, queues: Sequence[tuple[str, ...]], dry_run: bool, yes: bool
 ) -> None:
     """Delete dead letters permanently.
@@ -239,62 +245,25 @@ def purge(
     ID: a task id, a message id or @POSITION, as list shows them.
     """
     with open_app() as app:
-        _act(
-            app,
-            queues,
-            selection,
-            ("purge", "purged"),
-            lambda letters, progress: letters.purge(selection, progress=progress),
-            dry_run=dry_run,
-            yes=yes,
-        )
+        action = purge(app, all_names(queues), selection)
+        _act(action, selection, dry_run=dry_run, yes=yes)
 
 
-def _act(
-    app: App,
-    queues: Sequence[tuple[str, ...]],
-    selection: Selection,
-    words: tuple[str, str],
-    act: Act,
-    *,
-    dry_run: bool,
-    yes: bool,
-) -> None:
-    places = _queues(app, queues)
-    selected = []
-    for letters in places:
-        with _reading(letters, queues):
-            selected.append((letters, letters.count(selection)))
-    _warn(places)
-    if selection.ids and not any(count for _, count in selected):
+def _act(action: OnLetters, selection: Selection, *, dry_run: bool, yes: bool) -> None:
+    _warn(action)
+    if selection.ids and not action.count:
         raise NotFound(
             f"no dead letter has the id {', '.join(sorted(selection.ids))}; see: aztask dlq list"
         )
-    act_on(selected, words, act, dry_run=dry_run, yes=yes)
+    act_on(action, dry_run=dry_run, yes=yes)
 
 
-def _queues(app: App, queues: Sequence[tuple[str, ...]]) -> list[DeadLetters]:
-    names = all_names(queues) or all_queues(app)
-    return [DeadLetters(app, name) for name in names]
+def _warn(found: LettersFound | GroupsFound | OnLetters) -> None:
+    say_left_out(found.left_out)
+    _warn_of_notes(found.damaged)
 
 
-def _reading(
-    letters: DeadLetters, queues: Sequence[tuple[str, ...]]
-) -> AbstractContextManager[None]:
-    """Skip a queue that refuses, unless it was named with -Q."""
-    return nullcontext() if queues else skipping(letters.queue)
-
-
-def _find(
-    places: Sequence[DeadLetters], queues: Sequence[tuple[str, ...]], selection: Selection
-) -> Iterator[DeadLetterView]:
-    for letters in places:
-        with _reading(letters, queues):
-            yield from letters.find(selection)
-
-
-def _warn(places: Sequence[DeadLetters]) -> None:
-    damaged = [pair for letters in places for pair in letters.damaged.items()]
+def _warn_of_notes(damaged: Sequence[tuple[str, str]]) -> None:
     warn_of_damage(
         "dead-letter note",
         damaged,

@@ -9,20 +9,23 @@ import click
 
 from aztask.app import App
 from aztask.cli.failures import FAILURE, OK, diagnose
-from aztask.cli.listing import all_queues
 from aztask.cli.options import (
     LONGEST_LEASE,
     Duration,
+    Text,
     all_names,
     app_option,
     chosen_app,
+    confirm,
     json_option,
     queues_option,
+    yes_option,
 )
-from aztask.cli.output import print_json
+from aztask.cli.output import print_json, say_left_out
 from aztask.cli.target import open_app
-from aztask.doctor.examination import examine
-from aztask.errors import AztaskError
+from aztask.operate.doctor import examine, queues_to_examine
+from aztask.operate.owners import adoption
+from aztask.operate.queues import LeftOut
 from aztask.support.display import plural, visible
 from aztask.support.finding import Finding, Level
 
@@ -40,8 +43,16 @@ COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 @click.option(
     "--collect",
     is_flag=True,
-    help="Remove stored payloads that no message refers to.",
+    help="Remove stored payloads that nothing needs.",
 )
+@click.option(
+    "--adopt",
+    "old_owner",
+    type=Text(),
+    metavar="OWNER",
+    help="Move the result store's rows of another owner, BROKER or APP on BROKER, to this app.",
+)
+@yes_option
 @json_option
 @click.pass_context
 def command(
@@ -49,6 +60,8 @@ def command(
     queues: Sequence[tuple[str, ...]],
     lease: float | None,
     collect: bool,
+    old_owner: str | None,
+    yes: bool,
     as_json: bool,
 ) -> None:
     """Check that broker, queues, permissions, clock, results and events match the app.
@@ -57,10 +70,21 @@ def command(
     and receives no message; --collect removes payloads that are left over. The exit code is that of
     the worst problem: 3 unreachable, 4 configuration or permission, 5 a queue is missing, 1
     anything else. Warnings alone exit with 0.
+
+    --adopt is for a broker that was moved or renamed, or whose standby took over: the runs,
+    workflows, schedules and other rows of the old broker become those of this app's broker. It asks
+    first, and checks nothing else. Stop the workers of the old broker before.
     """
     with open_app() as app:
+        if old_owner is not None:
+            _adopt(app, old_owner, yes=yes)
+            return
         named = chosen_app(ctx) is not None
-        names = all_names(queues) or tuple(_queues(app, named=named))
+        names = all_names(queues)
+        if not names:
+            left_out = LeftOut()
+            names = queues_to_examine(app, left_out, named=named)
+            say_left_out(left_out)
         found = []
         for finding in examine(app, names, lease=lease, named=named, collect=collect):
             found.append(finding)
@@ -71,14 +95,10 @@ def command(
     ctx.exit(_exit_code(found))
 
 
-def _queues(app: App, *, named: bool) -> Sequence[str]:
-    """The app's queues; without an app, those of the broker, if it may be asked."""
-    if named:
-        return app.queue_names()
-    try:
-        return all_queues(app) or app.queue_names()
-    except AztaskError:
-        return app.queue_names()
+def _adopt(app: App, old: str, *, yes: bool) -> None:
+    action = adoption(app, old)
+    if confirm(str(action), dry_run=False, yes=yes):
+        click.echo(f"moved {plural(action.act(), 'row')} to {app.owner}")
 
 
 def _print(finding: Finding, *, as_json: bool) -> None:

@@ -17,12 +17,10 @@ from click.core import ParameterSource
 
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import ADMIN_PORT, AMQP_PORT, AMQPS_PORT, Options
-from aztask.emulator.trace import tracer
-from aztask.emulator.view import take_view
+from aztask.emulator.view import LatestWriter, take_view, tracer
 from aztask.errors import ConfigurationError
 from aztask.support.durations import LONGEST_SECONDS, parse_duration
 from aztask.support.garbage import collect_rarely
-from aztask.support.latestwriter import LatestWriter
 from aztask.support.masking import printable
 
 REFRESH_SECONDS = 1.0

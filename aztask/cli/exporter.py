@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 from collections.abc import Sequence
 
 import click
 
+from aztask.cli.group import telemetry_module
 from aztask.cli.options import Duration, Listen, all_names, app_option, queues_option
-from aztask.cli.served import telemetry_module
 from aztask.cli.target import open_app
 from aztask.worker.logs import FORMATS, configure
+from aztask.worker.stopsignals import DRAIN, NOW, handle
 
 logger = logging.getLogger("aztask.exporter")
 
@@ -52,8 +52,7 @@ def command(
     module = telemetry_module("exporter")
     configure(log_format)
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    handle(lambda *_: stopping.set(), *DRAIN, *NOW)
     names = all_names(queues)
     with open_app() as app:
         exporting = module.exporting(

@@ -19,6 +19,7 @@ from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,
     InvalidQueueName,
+    NotFound,
     QueueDisabled,
     QueueNotFound,
     SendUnconfirmed,
@@ -43,6 +44,7 @@ _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (SendUnconfirmed, UNREACHABLE),
     (ConfigurationError, CONFIGURATION),
     (InvalidQueueName, CONFIGURATION),
+    (NotFound, NOT_FOUND),
     (QueueNotFound, NOT_FOUND),
     (UnknownTask, NOT_FOUND),
 )
@@ -58,12 +60,6 @@ class ImportFailed(click.ClickException):
     """The module that -A names cannot be imported."""
 
     exit_code = USAGE
-
-
-class NotFound(click.ClickException):
-    """Nothing of that name or id exists."""
-
-    exit_code = NOT_FOUND
 
 
 def report(error: BaseException) -> int:

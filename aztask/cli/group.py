@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
 
 import click
 
-from aztask.errors import did_you_mean
+from aztask.errors import ConfigurationError, did_you_mean
 
 OTHER_OPTIONS: Final = {
     "--autoscale": "--concurrency",
@@ -67,11 +68,11 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """Imports ``PACKAGE.NAME`` when NAME is run, and takes the `command` in it.
+    """Imports ``PACKAGE.NAME`` when NAME is run, and takes its `command`.
 
     package: the package whose modules are the commands. table: their names and their short help,
     so that a list of them imports none of them. others: names from other tools, and what to write
-    here instead.
+    here instead. beside: commands that are in another command's module, under their own names.
     """
 
     def __init__(
@@ -80,12 +81,14 @@ class LazyGroup(Group):
         package: str = "",
         table: Mapping[str, str] | None = None,
         others: Mapping[str, str] | None = None,
+        beside: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._package = package
         self._table = dict(table or {})
         self._others = dict(others or {})
+        self._beside = dict(beside or {})
 
     def hint(self, name: str) -> str:
         """The counterpart of a command of another tool."""
@@ -100,7 +103,9 @@ class LazyGroup(Group):
         """Import the module of the command and return it; None for an unknown name."""
         if cmd_name not in self._table:
             return None
-        command: click.Command = import_module(f"{self._package}.{cmd_name}").command
+        home = self._beside.get(cmd_name, cmd_name)
+        name = cmd_name if home != cmd_name else "command"
+        command: click.Command = getattr(import_module(f"{self._package}.{home}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -108,3 +113,27 @@ class LazyGroup(Group):
         if self._table:
             with formatter.section("Commands"):
                 formatter.write_dl(list(self._table.items()))
+
+
+# -- loads the modules of commands that need an extra --------------------------------------
+
+
+def telemetry_module(name: str) -> Any:
+    """A module of `aztask.telemetry.prometheus`. Raises ConfigurationError without the extra."""
+    return extra_module(f"aztask.telemetry.prometheus.{name}", "--http", "prometheus")
+
+
+def extra_module(module: str, what: str, extra: str) -> Any:
+    """Import a module of aztask that needs an extra.
+
+    what: the command or option, for the error. Raises ConfigurationError without the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if error.name is None or error.name.startswith("aztask"):
+            raise
+        raise ConfigurationError(
+            f"{what} needs a package that is missing ({error.name}); install it with: "
+            f'pip install "aztask[{extra}]"'
+        ) from None

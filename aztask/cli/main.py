@@ -64,6 +64,9 @@ OTHERS = {
 }
 """Commands of other tools, and what to write here instead."""
 
+BESIDE = {"explain": "result", "limits": "control", "running": "workers", "tasks": "result"}
+"""Commands that are in the module of another one."""
+
 SILENT = ("worker",)
 """Commands that print nothing on stdout."""
 
@@ -86,6 +89,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     package="aztask.cli",
     table=COMMANDS,
     others=OTHERS,
+    beside=BESIDE,
     epilog=EPILOG,
     context_settings={
         "auto_envvar_prefix": "AZTASK",

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aztask.cli.failures import CommandFailed, NotFound
-from aztask.cli.group import Group
+from aztask.cli.failures import CommandFailed
+from aztask.cli.group import Group, extra_module
 from aztask.cli.options import json_option
 from aztask.cli.output import print_json
-from aztask.cli.served import extra_module
+from aztask.errors import NotFound
 from aztask.support.display import plural, visible
 
 if TYPE_CHECKING:
+    from aztask.migration.answers import Unread, Use
     from aztask.migration.project import Reading
-    from aztask.migration.use import Unread, Use
 
 
 @click.group("migrate", cls=Group)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, NoReturn, TypeVar
@@ -22,6 +24,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _APP_KEY = "aztask.app"
 LONGEST_LEASE = 7 * 86400.0
 LAST_PORT = 65535
+_UNITS = ("", "k", "m", "g", "t")
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 
 class Duration(click.ParamType[float]):
@@ -66,6 +70,33 @@ class Rate(click.FloatRange):
         if math.isnan(rate):
             self.fail(f"{printable(str(value), 40)} is not a number", param, ctx)
         return rate
+
+
+class Size(click.ParamType[int]):
+    """A size: ``64MB``, ``1.5GB``, ``200kB`` or plain bytes; a unit is 1,024 of the one below."""
+
+    name = "size"
+
+    def __init__(self, *, least: int = 0) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The size in bytes; fails with a usage error."""
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(
+                f"{printable(str(value), 40)} is not a size; write for example 64MB", param, ctx
+            )
+        size = int(float(found[1]) * 1024 ** _UNITS.index(found[2].lower()))
+        if not self._least <= size < 2**53:
+            self.fail(
+                f"{printable(str(value), 40)} is not between {self._least} and 2^53 bytes",
+                param,
+                ctx,
+            )
+        return size
 
 
 class JsonValue(click.ParamType[Any]):
@@ -253,3 +284,37 @@ def chosen_app(ctx: click.Context) -> str | None:
 def _remember_app(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
         ctx.find_root().meta[_APP_KEY] = value
+
+
+# -- asking before something is done that cannot be undone ---------------------------------
+
+
+def dry_run_option(command: Command) -> Command:
+    """Add ``--dry-run``, which only says what would be done."""
+    option: Callable[[Command], Command] = click.option(
+        "--dry-run", is_flag=True, help="Only say what would be done."
+    )
+    return option(command)
+
+
+def yes_option(command: Command) -> Command:
+    """Add ``--yes``, which answers the question in advance."""
+    option: Callable[[Command], Command] = click.option(
+        "-y", "--yes", is_flag=True, help="Do not ask for confirmation."
+    )
+    return option(command)
+
+
+def confirm(what: str, *, dry_run: bool, yes: bool) -> bool:
+    """Ask on a terminal whether to do `what`; elsewhere a missing --yes is a usage error."""
+    if dry_run:
+        click.echo(f"would {what}")
+        return False
+    if yes:
+        return True
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise click.UsageError(
+            f"this would {what}; add --yes to do it, or --dry-run to only see it"
+        )
+    click.confirm(f"{what}?", abort=True, err=True)
+    return True

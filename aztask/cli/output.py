@@ -10,14 +10,18 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from aztask.support.display import short_repr, visible
+from aztask.cli.failures import one_line
+from aztask.support.display import plural, short_repr, visible
 from aztask.support.masking import mask
+
+if TYPE_CHECKING:  # a command that reads no queue does not load the App for it
+    from aztask.operate.queues import LeftOut
 
 STATE_COLOURS = {
     "succeeded": "green",
@@ -159,3 +163,84 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{int(seconds / size)}{unit}"
     return f"{int(max(0.0, seconds))}s"
+
+
+# -- what a listing leaves out ---------------------------------------------------------------
+#
+# Queues that aztask cannot use, queues that refuse, and damaged rows.
+# One line on stderr names them, so that stdout stays the same for programs.
+
+
+NAMED: Final = 3
+"""Damaged rows that the line names; it counts the others."""
+
+
+def say_left_out(left_out: LeftOut) -> None:
+    """Name the queues that were left out, if there are any."""
+    if left_out.foreign:
+        names = ", ".join(left_out.foreign)
+        _say(f"skipped {plural(len(left_out.foreign), 'queue')} that aztask cannot use: {names}")
+    for queue, why in left_out.refused.items():
+        _say(f"skipped queue {queue}: {why}")
+
+
+def warn_of_damage(what: str, damaged: Sequence[tuple[str, str]], then: str) -> None:
+    """Name the damaged rows, if there are any.
+
+    what: the noun, such as ``worker``. damaged: name and reason of each. then: what to do next.
+    """
+    if not damaged:
+        return
+    named = "; ".join(f"{name or '?'} ({reason})" for name, reason in damaged[:NAMED])
+    more = f" and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
+    _say(f"warning: {plural(len(damaged), f'damaged {what}')}: {named}{more}; {then}")
+
+
+def _say(text: str) -> None:
+    click.echo(f"aztask: {one_line(text)}", err=True)
+
+
+# -- progress on stderr ----------------------------------------------------------------------
+#
+# On a terminal one line that is rewritten, elsewhere a line now and then.
+
+
+BAR_CELLS = 30
+REDRAW_SECONDS = 0.1
+LINE_SECONDS = 2.0
+
+
+class Progress:
+    """Shows how many of `total` items are done, and how fast."""
+
+    def __init__(
+        self, total: int, noun: str, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._total = total
+        self._noun = noun
+        self._clock = clock
+        self._live = sys.stderr is not None and sys.stderr.isatty()
+        self._started = clock()
+        self._drawn_at = self._started - (REDRAW_SECONDS if self._live else 0.0)
+
+    def show(self, done: int, note: str = "", *, last: bool = False) -> None:
+        """Show the progress, unless it was shown a moment ago. last: show it in any case."""
+        now = self._clock()
+        pause = REDRAW_SECONDS if self._live else LINE_SECONDS
+        if not last and now - self._drawn_at < pause:
+            return
+        self._drawn_at = now
+        rate = done / max(now - self._started, 1e-6)
+        text = f"{done:,} of {self._total:,} {self._noun}, {rate:,.0f}/s{note}"
+        if not self._live:
+            click.echo(text, err=True)
+            return
+        filled = BAR_CELLS * done // max(1, self._total)
+        bar = f"[{'#' * filled}{'-' * (BAR_CELLS - filled)}] "
+        width = shutil.get_terminal_size().columns - 1
+        click.echo(f"\r{(bar + text)[:width]}\x1b[K", err=True, nl=last)
+
+    def clear(self) -> None:
+        """Erase the line before something else is written."""
+        if self._live:
+            click.echo("\r\x1b[K", err=True, nl=False)

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
-from aztask.adaptive.document import LeaseDocument
 from aztask.app import App
-from aztask.brokers.base import QueueStats
-from aztask.cli.confirm import confirm, dry_run_option, yes_option
+from aztask.cli.failures import one_line
 from aztask.cli.group import Group
-from aztask.cli.listing import all_queues, skipping
-from aztask.cli.options import LONGEST_LEASE, Duration, app_option, json_option
-from aztask.cli.output import iso_time, print_json, print_table
-from aztask.cli.queue_peek import print_messages
+from aztask.cli.options import (
+    LONGEST_LEASE,
+    Duration,
+    app_option,
+    confirm,
+    dry_run_option,
+    json_option,
+    yes_option,
+)
+from aztask.cli.output import iso_time, local_time, print_json, print_table, say_left_out, to_json
 from aztask.cli.target import open_app
-from aztask.cli.waiting import MOST_READ, hidden, waiting
-from aztask.cli.watch import watch
-from aztask.results.base import Provisioned
+from aztask.errors import BrokerUnavailable
+from aztask.operate.queues import (
+    MOST_READ,
+    LearnedLease,
+    QueueStats,
+    Waiting,
+    arguments_of_waiting,
+    create,
+    delete,
+    peek,
+    purge,
+    queues,
+)
 from aztask.support.display import plural, visible
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+COLUMNS = ["id", "task", "state", "due", "enqueued", "deliveries", "retries"]
+
+CLEAR: Final = "\x1b[H\x1b[J"
+"""Moves to the first line and erases from there: unlike a cleared screen, it does not flicker."""
 
 
 def watch_options(command: Command) -> Command:
@@ -97,7 +117,7 @@ def list_(watching: bool, interval: float, as_json: bool) -> None:
 @click.option(
     "--sessions/--no-sessions", default=None, help="Keep the messages of one session in order."
 )
-def create(names: tuple[str, ...], **options: Any) -> None:
+def create_(names: tuple[str, ...], **options: Any) -> None:
     """Create each queue NAME that is missing, and those of its priorities.
 
     It gets the settings of the app and of the options. On an existing queue, settings that the
@@ -106,11 +126,11 @@ def create(names: tuple[str, ...], **options: Any) -> None:
     """
     given = {name: value for name, value in options.items() if value is not None}
     with open_app(creates=True) as app:
-        for name in (each for given_name in names for each in app.priority_queues(given_name)):
-            app.broker.declare(name, app.queue_options(name).with_explicit(**given))
-            click.echo(f"queue {visible(name)} exists")
-        if isinstance(app.results, Provisioned):
-            for place in app.results.create():
+        action = create(app, names, given)
+        try:
+            action.act()
+        finally:
+            for place in action.made:
                 click.echo(f"{place} exists")
 
 
@@ -119,14 +139,12 @@ def create(names: tuple[str, ...], **options: Any) -> None:
 @click.argument("name")
 @dry_run_option
 @yes_option
-def delete(name: str, dry_run: bool, yes: bool) -> None:
+def delete_(name: str, dry_run: bool, yes: bool) -> None:
     """Delete the queue NAME with its messages and dead letters."""
     with open_app(reads=True) as app:
-        stats = app.broker.stats(name)
-        held = stats.living + (stats.dead or 0)
-        what = f"delete queue {visible(name)} with {plural(held, 'message')}"
-        if confirm(what, dry_run=dry_run, yes=yes):
-            app.broker.delete(name)
+        action = delete(app, name)
+        if confirm(str(action), dry_run=dry_run, yes=yes):
+            action.act()
             click.echo(f"queue {visible(name)} is deleted")
 
 
@@ -138,7 +156,7 @@ def delete(name: str, dry_run: bool, yes: bool) -> None:
 )
 @click.option("--arguments", is_flag=True, help="Show the tasks' arguments too.")
 @json_option
-def peek(queue: str, limit: int, arguments: bool, as_json: bool) -> None:
+def peek_(queue: str, limit: int, arguments: bool, as_json: bool) -> None:
     """Show the messages in QUEUE, without taking them from it.
 
     Each one with its task, its state, when it is due, how often it was delivered and how often it
@@ -146,10 +164,10 @@ def peek(queue: str, limit: int, arguments: bool, as_json: bool) -> None:
     shows leased messages as active. A line on stderr says so.
     """
     with open_app(reads=True) as app:
-        found = list(waiting(app, queue, limit=limit))
+        messages = peek(app, queue, limit)
+        found, held = messages.found, messages.held
         print_messages(app, found, arguments=arguments, as_json=as_json)
-        held = app.broker.stats(queue).living
-        notes = [hidden(app.broker.capabilities)]
+    notes = [messages.hidden]
     if held > len(found):
         notes.insert(0, f"{len(found):,} of {plural(held, 'message')}")
     if held and any(notes):
@@ -161,7 +179,7 @@ def peek(queue: str, limit: int, arguments: bool, as_json: bool) -> None:
 @click.argument("queue")
 @dry_run_option
 @yes_option
-def purge(queue: str, dry_run: bool, yes: bool) -> None:
+def purge_(queue: str, dry_run: bool, yes: bool) -> None:
     """Delete all messages in QUEUE permanently, scheduled ones included.
 
     Dead letters stay: see aztask dlq purge. Leased messages, which workers hold, stay on Service
@@ -169,15 +187,11 @@ def purge(queue: str, dry_run: bool, yes: bool) -> None:
     what runs now is not retried. The results of the deleted tasks stay "pending".
     """
     with open_app(reads=True) as app:
-        held = app.broker.stats(queue).living
-        leased = (
-            "leased ones included" if app.broker.capabilities.purges_leased else "except leased"
-        )
-        what = f"delete {plural(held, 'message')} in queue {visible(queue)}, {leased}"
-        if confirm(what, dry_run=dry_run, yes=yes):
-            deleted = app.broker.purge(queue)
-            click.echo(f"deleted {plural(deleted, 'message')} in queue {visible(queue)}")
-            if left := app.broker.stats(queue).living:
+        action = purge(app, queue)
+        if confirm(str(action), dry_run=dry_run, yes=yes):
+            left = action.act()
+            click.echo(f"deleted {plural(action.done, 'message')} in queue {visible(queue)}")
+            if left:
                 click.echo(f"aztask: {plural(left, 'message')} left: leased or new", err=True)
 
 
@@ -193,50 +207,140 @@ def _print_queues(*, as_json: bool, interval: float | None) -> None:
 
 def _print_line(app: App) -> None:
     """Print all queues as one JSON object."""
-    queues = [{**asdict(stats), "total": stats.living} for stats in _stats(app)]
-    print_json({"at": iso_time(time.time()), "queues": queues})
+    found = queues(app)
+    say_left_out(found.left_out)
+    print_json(
+        {"at": iso_time(time.time()), "queues": [_counts_record(each) for each in found.queues]}
+    )
 
 
 def _print_once(app: App, *, as_json: bool) -> None:
-    found = _stats(app)
-    learned = app.leases.read() if app.leases.enabled else None
-    leases = {each.queue: app.lease_now(each.queue) for each in found} if learned else {}
+    found = queues(app)
+    say_left_out(found.left_out)
     if as_json:
-        for stats in found:
-            more = _lease_record(learned, stats.queue, leases) if learned else {}
-            print_json({**asdict(stats), "total": stats.living, **more})
+        for stats in found.queues:
+            lease = found.leases.get(stats.queue)
+            print_json({**_counts_record(stats), **(_lease_record(lease) if lease else {})})
         return
     names = ["queue", "total", "active", "leased", "scheduled", "deferred", "dead"]
-    rows: list[list[Any]] = [[stats.queue, stats.living, *_counts(stats)] for stats in found]
-    if learned:
+    rows: list[list[Any]] = [[stats.queue, stats.living, *_counts(stats)] for stats in found.queues]
+    if found.leases_shared:
         names += ["lease", "lost"]
         for row in rows:
-            observed = learned.entry(row[0]).observed
-            row += [f"{leases[row[0]]:g} s", observed.lost_ever + observed.failed_ever]
+            lease = found.leases[row[0]]
+            row += [f"{lease.seconds:g} s", lease.lost + lease.failed]
     print_table(names, rows)
 
 
-def _lease_record(
-    learned: LeaseDocument, queue: str, leases: Mapping[str, float]
-) -> dict[str, Any]:
+def _counts_record(stats: QueueStats) -> dict[str, Any]:
+    return {**asdict(stats), "total": stats.living}
+
+
+def _lease_record(lease: LearnedLease) -> dict[str, Any]:
     """What workers have learned about the queue's lease, for --json."""
-    entry = learned.entry(queue)
-    advice = entry.advice
     return {
-        "lease_seconds": leases[queue],
-        "lease_advice": None if advice is None else asdict(advice),
-        "leases_lost": entry.observed.lost_ever,
-        "settlements_failed": entry.observed.failed_ever,
+        "lease_seconds": lease.seconds,
+        "lease_advice": None if lease.advice is None else asdict(lease.advice),
+        "leases_lost": lease.lost,
+        "settlements_failed": lease.failed,
     }
-
-
-def _stats(app: App) -> list[QueueStats]:
-    found = []
-    for name in all_queues(app):
-        with skipping(name):
-            found.append(app.broker.stats(name))
-    return found
 
 
 def _counts(stats: QueueStats) -> tuple[int | None, ...]:
     return stats.active, stats.leased, stats.scheduled, stats.deferred, stats.dead
+
+
+# -- the messages of a queue -----------------------------------------------------------------
+
+
+def print_messages(app: App, found: Sequence[Waiting], *, arguments: bool, as_json: bool) -> None:
+    """Print messages as a table or as JSON. arguments: show the tasks' arguments too."""
+    if as_json:
+        for each in found:
+            print_json(_described(app, each, arguments=arguments))
+        return
+    rows: list[list[Any]] = []
+    for each in found:
+        message = each.message
+        row: list[Any] = [
+            each.id,
+            message.task if message else None,
+            each.peeked.state.value,
+            local_time(each.due),
+            local_time(each.peeked.enqueued_at),
+            each.peeked.delivery_count,
+            message.resubmit_count if message else None,
+        ]
+        rows.append([*row, _shown(app, each)] if arguments else row)
+    print_table([*COLUMNS, "arguments"] if arguments else COLUMNS, rows)
+
+
+def _described(app: App, each: Waiting, *, arguments: bool) -> dict[str, Any]:
+    message = each.message
+    described: dict[str, Any] = {
+        "id": each.id,
+        "task": message.task if message else None,
+        "queue": each.queue,
+        "state": each.peeked.state.value,
+        "due_at": iso_time(each.due),
+        "expires_at": iso_time(each.peeked.envelope.expires_at),
+        "enqueued_at": iso_time(each.peeked.enqueued_at),
+        "delivery_count": each.peeked.delivery_count,
+        "resubmit_count": message.resubmit_count if message else None,
+        "session": each.peeked.envelope.session,
+        "message_id": each.peeked.envelope.message_id or None,
+        "position": each.peeked.position,
+        "problem": each.problem,
+    }
+    if arguments:
+        given = arguments_of_waiting(app, each)
+        described |= {"args": given.args, "kwargs": given.kwargs, "problem": given.problem}
+    return described
+
+
+def _shown(app: App, each: Waiting) -> str:
+    given = arguments_of_waiting(app, each)
+    if given.problem:
+        apart = each.message is not None and each.message.payload is not None
+        return f"({given.problem})" if apart else f"(cannot be read: {given.problem})"
+    if given.args is None:
+        return "-"
+    return to_json(given.args) + (f" {to_json(given.kwargs)}" if given.kwargs else "")
+
+
+# -- repeating the list until Ctrl-C ---------------------------------------------------------
+
+
+def watch(
+    show: Callable[[], None],
+    interval: float,
+    *,
+    redraw: bool = True,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Call `show` every `interval` seconds; returns after Ctrl-C.
+
+    redraw: on a terminal, each output takes the place of the previous one.
+
+    If the broker becomes unreachable, a line on stderr says so and the next call tries again. Every
+    other error is raised, and so is this one at the first call.
+    """
+    live = redraw and sys.stdout is not None and sys.stdout.isatty()
+    first = True
+    try:
+        while True:
+            if live:
+                click.echo(CLEAR, nl=False)
+            try:
+                show()
+            except BrokerUnavailable as error:
+                if first:
+                    raise
+                click.echo(f"aztask: {one_line(str(error))}; still watching", err=True)
+            first = False
+            if sys.stdout is not None:
+                sys.stdout.flush()  # a program that reads our output waits for this line
+            sleep(interval)
+    except KeyboardInterrupt:
+        if live:
+            click.echo()

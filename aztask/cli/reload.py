@@ -17,11 +17,13 @@ from pathlib import Path
 from types import ModuleType
 
 from aztask.errors import ConfigurationError
-from aztask.support.extras import install_command
+from aztask.support.late import install_command
+from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)
 
 LIBRARY = "watchfiles"
+RETRY_SECONDS = 10.0
 
 
 class Reloader:
@@ -33,10 +35,12 @@ class Reloader:
     def __init__(self, root: Path, changed: Callable[[], None]) -> None:
         """root: files elsewhere, such as installed libraries, are not watched."""
         self.due = False
+        self._failing = False
         self._root = root.resolve()
         self._changed = changed
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="aztask-reload", daemon=True)
+        self.part = Part("reload")
+        self._thread = self.part.thread(self._run, "aztask-reload")
 
     def start(self) -> None:
         """Watch from now on. Call this when the app has been imported."""
@@ -45,6 +49,7 @@ class Reloader:
     def stop(self) -> None:
         """Stop watching; returns when the thread has ended."""
         self._stopping.set()
+        self.part.stop()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -53,10 +58,25 @@ class Reloader:
         if not sources:
             logger.warning("--reload watches nothing: no module came from under %s", self._root)
             return
+        while not self._tried(sources) and not self._stopping.wait(RETRY_SECONDS):
+            pass
+
+    def _tried(self, sources: Set[Path]) -> bool:
+        """Watch until there is nothing more to watch for; False if files cannot be watched now."""
         try:
             self._watch(sources)
         except OSError as error:  # such as the limit of inotify
-            logger.error("--reload has stopped, changes no longer restart the worker: %s", error)
+            self.part.trouble(error)
+            if not self._failing:
+                self._failing = True
+                logger.error(
+                    "--reload cannot watch files, changes do not restart the worker; it is tried "
+                    "again every %g s: %s",
+                    RETRY_SECONDS,
+                    error,
+                )
+            return False
+        return True
 
     def _watch(self, sources: Set[Path]) -> None:
         for paths in self._changes(sources):

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import UTC, datetime
-from itertools import islice
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
 
 import click
 
 from aztask.app import App
-from aztask.cli.failures import NotFound
 from aztask.cli.group import Group
 from aztask.cli.options import Text, app_option, json_option
 from aztask.cli.output import iso_time, print_json, print_table
-from aztask.cli.target import open_app, results_of
-from aztask.errors import CodecError, ConfigurationError, ResultDamaged
-from aztask.results.damage import Damaged
-from aztask.schedules.engine import ScheduleEngine, View
-from aztask.schedules.schedules import MOST_BACKFILLED, Plan
-from aztask.schedules.stored import Made
-from aztask.schedules.triggers import Cron, Trigger
+from aztask.cli.target import app_spec, open_app
+from aztask.operate.schedules import (
+    MOST_AT_ONCE,
+    Aside,
+    EndBeforeStart,
+    Made,
+    NextTime,
+    ScheduleShown,
+    SeveralOwners,
+    backfill,
+    pause,
+    resume,
+    schedule,
+    schedules,
+    trigger,
+)
 from aztask.support.display import visible
 
-NEXT_TIMES: Final = 5
 Command = Callable[..., None]
 
 
@@ -54,24 +61,29 @@ def command() -> None:
 def list_(as_json: bool) -> None:
     """List all schedules with their next time.
 
-    A schedule in the state new is declared in the app, and no worker has started it yet.
+    A schedule in the state new is declared in the app, and no worker has started it yet. Schedules
+    of other apps and brokers that share the result store are listed with their owner. Below the
+    table: schedules that a worker has put aside, and why.
     """
-    rows: list[list[object]] = []
     with open_app() as app:
-        engine = _engine(app)
-        now = engine.store.now()
-        stored = {name: _described(engine, name, view, now) for name, view in engine.views()}
-        declared = {name: _declared(plan, now) for name, plan in app.schedules.declared.items()}
-        for name, found in sorted({**declared, **stored}.items()):
-            if as_json:
-                print_json(found)
-            else:
-                due = found.get("next") or [{"utc": "", "local": ""}]
-                first = due[0]
-                row = [name, found["state"], found.get("when", ""), first["local"], first["utc"]]
-                rows.append([*row, found.get("task", found.get("damage", ""))])
-    if not as_json:
-        print_table(["name", "state", "when", "next, local", "next, UTC", "task"], rows)
+        listed, aside = schedules(app)
+    if as_json:
+        for found in listed:
+            more = {"owner": found.owner, "failing": _failing(found.aside)}
+            print_json({**_described(found), **more})
+        return
+    rows = [_row(found) for found in listed]
+    heads = ["name", "state", "when", "next, local", "next, UTC", "task", "owner"]
+    shared = any(row[-1] for row in rows)
+    print_table(heads if shared else heads[:-1], rows if shared else [row[:-1] for row in rows])
+    for name, why in sorted(aside.items()):
+        click.echo(visible(f"{name} fails {_failing(why)}"))
+
+
+def _row(found: ScheduleShown) -> list[object]:
+    first = found.next[0] if found.next else NextTime("", "")
+    row = [found.name, found.state, found.when, first.local, first.utc]
+    return [*row, found.task or found.damage, found.owner or ""]
 
 
 @command.command("show")
@@ -81,11 +93,10 @@ def list_(as_json: bool) -> None:
 @json_option
 def show(name: str, limit: int, as_json: bool) -> None:
     """Show a schedule: its rules, its next five times, and its newest occurrences."""
-    with open_app() as app:
-        engine = _engine(app)
-        view = _found(app, name)
-        found = _described(engine, view.name, view, engine.store.now())
-        made = engine.history(view.name, limit)
+    with _meant() as app:
+        shown = schedule(app, name, limit, any_owner=_any_owner())
+    found = {**_described(shown.schedule), "failing": _failing(shown.schedule.aside)}
+    made = shown.made
     if as_json:
         print_json({**found, "occurrences": [_occurrence(each) for each in made]})
         return
@@ -97,42 +108,37 @@ def show(name: str, limit: int, as_json: bool) -> None:
         click.echo(f"{'next:':<14}{due['local']}   {due['utc']}")
     if made:
         click.echo()
-        shown = [[iso_time(one.at), one.state, one.kind, one.task_id, one.why] for one in made]
-        print_table(["time", "state", "kind", "task id", "reason"], shown)
+        rows = [[iso_time(one.at), one.state, one.kind, one.task_id, one.why] for one in made]
+        print_table(["time", "state", "kind", "task id", "reason"], rows)
 
 
 @command.command("pause")
 @app_option
 @click.argument("name", type=Text())
-def pause(name: str) -> None:
+def pause_(name: str) -> None:
     """Make no occurrences until resume, on all workers, whatever restarts."""
-    with open_app() as app:
-        _engine(app)
-        _check(app, name, app.schedules.pause(name))
+    with _meant() as app:
+        pause(app, name, any_owner=_any_owner()).act()
     click.echo(f"{visible(name)} is paused")
 
 
 @command.command("resume")
 @app_option
 @click.argument("name", type=Text())
-def resume(name: str) -> None:
+def resume_(name: str) -> None:
     """Go on after pause. Times in between are skipped; backfill sends them."""
-    with open_app() as app:
-        _engine(app)
-        _check(app, name, app.schedules.resume(name))
+    with _meant() as app:
+        resume(app, name, any_owner=_any_owner()).act()
     click.echo(f"{visible(name)} is active")
 
 
 @command.command("trigger")
 @app_option
 @click.argument("name", type=Text())
-def trigger(name: str) -> None:
+def trigger_(name: str) -> None:
     """Send the schedule's task now, and print its id. The next times stay as they are."""
-    with open_app() as app:
-        _engine(app)
-        _found(app, name)
-        task_id = app.schedules.trigger(name)
-        _check(app, name, task_id)
+    with _meant() as app:
+        task_id = trigger(app, name, any_owner=_any_owner()).act()
     click.echo(task_id)
 
 
@@ -141,105 +147,62 @@ def trigger(name: str) -> None:
 @click.argument("name", type=Text())
 @click.option("--from", "start", type=Moment(), required=True, help="The first time.")
 @click.option("--to", "end", type=Moment(), required=True, help="The last time.")
-def backfill(name: str, start: datetime, end: datetime) -> None:
+def backfill_(name: str, start: datetime, end: datetime) -> None:
     """Send the tasks of past times that were not sent, and print their ids.
 
     Times without an offset are in the schedule's time zone. At most 10,000 tasks, the latest ones.
     """
-    with open_app() as app:
-        engine = _engine(app)
-        view = _found(app, name)
-        found = engine.definition(view).trigger
-        tz = found.zone if isinstance(found, Cron) else UTC
-        times = [each if each.utcoffset() is not None else each.replace(tzinfo=tz)
-                 for each in (start, end)]  # fmt: skip
-        if times[0] > times[1]:
-            raise click.UsageError("--from is after --to")
-        ids = app.schedules.backfill(name, *times) or []
+    with _meant() as app:
+        try:
+            action = backfill(app, name, start, end, any_owner=_any_owner())
+        except EndBeforeStart:
+            raise click.UsageError("--from is after --to") from None
+        ids = action.act()
     for task_id in ids:
         click.echo(task_id)
-    more = f", at most {MOST_BACKFILLED} at once" if len(ids) == MOST_BACKFILLED else ""
+    more = f", at most {MOST_AT_ONCE} at once" if len(ids) == MOST_AT_ONCE else ""
     click.echo(f"sent {len(ids)} task{'' if len(ids) == 1 else 's'}{more}", err=True)
 
 
-def _engine(app: App) -> ScheduleEngine:
-    results_of(app)
-    return app.schedules.engine
+def _any_owner() -> bool:
+    """Whether no app was named, so that the schedule may be that of any owner."""
+    return app_spec() is None
 
 
-def _found(app: App, name: str) -> View:
-    try:
-        view = app.schedules.view(name)
-    except Damaged as damage:
-        raise ResultDamaged(f"schedule {visible(name)} cannot be read: {damage.reason}") from None
-    _check(app, name, view)
-    assert view is not None  # noqa: S101  # checked in the line above
-    return view
+@contextmanager
+def _meant() -> Iterator[App]:
+    """Open the app. Raises a usage error if several apps have a schedule of the name."""
+    with open_app() as app:
+        try:
+            yield app
+        except SeveralOwners as error:
+            raise click.UsageError(str(error)) from None
 
 
-def _check(app: App, name: str, found: object) -> None:
-    if found:
-        return
-    full = app.schedules.full_name(name)
-    if full in app.schedules.declared:
-        raise NotFound(
-            f"schedule {visible(full)} is new; it starts with the next worker or aztask scheduler"
-        )
-    raise NotFound(f"no schedule has the name {visible(full)}; aztask schedule list shows all")
+def _failing(aside: Aside | None) -> str | None:
+    if aside is None:
+        return None
+    return f"since {iso_time(aside.since)} in worker {aside.worker}: {aside.reason}"
 
 
-def _described(
-    engine: ScheduleEngine, name: str, view: View | Damaged, now: float
-) -> dict[str, Any]:
-    if isinstance(view, Damaged):
-        return {"name": name, "state": "unreadable", "damage": view.reason}
-    schedule = view.schedule
-    found: dict[str, Any] = {"name": name, "state": schedule.state_at(now)}
-    try:
-        definition = engine.definition(view)
-    except (Damaged, CodecError, ConfigurationError) as error:
-        return {**found, "state": "unreadable", "damage": str(error)}
-    trigger = definition.trigger
-    start = None if schedule.paused_at is not None else schedule.watermark
-    rules = definition.rules
-    return {
-        **found,
-        "when": str(trigger),
-        "task": definition.message.task,
-        "queue": definition.message.queue,
-        "missed": rules.missed,
-        "grace": rules.late_seconds,
-        "overlap": rules.overlap,
-        "jitter": rules.jitter,
-        "release": schedule.release,
-        "made": schedule.made,
-        "unsent": len(view.open),
-        "origin": "run time" if schedule.claimed_at is None else "code",
-        "next": _next_times(trigger, start, now),
-    }
-
-
-def _declared(plan: Plan, now: float) -> dict[str, Any]:
-    return {
-        "name": plan.name,
-        "state": "new",
-        "when": str(plan.trigger),
-        "task": plan.call.task.name,
-        "next": _next_times(plan.trigger, now, now),
-    }
-
-
-def _next_times(trigger: Trigger, start: float | None, now: float) -> list[dict[str, str]]:
-    """The next times after `start` that are not past; none if it is None."""
-    times = [] if start is None else trigger.after(start)
-    zone = trigger.zone if isinstance(trigger, Cron) else None
-    return [
-        {
-            "utc": datetime.fromtimestamp(each, UTC).isoformat().replace("+00:00", "Z"),
-            "local": datetime.fromtimestamp(each, zone).astimezone(zone).isoformat(),
+def _described(found: ScheduleShown) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": found.name, "state": found.state}
+    if found.state == "unreadable":
+        return {**described, "damage": found.damage}
+    described |= {"when": found.when, "task": found.task}
+    if (more := found.details) is not None:
+        described |= {
+            "queue": more.queue,
+            "missed": more.rules.missed,
+            "grace": more.rules.late_seconds,
+            "overlap": more.rules.overlap,
+            "jitter": more.rules.jitter,
+            "release": more.release,
+            "made": more.made,
+            "unsent": more.unsent,
+            "origin": "code" if more.of_code else "run time",
         }
-        for each in islice((each for each in times if each > now), NEXT_TIMES)
-    ]
+    return {**described, "next": [{"utc": each.utc, "local": each.local} for each in found.next]}
 
 
 def _occurrence(made: Made) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 from types import FrameType
 
@@ -12,8 +11,11 @@ import click
 
 from aztask.cli.group import Command
 from aztask.cli.options import app_option
-from aztask.cli.target import open_app, results_of
+from aztask.cli.target import open_app
+from aztask.operate.action import results_of
+from aztask.worker.firstprocess import stay_first
 from aztask.worker.logs import FORMATS, LEVELS, configure
+from aztask.worker.stopsignals import DRAIN, NOW, end_while_starting, handle
 from aztask.worker.upkeep.scheduling import Scheduling
 
 logger = logging.getLogger("aztask.scheduler")
@@ -33,7 +35,9 @@ def command(log_format: str, log_level: str) -> None:
     Every worker does this already: you need it only where workers run with --no-schedules, or where
     none runs all the time. Any number of them may run.
     """
+    stay_first()
     configure(log_format, logging.getLevelNamesMapping()[log_level.upper()])
+    end_while_starting()
     with open_app(required="the scheduler", creates=True) as app:
         results_of(app)
         name = f"scheduler-{socket.gethostname()}-{os.getpid()}"
@@ -42,8 +46,7 @@ def command(log_format: str, log_level: str) -> None:
         def stop(signum: int, frame: FrameType | None) -> None:
             scheduling.request_stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
+        handle(stop, *DRAIN, *NOW)
         declared = app.schedules.declared
         logger.info("%s: %d schedules of the code: %s", name, len(declared), ", ".join(declared))
         scheduling.run()

@@ -11,7 +11,7 @@ from aztask.cli.failures import CommandFailed
 from aztask.cli.group import Command
 from aztask.cli.options import Duration, JsonValue, app_option
 from aztask.cli.output import to_json
-from aztask.cli.target import app_spec, open_app, results_of
+from aztask.cli.target import app_spec, open_app
 from aztask.errors import (
     EncodeError,
     ResultTimeout,
@@ -21,8 +21,9 @@ from aztask.errors import (
     UnknownTask,
     did_you_mean,
 )
+from aztask.operate.action import results_of
 from aztask.support.masking import printable
-from aztask.taskoptions import SendOptions
+from aztask.taskoptions import SESSION_CHARACTERS, TASK_ID_CHARACTERS, SendOptions
 
 
 @click.command(
@@ -89,16 +90,21 @@ def command(
 
 
 def _check_texts(task: str, options: dict[str, Any]) -> None:
-    """Refuse empty values, which mostly come from unset shell variables, and unprintable ids."""
+    """Refuse empty values, which mostly come from unset shell variables, and ids that no message
+    can carry: wrong input of a command line, not a wrong configuration.
+    """
     for name, value in (("TASK", task), *options.items()):
         if value == "":
             option = name if name == "TASK" else f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} is empty; is a shell variable unset?")
-    task_id = options.get("task_id", "")
-    if not task_id.isprintable():
-        raise click.UsageError(
-            f"--task-id {printable(task_id, 60)} holds characters that cannot be printed"
-        )
+    for name, most in (("task_id", TASK_ID_CHARACTERS), ("session", SESSION_CHARACTERS)):
+        value, option = options.get(name) or "", f"--{name.replace('_', '-')}"
+        if not value.isprintable():
+            raise click.UsageError(
+                f"{option} {printable(value, 60)} holds characters that cannot be printed"
+            )
+        if len(value) > most:
+            raise click.UsageError(f"{option} takes 1 to {most} characters, not {len(value)}")
 
 
 def _check_call(app: App, task: str, args: list[Any], kwargs: dict[str, Any]) -> None:

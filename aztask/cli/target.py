@@ -9,12 +9,11 @@ import click
 
 from aztask.address.urls import DEFAULT_FILE
 from aztask.app import App
+from aztask.app.loading import AppNotLoaded, load_app
 from aztask.cli.failures import ImportFailed
 from aztask.cli.options import chosen_app
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError
-from aztask.loading import AppNotLoaded, load_app
-from aztask.results.base import ResultStore
 
 NAMELESS = "aztask"
 
@@ -79,14 +78,3 @@ def _check_file(app: App) -> None:
         f"there is no queue file {missing}: check the address and the working directory; the "
         "first aztask send, aztask worker or aztask queues create makes it"
     )
-
-
-def results_of(app: App) -> ResultStore:
-    """The app's result store. Raises ConfigurationError if it has none."""
-    store = app.results
-    if store is None:
-        raise ConfigurationError(
-            "no result store is configured: set AZTASK_RESULTS, for example to local://, or name "
-            "an app with a result store with -A"
-        )
-    return store

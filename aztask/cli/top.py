@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import click
 
+from aztask.cli.group import extra_module
 from aztask.cli.options import Duration, all_names, app_option, queues_option
-from aztask.cli.served import extra_module
 from aztask.cli.target import open_app
 from aztask.errors import ConfigurationError
+from aztask.operate.overview import Reader
 
 
 @click.command("top")
@@ -28,7 +29,6 @@ def command(queues: Sequence[tuple[str, ...]], interval: float) -> None:
     Needs pip install "aztask[top]". Keys: q quits, p pauses, r reads now, Tab changes the table.
     Workers report every 5 seconds to the result store.
     """
-    figures = extra_module("aztask.top.figures", "aztask top", "top")
     screen = extra_module("aztask.top.screen", "aztask top", "top")
     if not sys.stdout.isatty():
         raise ConfigurationError(
@@ -37,5 +37,5 @@ def command(queues: Sequence[tuple[str, ...]], interval: float) -> None:
         )
     names = all_names(queues)
     with open_app() as app:
-        reader = figures.Reader(app, lambda: names or app.broker.listing().queues)
+        reader = Reader(app, lambda: names or app.broker.listing().queues)
         screen.TopApp(reader, address=app.address, interval=interval).run()

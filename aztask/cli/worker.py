@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,11 +17,12 @@ import click
 from aztask.address.addresses import MEMORY
 from aztask.app import App
 from aztask.brokers.base import ANY_SESSION
-from aztask.cli.group import Command
+from aztask.cli.group import Command, telemetry_module
 from aztask.cli.options import (
     LONGEST_LEASE,
     Duration,
     Listen,
+    Size,
     Text,
     all_names,
     app_option,
@@ -30,25 +30,28 @@ from aztask.cli.options import (
     split_weights,
 )
 from aztask.cli.reload import Reloader, require_library
-from aztask.cli.served import telemetry_module
 from aztask.cli.target import app_spec, find_app
-from aztask.doctor.examination import contradictions
 from aztask.errors import AztaskError, ConfigurationError, QueueFull, QueueNotFound, did_you_mean
 from aztask.hooks import WorkerInfo
+from aztask.operate.doctor import contradictions
 from aztask.results.base import Provisioned
 from aztask.support.display import plural
-from aztask.support.extras import install_command
 from aztask.support.garbage import collect_rarely
+from aztask.support.late import install_command
+from aztask.worker.firstprocess import stay_first
 from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
 from aztask.worker.options import (
     MOST_CONCURRENCY,
     MOST_SESSIONS,
     POOLS,
+    SMALLEST_MEMORY,
     WorkerOptions,
     weights_of,
 )
 from aztask.worker.platform import require_linux
 from aztask.worker.pool.forking import ForkServerHandle, first_server
+from aztask.worker.shell import ThreadShell
+from aztask.worker.stopsignals import end, end_while_starting, ended
 from aztask.worker.supervisor import Supervisor
 
 logger = logging.getLogger("aztask.worker")
@@ -103,7 +106,31 @@ FULL_PAUSE = 5.0
     "--shutdown-timeout",
     type=Duration(),
     default="30s",
-    help="After SIGTERM, let running tasks finish for this time, then give them back.",
+    help="After SIGTERM, let running tasks finish for this time, then tell them to stop.",
+)
+@click.option(
+    "--shutdown-grace",
+    type=Duration(),
+    default="10s",
+    help="Tasks that are told to stop may clean up for this time, then their processes are killed. "
+    "Lifespans may take as long to close.",
+)
+@click.option(
+    "--max-tasks-per-child",
+    type=click.IntRange(1, 2**53),
+    help="Replace a pool process after this many tasks; its siblings go on.",
+)
+@click.option(
+    "--max-memory-per-child",
+    type=Size(least=SMALLEST_MEMORY),
+    help="Replace a pool process that uses more memory than this, for example 500MB, once its "
+    "tasks have ended.",
+)
+@click.option(
+    "--prefetch-bytes",
+    type=Size(),
+    default="64MB",
+    help="Beyond this size of all messages in hand, receive only as many as can run.",
 )
 @click.option(
     "--lease",
@@ -188,10 +215,12 @@ def command(
 ) -> None:
     """Run tasks from queues until the worker is stopped.
 
-    At SIGTERM or Ctrl-C, the worker stops receiving, lets running tasks finish, and gives the rest
-    back to the queues. A second signal gives everything back at once.
+    At SIGTERM, SIGHUP or Ctrl-C, the worker stops receiving, lets running tasks finish, and gives
+    the rest back to the queues. A second signal, or SIGQUIT, gives everything back at once.
     """
     require_linux("aztask worker")
+    stay_first()
+    end_while_starting()
     if reload:
         require_library()
     if http is not None:
@@ -204,6 +233,7 @@ def command(
     if restart:
         # The same command line once more, without a shell that could read it differently.
         os.execv(sys.executable, [sys.executable, "-m", "aztask", *sys.argv[1:]])  # noqa: S606
+    ended()
 
 
 def _start(
@@ -290,10 +320,9 @@ def _run(
     *,
     reload: bool,
 ) -> bool:
-    supervisor = Supervisor(app, app_spec() or "", options, server=server)
+    supervisor = Supervisor(app, app_spec() or "", options, ThreadShell(server=server))
     reloader = Reloader(Path.cwd(), supervisor.stop) if reload else None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, supervisor.stop)
+    end(supervisor)
     for line in banner(app, app_spec() or "", supervisor.name, options):
         logger.info("%s", line)
     _warn(app, options)

@@ -1,19 +1,18 @@
-"""``aztask workers``: list the workers with a recent heartbeat."""
+"""``aztask workers`` and ``aztask running``: workers with a recent heartbeat, and their tasks."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
-from aztask.cli.listing import warn_of_damage
-from aztask.cli.options import app_option, json_option
-from aztask.cli.output import ago, iso_time, print_json, print_table
-from aztask.cli.target import open_app, results_of
-from aztask.results.base import ResultStore, RunningTask, RunRecord, WorkerRecord
-
-STATES = ("alive", "silent", "stopped")
+from aztask.cli.options import Duration, Text, all_names, app_option, json_option, queues_option
+from aztask.cli.output import ago, iso_time, print_json, print_table, span, to_json, warn_of_damage
+from aztask.cli.target import open_app
+from aztask.operate import workers as operate
+from aztask.operate.workers import RunningRow, WorkerRecord, Workers
+from aztask.support.display import visible
 
 
 @click.command("workers")
@@ -23,82 +22,140 @@ def command(as_json: bool) -> None:
     """List the workers of the last day: running ones first, the newest first.
 
     alive: its last heartbeat is at most 15 seconds old. silent: it was killed, is frozen, or cannot
-    reach the result store. stopped: it ended normally. leased: the messages that it holds.
+    reach the result store. stopped: it ended normally. leased: the messages that it holds. failing:
+    its parts that do not work, with the reason below the table; the others go on.
     """
     with open_app(reads=True) as app:
-        records = readable_workers(results_of(app))
-    now = time.time()
-    # Not by their last heartbeats: the lines would change places every few seconds.
-    records.sort(key=lambda each: (STATES.index(state_of(each, now)), -each.started_at))
+        found = operate.workers(app)
+    warn_of_workers(found.damaged)
+    records = found.records
     if as_json:
         for worker in records:
-            print_json(
-                {
-                    "worker": worker.name,
-                    "state": state_of(worker, now),
-                    "queues": list(worker.queues),
-                    "running": worker.running,
-                    "leased": worker.leased,
-                    "finished": worker.finished,
-                    "started_at": iso_time(worker.started_at),
-                    "seen_at": iso_time(worker.seen_at),
-                }
-            )
+            print_json(_described(found, worker))
         return
+    failing = any(found.failing(worker) for worker in records)
+    several = len({worker.broker for worker in records if worker.broker}) > 1
     print_table(
-        ["worker", "state", "queues", "running", "leased", "finished", "started", "seen"],
+        [
+            *("worker", "state", "queues", "running", "leased", "finished", "started", "seen"),
+            *(["failing"] if failing else []),
+            *(["owner"] if several else []),
+        ],
         [
             [
                 worker.name,
-                state_of(worker, now),
+                found.state(worker),
                 ",".join(worker.queues),
                 worker.running,
                 worker.leased,
                 worker.finished,
-                ago(worker.started_at, now),
-                ago(worker.seen_at, now),
+                ago(worker.started_at, found.at),
+                ago(worker.seen_at, found.at),
+                *([_parts_of(found, worker)] if failing else []),
+                *([worker.broker] if several else []),
             ]
             for worker in records
         ],
     )
+    for worker in records:
+        for each in found.failing(worker):
+            line = f"{worker.name}: {each.part} fails since {iso_time(each.since)}: {each.reason}"
+            click.echo(visible(line))
 
 
-def readable_workers(store: ResultStore) -> list[WorkerRecord]:
-    """The workers whose heartbeats can be read; the others are named on stderr."""
-    found = store.workers()
-    damaged = [(worker.name, worker.damage) for worker in found if worker.damage]
-    warn_of_damage("worker", damaged, "a running worker repairs its row with its next heartbeat")
-    now = time.time()
-    return [
-        _without_ended(store, worker)
-        if worker.tasks and state_of(worker, now) != "alive"
-        else worker
-        for worker in found
-        if not worker.damage
-    ]
+def _described(found: Workers, worker: WorkerRecord) -> dict[str, object]:
+    return {
+        "worker": worker.name,
+        "state": found.state(worker),
+        "queues": list(worker.queues),
+        "running": worker.running,
+        "leased": worker.leased,
+        "finished": worker.finished,
+        "started_at": iso_time(worker.started_at),
+        "seen_at": iso_time(worker.seen_at),
+        "owner": worker.broker or None,
+        "failing": [
+            {"part": each.part, "since": iso_time(each.since), "reason": each.reason}
+            for each in found.failing(worker)
+        ],
+    }
 
 
-def _without_ended(store: ResultStore, worker: WorkerRecord) -> WorkerRecord:
-    """A silent worker without the runs that have ended, or that another worker has started.
+def _parts_of(found: Workers, worker: WorkerRecord) -> str:
+    return ", ".join(each.part for each in found.failing(worker)) or "-"
 
-    Its last heartbeat still lists them. It reads one record for each listed task, at most 100.
+
+def warn_of_workers(damaged: Mapping[str, str]) -> None:
+    """Name the workers whose heartbeats cannot be read, if there are any."""
+    then = "a running worker repairs its row with its next heartbeat"
+    warn_of_damage("worker", list(damaged.items()), then)
+
+
+# -- what they run ---------------------------------------------------------------------------
+
+
+@click.command("running")
+@app_option
+@queues_option("Only tasks from these queues: a,b or -Q a -Q b.")
+@click.option("--task", type=Text(), help="Only runs of this task.")
+@click.option(
+    "--longer",
+    type=Duration(),
+    default="0s",
+    help="Only tasks that have run for at least this time.",
+)
+@json_option
+def running(
+    queues: tuple[tuple[str, ...], ...], task: str | None, longer: float, as_json: bool
+) -> None:
+    """List the tasks that workers run now, the longest-running first.
+
+    Each worker reports its tasks every 5 seconds, at most the 100 that have run longest. For a
+    silent worker, its last reported tasks are shown: they run again when their leases expire. The
+    column progress shows a task's last checkpoint, if that has at most 500 bytes.
     """
-    left = tuple(
-        each for each in worker.tasks if not _is_over(store.get(each.task_id), worker, each)
+    with open_app(reads=True) as app:
+        found = operate.running(app, queues=all_names(queues), task=task, longer=longer)
+    warn_of_workers(found.damaged)
+    rows = found.rows
+    if as_json:
+        for row in rows:
+            print_json(_described_row(row))
+        return
+    several = len({row.worker.broker for row in rows if row.worker.broker}) > 1
+    print_table(
+        [
+            *("id", "task", "queue", "retries", "for", "worker", "state", "progress"),
+            *(["owner"] if several else []),
+        ],
+        [
+            [
+                row.task.task_id,
+                row.task.task,
+                row.task.queue,
+                row.task.retries,
+                span(row.seconds),
+                row.worker.name,
+                row.state,
+                None if row.progress is None else to_json(row.progress),
+                *([row.worker.broker] if several else []),
+            ]
+            for row in rows
+        ],
     )
-    running = max(0, worker.running - len(worker.tasks) + len(left))
-    return replace(worker, tasks=left, running=running)
 
 
-def _is_over(record: RunRecord | None, worker: WorkerRecord, task: RunningTask) -> bool:
-    """Whether the store shows that the worker no longer runs the task."""
-    if record is None or record.damage:
-        return False
-    if record.outcome is not None and record.outcome.at >= task.started_at:
-        return True
-    return bool(record.worker) and record.worker != worker.name
-
-
-def state_of(worker: WorkerRecord, now: float) -> str:
-    """The state of a worker: alive, silent or stopped."""
-    return worker.state_at(now)
+def _described_row(row: RunningRow) -> dict[str, Any]:
+    return {
+        "id": row.task.task_id,
+        "task": row.task.task,
+        "queue": row.task.queue,
+        "retries": row.task.retries,
+        "started_at": iso_time(row.task.started_at),
+        "running_seconds": round(row.seconds, 3),
+        "progress": row.progress,
+        "worker": row.worker.name,
+        "state": row.state,
+        "seen_at": iso_time(row.worker.seen_at),
+        "owner": row.worker.broker or None,
+    }

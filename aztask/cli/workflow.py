@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 
-from aztask.app import App
-from aztask.canvas.drawing import Drawing, Part, draw
-from aztask.cli.failures import CommandFailed, NotFound
+from aztask.canvas.graphs import Drawing, Part, draw
+from aztask.cli.failures import CommandFailed
 from aztask.cli.group import Group
 from aztask.cli.options import Text, app_option, json_option
 from aztask.cli.output import STATE_COLOURS, iso_time, print_json, print_table, span
-from aztask.cli.target import open_app, results_of
-from aztask.deadletters.view import DeadLetters, Selection
-from aztask.errors import ResultDamaged
-from aztask.results.base import State
-from aztask.results.damage import Damaged
+from aztask.cli.target import open_app
+from aztask.operate.workflows import (
+    STATES,
+    NodeView,
+    WorkflowShown,
+    WorkflowView,
+    cancel,
+    members_first_failed,
+    resume,
+    shown,
+    workflow,
+    workflows,
+)
 from aztask.support.display import visible
-from aztask.workflows.graph import Root
-from aztask.workflows.views import NodeView, WorkflowView, summaries, view
 
-STATES: Final = ("started", "succeeded", "failed", "cancelled")
 SHOWN: Final = 8
 """Members of a group that the tree shows; the failed ones come first."""
 
@@ -46,42 +49,47 @@ def command() -> None:
 )
 @json_option
 def list_(state: str | None, limit: int, as_json: bool) -> None:
-    """List workflows: open ones first, then those that have ended, the newest first."""
-    rows: list[list[object]] = []
+    """List workflows: open ones first, then those that have ended, the newest first.
+
+    Those of another app on the same result store are listed as foreign, with their owner.
+    """
     with open_app(reads=True) as app:
-        results_of(app)
-        for workflow, root in summaries(app.workflows.engine, limit, state):
-            if as_json:
-                print_json(_described(workflow, root))
-            elif isinstance(root, Damaged):
-                rows.append([workflow, "unreadable", "", "", root.reason])
-            else:
-                seconds = (root.ended_at or time.time()) - root.at
-                rows.append([workflow, root.state.value, root.tasks, span(seconds), ""])
-    if not as_json:
-        print_table(["id", "state", "tasks", "for", "note"], rows)
+        found = workflows(app, limit, state)
+    if as_json:
+        for each in found:
+            print_json(_described(each))
+        return
+    print_table(["id", "state", "tasks", "for", "note"], [_row(each) for each in found])
+
+
+def _row(found: WorkflowShown) -> list[object]:
+    root = found.root
+    if root is None:
+        note = found.damage or f"belongs to {found.owner}"
+        return [found.id, found.state, "", "", note]
+    seconds = (root.ended_at or time.time()) - root.at
+    return [found.id, found.state, root.tasks, span(seconds), ""]
 
 
 @command.command("show")
 @app_option
-@click.argument("workflow", type=Text(), metavar="ID")
+@click.argument("workflow_id", type=Text(), metavar="ID")
 @click.option("--watch", is_flag=True, help="Draw the tree anew each second until it has ended.")
 @json_option
-def show(workflow: str, watch: bool, as_json: bool) -> None:
+def show(workflow_id: str, watch: bool, as_json: bool) -> None:
     """Show a workflow as a tree, with the state and the time of each task.
 
     Large groups are shortened: failed members come first. --json prints every task on a line.
     """
     with open_app(reads=True) as app:
-        results_of(app)
-        found = _found(app, workflow)
+        found = workflow(app, workflow_id)
         while watch and not as_json and found.root.ended_at is None:
             click.clear()
             _print_tree(found)
             time.sleep(WATCH_SECONDS)
-            found = _found(app, workflow)
+            found = workflow(app, workflow_id)
     if as_json:
-        print_json(_described(workflow, found.root))
+        print_json(_described(shown(workflow_id, found.root)))
         for node in found.all_nodes():
             if node.task:
                 print_json(_described_node(node))
@@ -91,57 +99,30 @@ def show(workflow: str, watch: bool, as_json: bool) -> None:
 
 @command.command("cancel")
 @app_option
-@click.argument("workflow", type=Text(), metavar="ID")
-def cancel(workflow: str) -> None:
+@click.argument("workflow_id", type=Text(), metavar="ID")
+def cancel_(workflow_id: str) -> None:
     """Cancel a workflow: no further task of it starts. Running tasks end."""
     with open_app() as app:
-        results_of(app)
-        _found(app, workflow)
-        if not app.workflows.result(workflow).cancel():
-            raise CommandFailed(f"not cancelled, since already ended: {visible(workflow)}")
-        click.echo(f"{visible(workflow)} is cancelled")
+        if not cancel(app, workflow_id).act():
+            raise CommandFailed(f"not cancelled, since already ended: {visible(workflow_id)}")
+        click.echo(f"{visible(workflow_id)} is cancelled")
 
 
 @command.command("resume")
 @app_option
-@click.argument("workflow", type=Text(), metavar="ID")
-def resume(workflow: str) -> None:
+@click.argument("workflow_id", type=Text(), metavar="ID")
+def resume_(workflow_id: str) -> None:
     """Replay the dead-lettered tasks of a workflow. It goes on behind each that succeeds now.
 
     What a body was given before does not change: if the workflow has succeeded, a replay changes
     only the results of its own tasks.
     """
     with open_app() as app:
-        results_of(app)
-        found = _found(app, workflow)
-        queues: dict[str, set[str]] = defaultdict(set)
-        for node in found.all_nodes():
-            if node.task and node.state not in (None, State.SUCCEEDED):
-                queues[node.queue].add(node.task_id)
-        done = sum(
-            DeadLetters(app, queue).replay(Selection(ids=frozenset(ids))).done
-            for queue, ids in queues.items()
-        )
-    if not done:
-        raise CommandFailed(
-            f"workflow {visible(workflow)} has no task among the dead letters; aztask workflow "
-            "show lists its tasks"
-        )
-    click.echo(f"replayed {done} task{'' if done == 1 else 's'} of {visible(workflow)}")
-    if found.root.state is State.SUCCEEDED:
+        action = resume(app, workflow_id)
+        done = action.act()
+    click.echo(f"replayed {done} task{'' if done == 1 else 's'} of {visible(workflow_id)}")
+    if action.succeeded:
         click.echo("the workflow has succeeded: what its bodies were given does not change")
-
-
-def _found(app: App, workflow: str) -> WorkflowView:
-    try:
-        found = view(app.workflows.engine, workflow)
-    except Damaged as damage:
-        raise ResultDamaged(
-            f"workflow {visible(workflow)} cannot be read: {damage.reason}"
-        ) from None
-    if found is None:
-        raise NotFound(f"no workflow has the id {visible(workflow)}")
-    return found
 
 
 # -- the tree --------------------------------------------------------------------------------
@@ -163,16 +144,11 @@ class _Branch:
 def _drawn(node: NodeView) -> Drawing:
     if node.task:
         return _line(node), ()
-    members = sorted(node.members, key=_rank)
+    members = members_first_failed(node)
     parts: list[Part] = [("", _Branch(member)) for member in members]
     if len(parts) > SHOWN:
         parts = [*parts[:SHOWN], (f"... {len(parts) - SHOWN:,} more", None)]
     return f"group of {len(node.members)}{_state(node)}", parts
-
-
-def _rank(member: Sequence[NodeView]) -> bool:
-    """Members that failed come first; the others keep their order."""
-    return all(node.state in (None, State.SUCCEEDED) for node in member)
 
 
 def _line(node: NodeView) -> str:
@@ -197,11 +173,13 @@ def _print_tree(found: WorkflowView) -> None:
     click.echo(draw(_Branch(found.nodes)))
 
 
-def _described(workflow: str, root: Root | Damaged) -> dict[str, Any]:
-    if isinstance(root, Damaged):
-        return {"id": workflow, "state": "unreadable", "damage": root.reason}
+def _described(found: WorkflowShown) -> dict[str, Any]:
+    root = found.root
+    if root is None:
+        more = {"owner": found.owner} if found.owner else {"damage": found.damage}
+        return {"id": found.id, "state": found.state, **more}
     return {
-        "id": workflow,
+        "id": found.id,
         "state": root.state.value,
         "tasks": root.tasks,
         "started_at": iso_time(root.at),

@@ -16,12 +16,15 @@ from aztask.config import read_environment
 from aztask.connections import TEST_BROKER
 from aztask.django.api import (
     BaseTaskBackend,
+    Call,
     InvalidTask,
     TaskResult,
     TaskResultStatus,
+    at,
+    aware,
+    sending,
     task_enqueued,
 )
-from aztask.django.calls import Call, at, aware, sending
 from aztask.django.results import result_of
 from aztask.django.running import wrap
 from aztask.django.taskapp import TaskApp, task_app
@@ -33,7 +36,7 @@ class AztaskBackend(BaseTaskBackend):
     """Sends Django's tasks to the queues of an `App`, and reads their results.
 
     `OPTIONS` are those of the App (``broker``, ``results``, ``retry``, ``lease`` ...) and those of
-    `aztask.django.options.BackendOptions`. ``QUEUES`` are names of queues.
+    `aztask.django.taskapp.BackendOptions`. ``QUEUES`` are names of queues.
 
     Priorities are refused, because the queue services have none: give urgent tasks a queue and a
     worker of their own.

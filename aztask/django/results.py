@@ -23,8 +23,9 @@ from aztask.django.api import (
     TaskResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
+    at,
+    noted,
 )
-from aztask.django.calls import at, noted
 from aztask.django.taskapp import TaskApp
 from aztask.errors import BrokerError, CodecError, EncodeError
 from aztask.results.base import Outcome, RunRecord, State

@@ -26,11 +26,12 @@ from aztask.django.api import (
     TaskError,
     TaskResult,
     TaskResultStatus,
+    at,
     normalize_json,
     task_finished,
     task_started,
+    times_in,
 )
-from aztask.django.calls import at, times_in
 from aztask.django.results import ReturnValueError, attempts_of, configured, path_of
 from aztask.django.taskapp import TaskApp
 from aztask.errors import EncodeError, LeaseLost

@@ -10,10 +10,10 @@ from __future__ import annotations
 import django
 
 from aztask.app import App
+from aztask.app.loading import REASON_CHARACTERS, AppNotLoaded
 from aztask.django.api import task_backends
 from aztask.django.backend import AztaskBackend
 from aztask.errors import ConfigurationError
-from aztask.loading import REASON_CHARACTERS, AppNotLoaded
 from aztask.support.display import safe_str
 
 django.setup()

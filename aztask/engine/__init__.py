@@ -13,8 +13,7 @@ from aztask.engine.messages import (
     QueueSettings,
     SessionLease,
 )
-from aztask.engine.waiter import Waiter
-from aztask.engine.watch import Watch
+from aztask.engine.watch import Waiter, Watch
 
 __all__ = [
     "Database",

@@ -6,30 +6,29 @@ Rules
 2. Every writer first takes the write lock (BEGIN IMMEDIATE, or a single writing statement). So no
    transaction fails half-way because another process was faster: it waits at its start.
 3. SQLite's errors are raised as aztask's errors (`aztask.engine.faults`).
-4. After a fork the child cannot use its parent's database. It does no I/O on it, not even to close
-   or garbage-collect it: that would damage the parent's file (sqlite.org/howtocorrupt.html, 2.6).
+4. After a fork the child cannot use its parent's database, but it can open the same file again
+   (`aztask.engine.forking`). Every call of SQLite is made under the lock, or while a file is opened
+   or closed, so that no fork happens beside it.
 5. If the file is deleted or replaced while it is open, every use raises BrokerError. SQLite itself
    would go on reading and writing the deleted file, which no other process sees.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
+import random
 import sqlite3
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from aztask.engine.faults import TRANSLATED, translate
 from aztask.engine.filesystem import identity, prepare
-from aztask.engine.patience import PatientConnection
+from aztask.engine.forking import FORKS, opening
 from aztask.engine.watch import Watch
 from aztask.errors import BrokerError, ConfigurationError
-from aztask.support.forks import in_forked_child
 
 Durability: TypeAlias = Literal["process", "full"]
 """What an accepted write survives: "process": process death; "full": also power loss (slower)."""
@@ -51,7 +50,19 @@ _CHECK_SECONDS: Final = 0.001
 The check costs as much as a tenth of a send. What is sent within these seconds of a deletion is
 lost with the file, like everything that was sent to it before.
 """
+_execute = sqlite3.Connection.execute
+
+_BUSY: Final = sqlite3.SQLITE_BUSY
+_PRIMARY_CODE: Final = 0xFF  # the other bits are the extended code (sqlite.org/rescode.html)
+_SHORTEST, _LONGEST = 0.0001, 0.001
 _serial = itertools.count(1)
+
+_FILE_STEPS: Final = (
+    """
+    CREATE TABLE file (id TEXT NOT NULL);
+    INSERT INTO file VALUES (lower(hex(randomblob(16))));
+    """,
+)
 
 
 class Database:
@@ -79,16 +90,18 @@ class Database:
             raise ConfigurationError(f"durability is 'process' or 'full', not {durability!r}")
         self.path = IN_MEMORY if path == IN_MEMORY else prepare(path, group)
         self.key = f"{IN_MEMORY}{next(_serial)}" if path == IN_MEMORY else self.path
-        self._lock = threading.RLock()
+        self._lock = self.lock = threading.RLock()
         self._watch: Watch | None = None
         self._depth = 0  # of transactions; guarded by the lock, like the three that follow
         self._owner = 0
         self._doomed: BaseException | None = None
         self._at_end: list[Callable[[bool], None]] = []
-        self._connection = _open(self.path, durability, busy_seconds)
-        self._identity = None if self.path == IN_MEMORY else identity(self.path)
-        self._checked = time.monotonic()
-        _open_databases.add(self)
+        with opening() as forks:
+            forks.claim(self.path)
+            self._connection = _open(self.path, durability, busy_seconds)
+            self._identity = None if self.path == IN_MEMORY else identity(self.path)
+            self._checked = time.monotonic()
+            forks.databases.add(self)
 
     def transaction(self) -> Transaction:
         """A block whose changes are committed together or not at all.
@@ -182,6 +195,16 @@ class Database:
             if version < len(steps):
                 connection.execute("REPLACE INTO components VALUES (?, ?)", (component, len(steps)))
 
+    def file_id(self) -> str:
+        """The id that the file has had since it was first asked for: 32 hexadecimal digits.
+
+        It is kept in the file, so it survives a move; a copy has the same one.
+        """
+        self.migrate("file", _FILE_STEPS)
+        with self.read() as connection:
+            (found,) = connection.execute("SELECT id FROM file").fetchone()
+        return str(found)
+
     @property
     def closed(self) -> bool:
         """Whether it can no longer be used: closed, or opened before this process was forked."""
@@ -191,7 +214,7 @@ class Database:
         """Close the file. Does nothing in a forked child, or if it is closed already."""
         if self._connection is None:
             return
-        with self._lock:
+        with opening(), self._lock:
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
@@ -199,7 +222,8 @@ class Database:
                 self._watch.close()
 
     def __del__(self) -> None:
-        self.close()
+        if self._connection is not None:
+            FORKS.collect(self.path, self._connection)
 
     def __repr__(self) -> str:
         return f"Database({self.path!r})"
@@ -274,11 +298,16 @@ class Database:
                 f"{self.path}: the transaction was rolled back because part of it failed: {doomed}"
             ) from doomed
 
-    def _disown(self) -> None:
-        """In a forked child: drop the connection without ever freeing it (rule 4)."""
-        if self._connection is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
-            self._connection, self._forked = None, True
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open, of whichever thread."""
+        return self._depth > 0
+
+    def disown(self) -> sqlite3.Connection | None:
+        """In a forked child: give up the connection and return it; None if it was closed."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._forked = True
+        return connection
 
 
 class Statement:
@@ -335,15 +364,34 @@ class Transaction:
             raise translate(error, database.path) from error
 
 
-_open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+class PatientConnection(sqlite3.Connection):
+    """A connection whose statements wait for the lock, up to `patience` seconds.
 
+    Inside a transaction it does not wait: the transaction has the lock, or can never get it.
 
-def _disown_all() -> None:
-    for database in list(_open_databases):
-        database._disown()
+    Why not SQLite's busy handler: it sleeps longer and longer, up to a tenth of a second. Beside a
+    process that writes without pause, one write in a hundred then waits for most of a second.
+    Trying again about every millisecond costs little, and a write waits only a few milliseconds.
+    """
 
+    patience: float = 0.0
 
-in_forked_child(_disown_all)
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Execute one statement; raises OperationalError (SQLITE_BUSY) after `patience`."""
+        try:
+            return _execute(self, sql, parameters)
+        except sqlite3.OperationalError as error:
+            if self.in_transaction or error.sqlite_errorcode & _PRIMARY_CODE != _BUSY:
+                raise
+        until = time.monotonic() + self.patience
+        while True:
+            time.sleep(random.uniform(_SHORTEST, _LONGEST))  # noqa: S311  # spreads load, guards nothing
+            try:
+                return _execute(self, sql, parameters)
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & _PRIMARY_CODE == _BUSY
+                if not busy or time.monotonic() > until:
+                    raise
 
 
 def _open(path: str, durability: Durability, busy_seconds: float) -> sqlite3.Connection:

@@ -3,9 +3,9 @@
 Why not a queue library: we know of none with renewable leases, delays, dead letters and sessions in
 one SQLite file that several processes share.
 
-The engine knows nothing about tasks, envelopes or protocols: a payload is bytes. Its parts are in
-separate files, each built on the one before: `queues`, `sweeper`, `intake`, `leases`, `sessions`,
-`inspection`.
+The engine knows nothing about tasks, envelopes or protocols: a payload is bytes. It owns its
+parts, one file each: `queues`, `sweeper`, `sending`, `receiving`, `settling`, `sessions` and
+`inspection`. What they offer are the engine's calls, without anything in between.
 
 Rules
 1. An accepted message stays in the file until it is completed, purged, or expired. A process that
@@ -17,11 +17,19 @@ Rules
 
 from __future__ import annotations
 
+from aztask.engine.database import Database
 from aztask.engine.inspection import Inspection
 from aztask.engine.messages import Leased, SessionLease
+from aztask.engine.queues import QueueTable
+from aztask.engine.receiving import Receiving
+from aztask.engine.sending import Sending
+from aztask.engine.sessions import Sessions
+from aztask.engine.settling import Settling
+from aztask.engine.sweeper import SWEEP_SECONDS, Sweeper
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 
-class Engine(Inspection):
+class Engine:
     """The queues of one database.
 
     Several engines, also in several processes, may use one file.
@@ -29,6 +37,45 @@ class Engine(Inspection):
     clock: injected in tests, and by a server that shifts its wall clock.
     sweep_seconds: see `aztask.engine.sweeper`.
     """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        sweep_seconds: float = SWEEP_SECONDS,
+    ) -> None:
+        self.database = database
+        self.clock = clock
+        self.queue_table = table = QueueTable(database, clock=clock)
+        self.create_queue, self.update_queue = table.create, table.update
+        self.delete_queue, self.queue, self.queues = table.delete, table.settings, table.names
+
+        self.sweeper = Sweeper(table, sweep_seconds)
+
+        sending = Sending(table)
+        self.send, self.send_dead = sending.send, sending.send_dead
+        self.cancel_scheduled = sending.cancel_scheduled
+        self.cancel_scheduled_ids = sending.cancel_scheduled_ids
+
+        self._receiving = Receiving(table, self.sweeper)
+        self.receive_deferred = self._receiving.receive_deferred
+
+        settling = Settling(table, sending)
+        self.renew, self.update = settling.renew, settling.update
+        self.complete, self.replace = settling.complete, settling.replace
+        self.abandon, self.release = settling.abandon, settling.release
+        self.defer, self.dead_letter = settling.defer, settling.dead_letter
+
+        self._sessions = sessions = Sessions(table, self.sweeper)
+        self.accept_session, self.renew_session = sessions.accept, sessions.renew
+        self.release_session, self.sessions = sessions.release, sessions.names
+        self.get_session_state = sessions.state
+        self.set_session_state = sessions.set_state
+
+        inspection = Inspection(table, self.sweeper)
+        self.peek, self.purge = inspection.peek, inspection.purge
+        self.stats, self.pending = inspection.stats, inspection.pending
 
     def receive(
         self,
@@ -50,5 +97,5 @@ class Engine(Inspection):
         if limit <= 0:
             return []
         if session is not None and not dead_letter:
-            return self._receive_in_session(queue, session, limit, delete)
-        return self._receive_ready(queue, limit, lease_seconds, dead_letter, delete)
+            return self._sessions.receive(queue, session, limit, delete)
+        return self._receiving.receive(queue, limit, lease_seconds, dead_letter, delete)

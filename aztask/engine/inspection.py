@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from aztask.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, STATES, Counts, PeekedMessage
-from aztask.engine.sessions import Sessions
+from aztask.engine.queues import QueueTable
+from aztask.engine.sweeper import Sweeper
 
 _FROM: Final = (
     "(SELECT seq FROM messages INDEXED BY messages_line "
@@ -37,28 +38,34 @@ _PURGE: Final = (
 )
 
 
-class Inspection(Sessions):
-    """Adds peeking, counting and purging to the engine."""
+class Inspection:
+    """The part of the engine that peeks, counts and purges."""
+
+    def __init__(self, queues: QueueTable, sweeper: Sweeper) -> None:
+        self._queues = queues
+        self._database = queues.database
+        self._clock = queues.clock
+        self._sweeper = sweeper
 
     def peek(
         self, queue: str, from_seq: int = 0, limit: int = 100, *, dead_letter: bool = False
     ) -> list[PeekedMessage]:
         """Up to `limit` messages of any state, in order, from number `from_seq` on."""
-        found = self._queue(queue)
+        found = self._queues.find(queue)
         box = found.box(dead_letter)
-        self._sweep(found, box)
+        self._sweeper.sweep(found, box)
         values = {"box": box, "seq": from_seq, "limit": max(limit, 0)}
-        with self.database.read() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(_PEEK, values).fetchall()
         if not rows:
-            self._load(queue)
+            self._queues.load(queue)
         return list(map(_peeked, rows))
 
     def stats(self, queue: str) -> Counts:
         """The number of messages by state. It counts an index: about 60 ms per million messages."""
-        found = self._load(queue)
-        self._sweep(found, found.id)
-        with self.database.transaction() as connection:
+        found = self._queues.load(queue)
+        self._sweeper.sweep(found, found.id)
+        with self._database.transaction() as connection:
             counts = dict(connection.execute(_COUNT, (found.id,)).fetchall())
             dead = sum(count for _, count in connection.execute(_COUNT, (-found.id,)))
         active, leased, scheduled, deferred = (counts.get(state, 0) for state in range(4))
@@ -66,16 +73,16 @@ class Inspection(Sessions):
 
     def pending(self, queue: str, *, dead_letter: bool = False) -> float:
         """Seconds until there may be a message to receive: 0.0 now; infinity: no message."""
-        box = self._queue(queue).box(dead_letter)
-        with self.database.read() as connection:
+        box = self._queues.find(queue).box(dead_letter)
+        with self._database.read() as connection:
             ready, due, lapse = connection.execute(_PENDING, (box, box, box)).fetchone()
         if ready:
             return 0.0
         waits = [float("inf")]
         if due is not None:
-            waits.append(due - self.clock.wall())
+            waits.append(due - self._clock.wall())
         if lapse is not None:
-            waits.append(lapse - self.clock.monotonic())
+            waits.append(lapse - self._clock.monotonic())
         return max(0.0, min(waits))
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
@@ -84,11 +91,11 @@ class Inspection(Sessions):
         Deletes in portions, so that other callers can work in between. If the process dies, some
         portions are deleted.
         """
-        found = self._load(queue)
+        found = self._queues.load(queue)
         box, deleted = found.box(dead_letter), 0
-        self._sweep(found, box)
+        self._sweeper.sweep(found, box)
         while True:
-            with self.database.statement() as connection:
+            with self._database.statement() as connection:
                 portion = connection.execute(_PURGE, (box,)).rowcount
             deleted += portion
             if portion < _PURGE_LIMIT:

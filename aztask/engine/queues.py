@@ -1,4 +1,4 @@
-"""The queues of a file and their settings: the base of the engine's other parts.
+"""The queues of a file and their settings, which the engine's other parts ask for.
 
 Rules
 1. A queue's id is never used twice, and its revision rises with every change of its settings. This
@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from dataclasses import astuple, dataclass
 
@@ -30,6 +31,7 @@ _LOAD = f"SELECT id, revision, {_SETTINGS} FROM queues WHERE name = ?"
 _UPDATE = (
     f"UPDATE queues SET revision = revision + 1, ({_SETTINGS}) = (?, ?, ?, ?, ?, ?) WHERE id = ?"
 )
+_IS_CURRENT = "SELECT count(*) FROM queues WHERE id = ? AND revision = ?"
 
 EXHAUSTED = "deliveries >= (SELECT max_deliveries FROM queues WHERE id = box)"
 """True for a message that has reached the delivery limit. Never true for a dead letter, because its
@@ -63,7 +65,7 @@ class Queue:
         return -self.id if dead_letter else self.id
 
 
-class Queues:
+class QueueTable:
     """The part of the engine that creates, changes, finds and deletes queues."""
 
     def __init__(self, database: Database, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -73,7 +75,7 @@ class Queues:
         database.migrate(COMPONENT, STEPS)
         self._void_leases_of_earlier_boots()
 
-    def create_queue(self, name: str, settings: QueueSettings = QueueSettings()) -> bool:
+    def create(self, name: str, settings: QueueSettings = QueueSettings()) -> bool:
         """Create the queue; returns False if it exists, and then keeps its settings."""
         if not name:
             raise ConfigurationError("a queue needs a name; give one with at least one character")
@@ -82,10 +84,10 @@ class Queues:
         self._known.pop(name, None)
         return created
 
-    def update_queue(self, name: str, settings: QueueSettings) -> None:
+    def update(self, name: str, settings: QueueSettings) -> None:
         """Change the queue's settings, except `sessions`, which cannot be changed."""
         with self.database.transaction() as connection:
-            queue = self._load(name)
+            queue = self.load(name)
             if queue.settings.sessions != settings.sessions:
                 raise ConfigurationError(
                     f"queue {name!r} was created {'with' if queue.settings.sessions else 'without'}"
@@ -94,10 +96,10 @@ class Queues:
             connection.execute(_UPDATE, (*astuple(settings), queue.id))
         self._known.pop(name, None)
 
-    def delete_queue(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         """Delete the queue and everything in it. Raises QueueNotFound."""
         with self.database.transaction() as connection:
-            queue = self._load(name)
+            queue = self.load(name)
             for box in (queue.id, -queue.id):
                 connection.execute("DELETE FROM messages WHERE box = ?", (box,))
             connection.execute("DELETE FROM seen WHERE box = ?", (queue.id,))
@@ -105,20 +107,34 @@ class Queues:
             connection.execute("DELETE FROM queues WHERE id = ?", (queue.id,))
         self._known.pop(name, None)
 
-    def queue(self, name: str) -> QueueSettings:
+    def settings(self, name: str) -> QueueSettings:
         """The queue's current settings. Raises QueueNotFound."""
-        return self._load(name).settings
+        return self.load(name).settings
 
-    def queues(self) -> list[str]:
+    def names(self) -> list[str]:
         """The sorted names of all queues."""
         with self.database.read() as connection:
             return [name for (name,) in connection.execute("SELECT name FROM queues ORDER BY name")]
 
-    def _queue(self, name: str) -> Queue:
+    def find(self, name: str) -> Queue:
         """The queue from the cache, or from the file. Raises QueueNotFound."""
-        return self._known.get(name) or self._load(name)
+        return self._known.get(name) or self.load(name)
 
-    def _load(self, name: str) -> Queue:
+    def current(self, connection: sqlite3.Connection, name: str) -> Queue:
+        """The queue, with the settings that the transaction of `connection` sees."""
+        queue = self.find(name)
+        key = (queue.id, queue.revision)
+        return queue if connection.execute(_IS_CURRENT, key).fetchone()[0] else self.load(name)
+
+    def lease_end(self, queue: Queue, seconds: float | None) -> float:
+        """When a lease of `seconds` that begins now ends, by default one of the queue's length."""
+        seconds = queue.settings.lease_seconds if seconds is None else seconds
+        if not 0 < seconds < math.inf:
+            raise ConfigurationError(f"a lease lasts a number of seconds above 0, not {seconds!r}")
+        return self.clock.monotonic() + seconds
+
+    def load(self, name: str) -> Queue:
+        """The queue from the file. Raises QueueNotFound."""
         known = name.encode(errors="replace").decode()  # no queue name contains lone surrogates
         with self.database.read() as connection:
             row = connection.execute(_LOAD, (known,)).fetchone() if known == name else None

@@ -14,13 +14,11 @@ import secrets
 import sqlite3
 from typing import Final
 
-from aztask.engine.database import Database
-from aztask.engine.leases import _GRANT, _REMOVE, Leases, leased
 from aztask.engine.messages import LEASED, READY, Leased, SessionLease
-from aztask.engine.queues import BURY_EXHAUSTED, GIVE_BACK, Queue
-from aztask.engine.sweeper import SWEEP_SECONDS
+from aztask.engine.queues import BURY_EXHAUSTED, GIVE_BACK, Queue, QueueTable
+from aztask.engine.receiving import GRANT, REMOVE, leased
+from aztask.engine.sweeper import Sweeper
 from aztask.errors import ConfigurationError, LeaseLost
-from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 _NEXT: Final = f"""
 WITH RECURSIVE candidates (session) AS (
@@ -46,25 +44,22 @@ _IN_SESSION: Final = (
     f"seq IN (SELECT seq FROM messages WHERE box = ? AND state = {READY} AND session = ? "
     "AND (expires_at IS NULL OR expires_at > ?) ORDER BY seq LIMIT ?)"
 )
-_GRANT_IN_SESSION: Final = _GRANT.format(_IN_SESSION)
-_REMOVE_IN_SESSION: Final = _REMOVE.format(_IN_SESSION)
+_GRANT_IN_SESSION: Final = GRANT.format(_IN_SESSION)
+_REMOVE_IN_SESSION: Final = REMOVE.format(_IN_SESSION)
 _LEASED_IN_SESSION: Final = f"box = ? AND session = ? AND state = {LEASED}"
 
 
-class Sessions(Leases):
-    """Adds sessions to the engine: accepts, renews and releases them, and stores their state."""
+class Sessions:
+    """The part of the engine that leases sessions with their messages, and stores their state."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        sweep_seconds: float = SWEEP_SECONDS,
-    ) -> None:
-        super().__init__(database, clock=clock, sweep_seconds=sweep_seconds)
+    def __init__(self, queues: QueueTable, sweeper: Sweeper) -> None:
+        self._queues = queues
+        self._database = queues.database
+        self._clock = queues.clock
+        self._sweeper = sweeper
         self._turns: dict[int, str] = {}
 
-    def accept_session(
+    def accept(
         self, queue: str, session: str | None = None, lease_seconds: float | None = None
     ) -> SessionLease | None:
         """Accept the named session, or any session that has ready messages and no holder.
@@ -73,10 +68,10 @@ class Sessions(Leases):
         empty. Raises ConfigurationError if the queue has no sessions.
         """
         found = self._with_sessions(queue)
-        self._sweep(found, found.id)
-        until = self._lease_end(found, lease_seconds)
-        now, token = self.clock.monotonic(), secrets.token_hex(16)
-        with self.database.transaction() as connection:
+        self._sweeper.sweep(found, found.id)
+        until = self._queues.lease_end(found, lease_seconds)
+        now, token = self._clock.monotonic(), secrets.token_hex(16)
+        with self._database.transaction() as connection:
             name = self._next_session(connection, found, now) if session is None else session
             if name is None:
                 return None
@@ -95,14 +90,14 @@ class Sessions(Leases):
                 return name
         return None
 
-    def renew_session(
+    def renew(
         self, queue: str, lease: SessionLease, seconds: float | None = None
     ) -> SessionLease | None:
         """Let the leases of the session and its messages end `seconds` from now; None if lost."""
         found = self._with_sessions(queue)
-        until = self._lease_end(found, seconds)
-        mine = (found.id, lease.session, lease.token, self.clock.monotonic())
-        with self.database.transaction() as connection:
+        until = self._queues.lease_end(found, seconds)
+        mine = (found.id, lease.session, lease.token, self._clock.monotonic())
+        with self._database.transaction() as connection:
             renewed = connection.execute(
                 f"UPDATE sessions SET until = ? WHERE {_MINE}", (until, *mine)
             )
@@ -114,11 +109,11 @@ class Sessions(Leases):
             )
         return lease._replace(until=until)
 
-    def release_session(self, queue: str, lease: SessionLease) -> bool:
+    def release(self, queue: str, lease: SessionLease) -> bool:
         """Release the session and its leased messages; returns False if it was lost."""
-        found, now = self._with_sessions(queue), self.clock.monotonic()
+        found, now = self._with_sessions(queue), self._clock.monotonic()
         mine = (found.id, lease.session, lease.token, now)
-        with self.database.transaction() as connection:
+        with self._database.transaction() as connection:
             released = connection.execute(
                 f"UPDATE sessions SET token = NULL, until = ? WHERE {_MINE}", (now, *mine)
             ).rowcount
@@ -131,14 +126,13 @@ class Sessions(Leases):
             connection.execute(_FORGET, (found.id, now))
         return released == 1
 
-    def _receive_in_session(
-        self, name: str, lease: SessionLease, limit: int, delete: bool
-    ) -> list[Leased]:
+    def receive(self, name: str, lease: SessionLease, limit: int, delete: bool) -> list[Leased]:
+        """Lease or remove the session's first messages; see `aztask.engine.Engine.receive`."""
         queue = self._with_sessions(name)
-        box, wall = queue.id, self.clock.wall()
-        if self._sweep_due(box):
-            self._sweep(queue, box)
-        with self.database.transaction() as connection:
+        box, wall = queue.id, self._clock.wall()
+        if self._sweeper.due(box):
+            self._sweeper.sweep(queue, box)
+        with self._database.transaction() as connection:
             until = self._held_until(connection, queue, lease)
             chosen = (box, lease.session, wall, limit)
             if delete:
@@ -147,10 +141,10 @@ class Sessions(Leases):
                 rows = connection.execute(_GRANT_IN_SESSION, (until, *chosen)).fetchall()
         return leased(rows)
 
-    def get_session_state(self, queue: str, lease: SessionLease) -> bytes | None:
+    def state(self, queue: str, lease: SessionLease) -> bytes | None:
         """The bytes that were last stored with the session. Raises LeaseLost."""
         found = self._with_sessions(queue)
-        with self.database.transaction() as connection:
+        with self._database.transaction() as connection:
             self._held_until(connection, found, lease)
             (state,) = connection.execute(
                 "SELECT state FROM sessions WHERE box = ? AND session = ?",
@@ -158,17 +152,17 @@ class Sessions(Leases):
             ).fetchone()
         return None if state is None else bytes(state)
 
-    def set_session_state(self, queue: str, lease: SessionLease, state: bytes | None) -> None:
+    def set_state(self, queue: str, lease: SessionLease, state: bytes | None) -> None:
         """Store bytes with the session; they outlive its messages. Raises LeaseLost."""
         found = self._with_sessions(queue)
-        with self.database.transaction() as connection:
+        with self._database.transaction() as connection:
             self._held_until(connection, found, lease)
             connection.execute(
                 "UPDATE sessions SET state = ? WHERE box = ? AND session = ?",
                 (state, found.id, lease.session),
             )
 
-    def sessions(self, queue: str, *, with_state: bool = False) -> list[str]:
+    def names(self, queue: str, *, with_state: bool = False) -> list[str]:
         """The sorted sessions that have messages, or with `with_state` those that have a state."""
         found = self._with_sessions(queue)
         source = (
@@ -176,14 +170,14 @@ class Sessions(Leases):
             if with_state
             else "messages WHERE box = ? AND session IS NOT NULL"
         )
-        with self.database.read() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 f"SELECT DISTINCT session FROM {source} ORDER BY session", (found.id,)
             )
             return [session for (session,) in rows]
 
     def _with_sessions(self, name: str) -> Queue:
-        queue = self._queue(name)
+        queue = self._queues.find(name)
         if not queue.settings.sessions:
             raise ConfigurationError(
                 f"queue {name!r} has no sessions; create it with sessions, or receive without one"
@@ -193,7 +187,7 @@ class Sessions(Leases):
     def _held_until(
         self, connection: sqlite3.Connection, queue: Queue, lease: SessionLease
     ) -> float:
-        mine = (queue.id, lease.session, lease.token, self.clock.monotonic())
+        mine = (queue.id, lease.session, lease.token, self._clock.monotonic())
         row = connection.execute(f"SELECT until FROM sessions WHERE {_MINE}", mine).fetchone()
         if row is None:
             raise LeaseLost(

@@ -14,10 +14,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from aztask.engine.database import Database
 from aztask.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, TIME_TO_LIVE_EXPIRED
-from aztask.engine.queues import BURY, BURY_EXHAUSTED, EXHAUSTED, GIVE_BACK, Queue, Queues
-from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.engine.queues import BURY, BURY_EXHAUSTED, EXHAUSTED, GIVE_BACK, Queue, QueueTable
 
 SWEEP_SECONDS: Final = 0.02
 SWEEP_LIMIT: Final = 1000
@@ -38,40 +36,40 @@ _ARRIVE = (
 )
 
 
-class Sweeper(Queues):
-    """Adds sweeping to the engine: before a queue is read, its messages are brought up to date."""
+class Sweeper:
+    """The part of the engine that brings a queue's messages up to date before it is read.
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        sweep_seconds: float = SWEEP_SECONDS,
-    ) -> None:
-        super().__init__(database, clock=clock)
+    swept: when each box was swept last, on the lease clock.
+    """
+
+    def __init__(self, queues: QueueTable, sweep_seconds: float = SWEEP_SECONDS) -> None:
+        self._queues = queues
+        self._database = queues.database
+        self._clock = queues.clock
         self._sweep_seconds = sweep_seconds
-        self._swept: dict[int, float] = {}
+        self.swept: dict[int, float] = {}
 
-    def _sweep_due(self, box: int) -> bool:
-        return not 0 <= self.clock.monotonic() - self._swept.get(box, -1e9) < self._sweep_seconds
+    def due(self, box: int) -> bool:
+        """Whether the box was not swept within the last `sweep_seconds`."""
+        return not 0 <= self._clock.monotonic() - self.swept.get(box, -1e9) < self._sweep_seconds
 
-    def _sweep(self, queue: Queue, box: int) -> bool:
+    def sweep(self, queue: Queue, box: int) -> bool:
         """Bring the box up to date; returns True if messages may have become ready."""
-        boot, wall = self.clock.monotonic(), self.clock.wall()
-        self._swept[box] = boot
-        with self.database.read() as connection:
+        boot, wall = self._clock.monotonic(), self._clock.wall()
+        self.swept[box] = boot
+        with self._database.read() as connection:
             due, lapsed, expired = connection.execute(
                 _WORK, (box, wall, box, boot, box, wall)
             ).fetchone()
         if not (due or lapsed or expired):
             return False
-        with self.database.transaction() as connection:
+        with self._database.transaction() as connection:
             if lapsed:
                 lapse(connection, box, boot)
             if due:
                 connection.execute(_ARRIVE, (box, wall))
                 connection.execute(f"DELETE FROM messages WHERE seq IN {_DUE}", (box, wall))
-            expire(connection, self._load(queue.name), box, wall)
+            expire(connection, self._queues.load(queue.name), box, wall)
         return True
 
 

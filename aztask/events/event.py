@@ -41,6 +41,7 @@ EventKind: TypeAlias = Literal[
     "control_changed",
     "occurrence_sent",
     "occurrence_skipped",
+    "operator_acted",
 ]
 EVENT_KINDS: Final[frozenset[str]] = frozenset(get_args(EventKind))
 
@@ -68,6 +69,8 @@ class Event(NamedTuple):
     * `workflow_id`: of the workflow that the task belongs to.
     * `parent_id`: of the task or group before it in the workflow; otherwise of the task that sent
       it.
+    * `by`, `action`, `selected`, `done`: who did what on how many, and how many were done; only in
+      ``operator_acted``. `reason` says it in words, `error` why it stopped.
     """
 
     event: EventKind
@@ -91,6 +94,10 @@ class Event(NamedTuple):
     reason: str | None = None
     workflow_id: str | None = None
     parent_id: str | None = None
+    by: str | None = None
+    action: str | None = None
+    selected: int | None = None
+    done: int | None = None
 
 
 def to_line(event: Event, event_id: str, ts: float, worker_json: str) -> str:
@@ -120,12 +127,20 @@ def to_line(event: Event, event_id: str, ts: float, worker_json: str) -> str:
     if event.former_lease_seconds is not None:
         line += _number('"former_lease_seconds":', event.former_lease_seconds)
     if event.reason is not None:
-        line += f',"reason":{quote(mask(event.reason), ERROR_LIMIT)}'
+        line += f',"reason":{quote(mask(event.reason), ERROR_LIMIT)}' + _of_operator(event)
     if event.error_type is not None:
         line += f',"error_type":{quote(mask(event.error_type[: 2 * TEXT_LIMIT]))}'
     if event.error is not None:
         line += f',"error":{quote(mask(event.error[: 2 * ERROR_LIMIT]), ERROR_LIMIT)}'
     return line + "}\n"
+
+
+def _of_operator(event: Event) -> str:
+    if event.action is None:
+        return ""
+    line = f',"action":{quote(event.action)},"by":{quote(mask(event.by or ""))}'
+    line += f',"selected":{event.selected}' if event.selected is not None else ""
+    return line + (f',"done":{event.done}' if event.done is not None else "")
 
 
 def quote(text: str, limit: int = TEXT_LIMIT) -> str:
@@ -161,7 +176,7 @@ def from_line(line: bytes) -> Event | None:
 
 
 _REQUIRED: Final = frozenset({"id", "event", "ts", "task_id", "task", "queue", "worker"})
-_COUNTS: Final = frozenset({"delivery_count", "resubmit_count", "renewals"})
+_COUNTS: Final = frozenset({"delivery_count", "resubmit_count", "renewals", "selected", "done"})
 _NUMBERS: Final = frozenset(
     {
         "ts",

@@ -13,8 +13,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from aztask.support.filelock import RENAMES_OPEN_FILES, try_lock
-from aztask.support.private import BINARY, FILE_MODE, make_directory
+from aztask.support.private import BINARY, FILE_MODE, RENAMES_OPEN_FILES, make_directory, try_lock
 
 _OPEN_NAME: Final = re.compile(r"\.(\d{4,}-\d\d-\d\d)T(\d\d)\.(.+\.jsonl)")
 

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 3600.0
 MARK: Final = ".uploaded"
+UPLOAD_LOCK: Final = ".upload.lock"
+"""A file in each directory that a worker uploads: the workers take turns with it."""
 
 
 class OldFiles:
@@ -47,6 +49,11 @@ class OldFiles:
 def mark_of(path: Path) -> Path:
     """The empty file that says that `path`, which is kept, has been uploaded."""
     return path.with_name(f".{path.name}{MARK}")
+
+
+def waits_for_upload(directory: Path, path: Path) -> bool:
+    """Whether a closed file of `directory` must stay: workers upload it, and have not yet."""
+    return (directory / UPLOAD_LOCK).exists() and not mark_of(path).exists()
 
 
 def remove_old(directory: Path, before: float, *, uploaded_only: bool) -> int:

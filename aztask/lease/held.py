@@ -15,8 +15,8 @@ from aztask.brokers.delivery import Delivery, Lost, Position, Unknown
 from aztask.errors import BrokerUnavailable, CapabilityError, LeaseLost
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import Lease, LeaseState
-from aztask.message.cloneids import next_link
 from aztask.message.envelope import Envelope
+from aztask.message.message import next_link
 from aztask.retry import EXPIRED, UNDECODABLE
 from aztask.settlement import (
     Abandon,

@@ -3,17 +3,20 @@
 Rules
 1. It runs in a process without task code, so that no task can delay a renewal.
 2. Before you settle, call `begin_settlement`. It answers False while a renewal is under way;
-   `settleable` is called when you should try again. So the renewal and the settlement of one lease
-   never overlap.
-3. Callbacks run on the keeper's threads and must return at once.
+   `LeaseReports.settleable` says when you should try again. So the renewal and the settlement of
+   one lease never overlap.
+3. Reports are made on the keeper's threads, and must return at once (`LeaseReports`).
+4. Whatever fails, no lease stays in the state of being renewed: it would never be renewed or
+   settled again. Its renewal counts as one without an answer, and is tried again.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Iterable
+from typing import Final, TypeAlias
 
 from aztask.brokers.base import Broker, Receiver
 from aztask.brokers.delivery import Lost, Renewed, Settled, Unknown
@@ -21,6 +24,7 @@ from aztask.errors import AlreadySettled, AztaskError, LeaseLost
 from aztask.lease.state import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.parts import Part
 from aztask.support.threadpool import ThreadPool
 
 logger = logging.getLogger(__name__)
@@ -29,14 +33,26 @@ LONGEST_SLEEP = 1.0
 RENEWERS = 16
 """Receivers that renew at the same time: on Service Bus, each session has its own receiver."""
 
+LONGEST_ROUND: Final = 30.0
+"""Seconds for the renewal of all leases that are due: each request ends sooner than its lease."""
+
 UNANSWERED = "a renewal got no answer; the message comes again when the lease ends"
 
 Group: TypeAlias = tuple[Receiver, float, list[Lease]]
 """A receiver, the seconds to request, and the leases that one request can renew for so long."""
 
 
-def _nothing(*_: object) -> None:
-    """The default callback: ignores its arguments."""
+class LeaseReports:
+    """What a keeper reports; here nothing follows. Rule 3 holds for whatever a subclass does."""
+
+    def lost(self, lease: Lease) -> None:
+        """The broker or the clock says that the lease has ended."""
+
+    def renewed(self, lease: Lease, age: float) -> None:
+        """The lease was renewed. age: the share of it that had passed at the renewal."""
+
+    def settleable(self) -> None:
+        """Leases that were being renewed can be settled."""
 
 
 class LeaseKeeper:
@@ -48,33 +64,36 @@ class LeaseKeeper:
         *,
         clock: Clock = SYSTEM_CLOCK,
         renew_at: float = RENEW_AT,
-        on_lost: Callable[[Lease], None] = _nothing,
-        on_renewed: Callable[[Lease, float], None] = _nothing,
-        on_settleable: Callable[[], None] = _nothing,
+        reports: LeaseReports | None = None,
+        threads: bool = True,
     ) -> None:
-        """The callbacks run on the keeper's threads, see rule 3.
-
+        """
         * `renew_at`: the share of the lease after which it is renewed.
-        * `on_lost`: called with each lease that is lost.
-        * `on_renewed`: called with the lease, and the share of it that had passed at the renewal.
-        * `on_settleable`: called when leases that were being renewed can be settled.
+        * `reports`: gets the lost and renewed leases.
+        * `threads`: False if the caller calls `turn`: then nothing runs beside it.
         """
         self._clock = clock
         self._book = LeaseBook(renew_at=renew_at, fixed_lease=broker.capabilities.fixed_lease)
         self._renewal_token_changes = broker.capabilities.update and broker.capabilities.remote
         self._receivers: dict[Lease, Receiver] = {}
         self._condition = threading.Condition()
-        self._on_lost = on_lost
-        self._on_renewed = on_renewed
-        self._on_settleable = on_settleable
+        self._reports = reports or LeaseReports()
+        self._threads = threads
         self._settlers_wait = False
+        self._wakes_at = math.inf  # when the thread looks again by itself
+        # Those of this round whose renewal has no answer yet, in their order.
+        self._unanswered: dict[Lease, None] = {}
+        self._failed = False
         self._stopping = False
-        self._thread_pool = ThreadPool("renewing", RENEWERS) if broker.capabilities.remote else None
-        self._thread = threading.Thread(target=self._run, name="aztask-leases", daemon=True)
+        remote = broker.capabilities.remote
+        self._thread_pool = ThreadPool("renewing", RENEWERS) if remote and threads else None
+        self.part = Part("leases", longest=LONGEST_ROUND, essential="renew")
+        self._thread = self.part.thread(self._run, "aztask-leases")
 
     def start(self) -> LeaseKeeper:
-        """Start the thread that renews; returns the keeper itself."""
-        self._thread.start()
+        """Start the thread that renews, if it may have one; returns the keeper itself."""
+        if self._threads:
+            self._thread.start()
         return self
 
     def stop(self) -> None:
@@ -84,18 +103,19 @@ class LeaseKeeper:
             self._condition.notify()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
+        self.part.stop()
         if self._thread_pool is not None:
             self._thread_pool.close()
 
     def hold(self, receiver: Receiver, leases: Iterable[Lease]) -> None:
         """Hold these leases, which `receiver` got, and renew them from now on."""
         with self._condition:
-            before = self._book.next_at()
             for lease in leases:
                 self._receivers[lease] = receiver
                 self._book.add(lease)
-            after = self._book.next_at()
-            if after is not None and (before is None or after < before):
+            next_at = self._book.next_at()
+            if next_at is not None and next_at < self._wakes_at:
+                self._wakes_at = next_at
                 self._condition.notify()
 
     def extend(self, lease: Lease, seconds: float, limit_at: float | None) -> None:
@@ -163,7 +183,7 @@ class LeaseKeeper:
                 self._book_answer(lease, answer, asked_at)
                 self._condition.notify_all()
         if isinstance(answer, Renewed):
-            self._on_renewed(lease, 0.0)
+            self._reports.renewed(lease, 0.0)
         return answer
 
     def begin(self, lease: Lease) -> None:
@@ -219,7 +239,7 @@ class LeaseKeeper:
             self._condition.notify()
 
     def lapse(self, lease: Lease, reason: str) -> None:
-        """End the lease, whose settlement was refused. `on_lost` is not called."""
+        """End the lease, whose settlement was refused. It is not reported."""
         with self._condition:
             self._book.lapse(lease, reason)
             self._receivers.pop(lease, None)
@@ -233,6 +253,12 @@ class LeaseKeeper:
     def __len__(self) -> int:
         with self._condition:
             return len(self._book)
+
+    @property
+    def due_at(self) -> float | None:
+        """When `turn` has something to do, on the clock of the deadlines; None if it holds none."""
+        with self._condition:
+            return self._book.next_at()
 
     def _wait_for_renewal(self, lease: Lease) -> None:
         self._condition.wait_for(
@@ -252,21 +278,46 @@ class LeaseKeeper:
             now = self._clock.monotonic()
             next_at = self._book.next_at()
             if next_at is None or next_at > now:
+                if not self._failed:
+                    self.part.rest()
                 if wait and not self._stopping:
-                    pause = LONGEST_SLEEP if next_at is None else next_at - now
-                    self._condition.wait(min(pause, LONGEST_SLEEP))
+                    pause = LONGEST_SLEEP if next_at is None else min(next_at - now, LONGEST_SLEEP)
+                    self._wakes_at = now + pause
+                    self._condition.wait(pause)
                 return
             renew, lapsed = self._book.take_due(now)
-            groups = self._grouped(renew, now)
             for lease in lapsed:
                 self._receivers.pop(lease, None)
-        for lease in lapsed:
-            self._on_lost(lease)
-        self._renew_all(groups)
+            self._unanswered.update(dict.fromkeys(renew))
+        self._failed = False
+        self.part.begin()
+        try:
+            for lease in lapsed:
+                self._reports.lost(lease)
+            with self._condition:
+                groups = self._grouped(renew, now)
+            self._renew_all(groups)
+        finally:
+            self._book_unanswered(now)
+        if self._failed:
+            self.part.idle()
+        else:
+            self.part.rest()
 
     def _run(self) -> None:
         while not self._stopping:
             self.turn(wait=True)
+
+    def _book_unanswered(self, asked_at: float) -> None:
+        """Renew those again that should have been renewed by now and were not (rule 4)."""
+        with self._condition:
+            if not self._unanswered:
+                return
+            for lease in self._unanswered:
+                self._book_answer(lease, Unknown("it failed", untouched=True), asked_at)
+            self._unanswered.clear()
+            self._condition.notify_all()
+        self._reports.settleable()
 
     def _renew_all(self, groups: list[Group]) -> None:
         """Renew the groups; across a network in parallel, so that none waits for another."""
@@ -281,7 +332,9 @@ class LeaseKeeper:
         groups: dict[tuple[int, float], Group] = {}
         for lease in leases:
             seconds = round(self._book.renewal_seconds(lease, now) or lease.seconds, 1)
-            receiver = self._receivers[lease]
+            receiver = self._receivers.get(lease)
+            if receiver is None:  # it was dropped in between
+                continue
             groups.setdefault((id(receiver), seconds), (receiver, seconds, []))[2].append(lease)
         return list(groups.values())
 
@@ -297,23 +350,23 @@ class LeaseKeeper:
                 "could not renew %d leases, trying again until they end: %s", len(leases), error
             )
             answers = [Unknown(str(error), untouched=True)] * len(leases)
-        except (
-            Exception
-        ) as error:  # an SDK may raise anything; the other leases must still be renewed
-            logger.exception("could not renew %d leases", len(leases))
+        except Exception as error:  # noqa: BLE001  # an SDK may raise anything
+            self.part.failed(error, f"the renewal of {len(leases)} leases is tried again")
+            self._failed = True
             answers = [Unknown(str(error))] * len(leases)
         with self._condition:
             for lease, answer in zip(leases, answers, strict=True):
+                self._unanswered.pop(lease, None)
                 self._book_answer(lease, answer, asked_at)
             notify_settlers, self._settlers_wait = self._settlers_wait, False
             self._condition.notify_all()
         for lease, age, answer in zip(leases, ages, answers, strict=True):
             if isinstance(answer, Renewed):
-                self._on_renewed(lease, age)
+                self._reports.renewed(lease, age)
             elif isinstance(answer, Lost):  # if another thread found it lost, that one reports it
-                self._on_lost(lease)
+                self._reports.lost(lease)
         if notify_settlers:
-            self._on_settleable()
+            self._reports.settleable()
 
     def _book_answer(self, lease: Lease, answer: Renewed | Lost | Unknown, asked_at: float) -> None:
         if isinstance(answer, Unknown) and self._renewal_token_changes and not answer.untouched:

@@ -9,22 +9,26 @@ Rules
 2. Only the worker that holds the probe closes the breaker or makes the pause longer. If that worker
    dies, its lease ends after `PROBE_SECONDS`, and another one may probe.
 3. Times are the store's, in UTC epoch seconds.
+4. Each app has a document of its own, since code declares breakers. Commands show and close those
+   of all apps of the broker (`breakers_of_apps`), so that they work without the app.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from aztask.errors import BrokerUnavailable, ConfigurationError
-from aztask.limits.control import TRIES, UnreadableControls
-from aztask.results.controls import ENTRY_LIMIT, ControlStore, Entry, EntryChange
+from aztask.errors import ConfigurationError
+from aztask.limits.control import UnreadableControls
+from aztask.results.controls import ENTRY_LIMIT, ControlStore, Entry, EntryCell
+from aztask.stores.changing import Kept, New, change
+from aztask.support import chance
 
 NAME: Final = "breakers"
+WHAT: Final = "the circuit breakers"
 VERSION: Final = 1
 PROBE_SECONDS: Final = 15.0
 """The lease of a probe; the worker renews it while the probe runs."""
@@ -71,9 +75,14 @@ class Breakers:
     def __init__(self, store: ControlStore) -> None:
         self._store = store
 
+    @property
+    def app(self) -> str:
+        """The name of the app whose breakers these are; "" if it is not known."""
+        return self._store.owner.app
+
     def read(self) -> Open:
         """The breakers that are open now."""
-        return _open_of(self._entry())
+        return _open_of(EntryCell(self._store, NAME).read())
 
     def open(self, new: OpenBreaker) -> Open:
         """Open a breaker; one that is open already stays as it is."""
@@ -115,18 +124,15 @@ class Breakers:
 
     def close_all(self) -> list[OpenBreaker]:
         """Close all. This also replaces a document that cannot be read."""
-        for _ in range(TRIES):
-            entry = self._entry()
+
+        def closed(entry: Entry | None) -> New[bytes, list[OpenBreaker]] | Kept[list[OpenBreaker]]:
             try:
                 ended = list(_open_of(entry).values())
             except UnreadableControls:
-                ended = []
-            else:
-                if not ended:
-                    return []
-            if self._written({}, entry):
-                return ended
-        raise BrokerUnavailable("other programs keep changing the circuit breakers; try again")
+                return New(_data_of({}), [])
+            return New(_data_of({}), ended) if ended else Kept([])
+
+        return change(EntryCell(self._store, NAME), closed, WHAT)
 
     def _after_probe(
         self, task: str, worker: str, after: Callable[[OpenBreaker], tuple[int, float]]
@@ -141,31 +147,32 @@ class Breakers:
 
     def _change(self, task: str, edit: Edit) -> Open:
         """Edit one row, again if another program changed the document in between."""
-        for _ in range(TRIES):
-            entry = self._entry()
+
+        def edited(entry: Entry | None) -> New[bytes, Open] | Kept[Open]:
             rows = dict(_open_of(entry))
             before = rows.pop(task, None)
             after = edit(before)
             if after is not None:
                 rows[task] = after
-            if after == before or self._written(rows, entry):
-                return rows
-        raise BrokerUnavailable("other workers keep changing the circuit breakers; try again")
+            return Kept(rows) if after == before else New(_data_of(rows), rows)
 
-    def _written(self, rows: Open, entry: Entry | None) -> bool:
-        change = EntryChange(NAME, _data_of(rows), None if entry is None else entry.tag)
-        return self._store.write([change]) != [None]
+        return change(EntryCell(self._store, NAME), edited, WHAT)
 
-    def _entry(self) -> Entry | None:
-        (entry,) = self._store.read([NAME])
-        return entry
+
+def breakers_of_apps(store: ControlStore) -> list[Breakers]:
+    """The breakers of each app of the store's broker. Raises BrokerUnavailable."""
+    mine = store.owner
+    if not mine.known:
+        return [Breakers(store)]
+    apps = {each for each in store.owners() if each.broker == mine.broker and each.app}
+    return [Breakers(store.of(each)) for each in sorted(apps, key=str)]
 
 
 def _data_of(rows: Open) -> bytes:
     """The document's bytes. Raises ConfigurationError if it became too long."""
     record = {
         "v": VERSION,
-        "write": uuid.uuid4().hex,  # no two writers write the same bytes
+        "write": chance.token(),  # no two writers write the same bytes
         "open": [
             [
                 each.task, each.at, each.until, each.by, each.why, each.failures, each.probe_by,

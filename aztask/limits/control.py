@@ -10,6 +10,10 @@ Rules
    know of its change until it is made again, or the next tenant of that document is changed.
 4. A worker that cannot read the document keeps its last known state; see
    `aztask.worker.upkeep.controlwatch`.
+5. The document belongs to the broker. What a release before 0.2 paused or scaled has no owner and
+   holds for all brokers of the store, until it is changed: `Controls` writes the broker's document
+   first, and then removes the same name from the one without an owner. If the program dies in
+   between, both say the same, or resuming it again ends the rest.
 """
 
 from __future__ import annotations
@@ -19,17 +23,20 @@ import json
 import math
 import socket
 import string
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
-from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
+from aztask.address.owner import NO_OWNER
+from aztask.errors import AztaskError, ConfigurationError
 from aztask.limits.scale import Reach, Scale, read_scale
-from aztask.results.controls import ENTRY_LIMIT, ControlStore, Entry, EntryChange
+from aztask.results.controls import ENTRY_LIMIT, ControlStore, Entry, EntryCell
+from aztask.stores.changing import Kept, New, change
+from aztask.support import chance
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.masking import mask
 
 NAME: Final = "control"
@@ -37,8 +44,9 @@ TENANTS: Final = "control-tenants-"
 """The documents of tenants: a hexadecimal digit of the name's hash follows."""
 
 VERSION: Final = 1
-TRIES: Final = 20
 TEXT_LIMIT: Final = 512
+UNOWNED_SECONDS: Final = 60.0
+"""Seconds between two looks at the document without an owner in a remote store, if it is empty."""
 
 
 class Scope(StrEnum):
@@ -100,8 +108,23 @@ class ControlState:
         """All pauses, the oldest first."""
         return sorted(self.pauses.values(), key=lambda pause: (pause.at, str(pause)))
 
+    def __bool__(self) -> bool:
+        """False if nothing is paused or scaled."""
+        return bool(self.pauses or self.scales or self.versions)
+
+    def over(self, other: ControlState) -> ControlState:
+        """Both states together; under the same name, this one's."""
+        if not other:
+            return self
+        return ControlState(
+            {**other.pauses, **self.pauses},
+            {**other.scales, **self.scales},
+            {**other.versions, **self.versions},
+        )
+
 
 Changed = TypeVar("Changed", Pause, Scale)
+_Edited: TypeAlias = tuple[list[Pause], int]
 
 
 class UnreadableControls(AztaskError):
@@ -109,10 +132,83 @@ class UnreadableControls(AztaskError):
 
 
 class Controls:
-    """Reads and changes the document. Any thread may call.
+    """Reads and changes what is paused and scaled for the store's broker. Any thread may call.
 
     All methods raise BrokerUnavailable if the store is unreachable, and UnreadableControls.
     """
+
+    def __init__(self, store: ControlStore, clock: Clock = SYSTEM_CLOCK) -> None:
+        """clock: measures the last look at the document without an owner."""
+        self._own = ControlDocument(store)
+        self._unowned = ControlDocument(store.of(NO_OWNER)) if store.owner.known else None
+        self._kept_seconds = UNOWNED_SECONDS if store.remote else 0.0
+        self._clock = clock
+        self._empty_until: float | None = None
+
+    def read(self) -> ControlState:
+        """What is paused now, read from the store.
+
+        In a remote store a pause without an owner is noticed within a minute if there was none.
+        """
+        state, now = self._own.read(), self._clock.monotonic()
+        if self._unowned is None or (self._empty_until is not None and now < self._empty_until):
+            return state
+        unowned = self._unowned.read()
+        self._empty_until = None if unowned else now + self._kept_seconds
+        return state.over(unowned)
+
+    def unowned(self) -> ControlState:
+        """What is paused and scaled without an owner: for all brokers of the store."""
+        return ControlState() if self._unowned is None else self._unowned.read()
+
+    def pause(self, scope: Scope, names: Iterable[str], at: float) -> list[Pause]:
+        """Pause these; returns the new pauses. Those that are paused already stay as they are."""
+        wanted = list(names)
+        if self._unowned is None:
+            return self._own.pause(scope, wanted, at)
+        former = self._unowned.read().pauses
+        kept = [former[scope, name] for name in wanted if (scope, name) in former]
+        by = operator_name()
+        paused = {each.name for each in kept}
+        new = [Pause(scope, _checked(name), at, by) for name in wanted if name not in paused]
+        made = self._own.add(scope, [*kept, *new])
+        if kept:
+            self._unowned.resume(scope, paused)
+        return [each for each in made if each.name not in paused]
+
+    def resume(self, scope: Scope, names: Iterable[str]) -> list[Pause]:
+        """Resume these; returns the pauses that ended."""
+        wanted = list(names)
+        ended = self._own.resume(scope, wanted)
+        return _joined(ended, () if self._unowned is None else self._unowned.resume(scope, wanted))
+
+    def scale(
+        self, reach: Reach, names: Iterable[str], size: int, at: float, *, forget: Set[str]
+    ) -> list[Scale]:
+        """Set the concurrency of these workers; returns the new entries.
+
+        forget: workers that have ended, whose entries are removed.
+        """
+        wanted = list(names)
+        made = self._own.scale(reach, wanted, size, at, forget=forget)
+        if self._unowned is not None:
+            self._unowned.unscale(reach, wanted)
+        return made
+
+    def unscale(self, reach: Reach | None, names: Iterable[str]) -> list[Scale]:
+        """Remove these entries, with None all; returns them."""
+        wanted = list(names)
+        ended = self._own.unscale(reach, wanted)
+        return _joined(ended, () if self._unowned is None else self._unowned.unscale(reach, wanted))
+
+    def resume_all(self) -> list[Pause]:
+        """Resume everything. This also replaces documents that cannot be read."""
+        ended = self._own.resume_all()
+        return _joined(ended, () if self._unowned is None else self._unowned.resume_all())
+
+
+class ControlDocument:
+    """The document of one owner, and those of its tenants."""
 
     def __init__(self, store: ControlStore) -> None:
         self._store = store
@@ -120,7 +216,7 @@ class Controls:
 
     def read(self) -> ControlState:
         """What is paused now, read from the store."""
-        state = _state_of(self._entry())
+        state = _state_of(EntryCell(self._store, NAME).read())
         return self._with_tenants(state) if state.versions else state
 
     def _with_tenants(self, state: ControlState) -> ControlState:
@@ -138,17 +234,20 @@ class Controls:
 
     def pause(self, scope: Scope, names: Iterable[str], at: float) -> list[Pause]:
         """Pause these; returns the new pauses. Those that are paused already stay as they are."""
-        by = mask(f"{_user()}@{socket.gethostname()}")
-        wanted = [Pause(scope, _checked(name), at, by) for name in names]
+        by = operator_name()
+        return self.add(scope, [Pause(scope, _checked(name), at, by) for name in names])
+
+    def add(self, scope: Scope, wanted: Sequence[Pause]) -> list[Pause]:
+        """Add pauses; returns the new ones."""
         if scope is Scope.TENANT:
             return self._change_tenants(wanted, paused=True)
 
-        def change(state: ControlState) -> tuple[ControlState, list[Pause]]:
+        def edited(state: ControlState) -> tuple[ControlState, list[Pause]]:
             new = [each for each in wanted if (each.scope, each.name) not in state.pauses]
             pauses = {**state.pauses, **{(each.scope, each.name): each for each in new}}
             return replace(state, pauses=pauses), new
 
-        return self._change(change)
+        return self._change(edited)
 
     def resume(self, scope: Scope, names: Iterable[str]) -> list[Pause]:
         """Resume these; returns the pauses that ended."""
@@ -164,10 +263,10 @@ class Controls:
 
         forget: workers that have ended, whose entries are removed.
         """
-        by = mask(f"{_user()}@{socket.gethostname()}")
+        by = operator_name()
         made = [Scale(reach, name and _checked(name), size, at, by) for name in names]
 
-        def change(state: ControlState) -> tuple[ControlState, list[Scale]]:
+        def edited(state: ControlState) -> tuple[ControlState, list[Scale]]:
             kept = {
                 key: each
                 for key, each in state.scales.items()
@@ -176,18 +275,18 @@ class Controls:
             new = {(each.reach, each.name): each for each in made}
             return replace(state, scales={**kept, **new}), made
 
-        return self._change(change)
+        return self._change(edited)
 
     def unscale(self, reach: Reach | None, names: Iterable[str]) -> list[Scale]:
         """Remove these entries, with None all; returns them."""
         wanted = {(reach, name) for name in names}
 
-        def change(state: ControlState) -> tuple[ControlState, list[Scale]]:
+        def edited(state: ControlState) -> tuple[ControlState, list[Scale]]:
             ended = [key for key in state.scales if reach is None or key in wanted]
             kept = {key: each for key, each in state.scales.items() if key not in ended}
             return replace(state, scales=kept), [state.scales[key] for key in ended]
 
-        return self._change(change)
+        return self._change(edited)
 
     def resume_all(self) -> list[Pause]:
         """Resume everything. This also replaces documents that cannot be read."""
@@ -197,12 +296,12 @@ class Controls:
             if entry is not None:
                 with suppress(UnreadableControls):
                     tenants += _tenants_of(entry)
-                self._store.write([EntryChange(name, _tenants_data([]), entry.tag)])
+                self._store.remove(name, entry.tag)
 
-        def change(state: ControlState) -> tuple[ControlState, list[Pause]]:
+        def edited(state: ControlState) -> tuple[ControlState, list[Pause]]:
             return _without(replace(state, versions={}), set(state.pauses))
 
-        return [*self._change(change, repair=True), *tenants]
+        return [*self._change(edited, repair=True), *tenants]
 
     def _change_tenants(self, wanted: Sequence[Pause], *, paused: bool) -> list[Pause]:
         """Pause or resume these tenants; returns those that changed."""
@@ -220,8 +319,8 @@ class Controls:
         self, name: str, group: Sequence[Pause], *, paused: bool
     ) -> tuple[list[Pause], int]:
         """Change one document of tenants; returns (what changed, how many are paused now)."""
-        for _ in range(TRIES):
-            (entry,) = self._store.read([name])
+
+        def edited(entry: Entry | None) -> New[bytes | None, _Edited] | Kept[_Edited]:
             pauses = {_key(each): each for each in _tenants_of(entry)}
             if paused:
                 difference = [each for each in group if _key(each) not in pauses]
@@ -229,31 +328,26 @@ class Controls:
             else:
                 difference = [pauses.pop(_key(each)) for each in group if _key(each) in pauses]
             if not difference:
-                return [], len(pauses)
-            data = _tenants_data(pauses.values())
-            tag = None if entry is None else entry.tag
-            if self._store.write([EntryChange(name, data, tag)]) != [None]:
-                return difference, len(pauses)
-        raise BrokerUnavailable("other programs keep changing which tenants are paused; try again")
+                return Kept(([], len(pauses)))
+            data = _tenants_data(pauses.values()) if pauses else None
+            return New(data, (difference, len(pauses)))
+
+        return change(EntryCell(self._store, name), edited, "which tenants are paused")
 
     def _mark(self, name: str, *, empty: bool) -> None:
         """Let workers read this document of tenants, or forget it if it is empty."""
 
-        def change(state: ControlState) -> tuple[ControlState, list[Pause]]:
+        def edited(state: ControlState) -> tuple[ControlState, list[Pause]]:
             versions = {key: each for key, each in state.versions.items() if key != name}
             if not empty:
-                versions[name] = uuid.uuid4().hex
+                versions[name] = chance.token()
             return replace(state, versions=versions), []
 
-        self._change(change, always=True)
-
-    def _entry(self) -> Entry | None:
-        (entry,) = self._store.read([NAME])
-        return entry
+        self._change(edited, always=True)
 
     def _change(
         self,
-        change: Callable[[ControlState], tuple[ControlState, list[Changed]]],
+        edit: Callable[[ControlState], tuple[ControlState, list[Changed]]],
         *,
         repair: bool = False,
         always: bool = False,
@@ -262,22 +356,29 @@ class Controls:
 
         repair: replace a damaged one. always: write it even if nothing was paused or resumed.
         """
-        for _ in range(TRIES):
-            entry = self._entry()
+
+        def edited(entry: Entry | None) -> New[bytes | None, list[Changed]] | Kept[list[Changed]]:
             try:
                 state = _state_of(entry)
             except UnreadableControls:
                 if not repair:
                     raise
                 state = ControlState()
-            changed, difference = change(state)
+            changed, difference = edit(state)
             if not difference and not repair and not always:
-                return []
-            data = _data_of(changed)
-            tag = None if entry is None else entry.tag
-            if self._store.write([EntryChange(NAME, data, tag)]) != [None]:
-                return difference
-        raise BrokerUnavailable("other programs keep changing what is paused; try again")
+                return Kept([])
+            # Without an entry, an owner has nothing paused.
+            return New(_data_of(changed) if changed else None, difference)
+
+        return change(EntryCell(self._store, NAME), edited, "what is paused")
+
+
+def _joined(own: Sequence[Changed], unowned: Sequence[Changed]) -> list[Changed]:
+    """What ended in both documents, each name once."""
+    known = {str(each) for each in own}
+    joined: list[Changed] = list(own)
+    joined += [each for each in unowned if str(each) not in known]
+    return joined
 
 
 def tenant_name(limit: str, key: str) -> str:
@@ -302,18 +403,21 @@ def _checked(name: str) -> str:
     return name
 
 
-def _user() -> str:
+def operator_name() -> str:
+    """Who acts: this process's user and machine, without secrets."""
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        return "unknown"
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        # A container's user may have no name; Windows without USERNAME has no module `pwd`.
+        user = "unknown"
+    return mask(f"{user}@{socket.gethostname()}")
 
 
 def _data_of(state: ControlState) -> bytes:
     """The document's bytes. Raises ConfigurationError if it became too long."""
     record: dict[str, Any] = {
         "v": VERSION,
-        "write": uuid.uuid4().hex,  # no two writers write the same bytes
+        "write": chance.token(),  # no two writers write the same bytes
         "pauses": [[p.scope.value, p.name, p.at, p.by] for p in state.listed()],
     }
     if state.scales:
@@ -339,7 +443,7 @@ def _document_of(pause: Pause) -> str:
 def _tenants_data(pauses: Iterable[Pause]) -> bytes:
     """The bytes of a document of tenants. Raises ConfigurationError if it became too long."""
     rows = [[each.scope.value, each.name, each.at, each.by] for each in pauses]
-    return _encoded({"v": VERSION, "write": uuid.uuid4().hex, "pauses": rows})
+    return _encoded({"v": VERSION, "write": chance.token(), "pauses": rows})
 
 
 def _tenants_of(entry: Entry | None) -> list[Pause]:

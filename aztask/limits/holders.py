@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import math
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from aztask.support import chance
 
 LEASE_SECONDS: Final = 10.0
 """How long a row is valid unless it is renewed."""
@@ -72,7 +73,7 @@ class Holders:
     def to_data(self) -> bytes:
         """The entry's bytes; no two calls return the same."""
         rows = {name: [row.count, row.until, row.ticket] for name, row in self.rows.items()}
-        return json.dumps([VERSION, rows, uuid.uuid4().hex], separators=(",", ":")).encode()
+        return json.dumps([VERSION, rows, chance.token()], separators=(",", ":")).encode()
 
     @classmethod
     def from_data(cls, data: bytes) -> Holders:

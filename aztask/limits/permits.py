@@ -15,13 +15,10 @@ Crash window: a worker that dies keeps its permits for `LEASE_SECONDS` at most.
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from aztask.errors import BrokerUnavailable
 from aztask.limits.holders import (
     LEASE_SECONDS,
     RENEW_SECONDS,
@@ -31,6 +28,7 @@ from aztask.limits.holders import (
 )
 from aztask.limits.storeclock import StoreClock
 from aztask.results.controls import ControlStore, Entry, EntryChange
+from aztask.stores.changing import New, change
 from aztask.support.clock import Clock
 
 IDLE_SECONDS: Final = 1.0
@@ -47,12 +45,14 @@ class Stock:
 
     count: granted; used: by deliveries here; back: to be given back as soon as possible.
     ticket: since when the oldest delivery here waits, in the store's time.
+    told: the deadline that `maintain` reported last.
     """
 
     count: int = 0
     used: int = 0
     back: int = 0
     deadline: float = 0.0
+    told: float = 0.0
     renew_at: float = 0.0
     idle_since: float = 0.0
     ask_at: float = 0.0
@@ -124,7 +124,10 @@ class Permits:
     def maintain(self) -> list[str]:
         """Renew what is due, and give back what is idle; returns the entries that were renewed.
 
-        An entry whose row had expired is not among them: its tasks end at their old deadline.
+        Every request for another permit renews those that are held, too. Their entries are among
+        them, or tasks that run would end while others wait.
+
+        An entry whose row had expired is not: its tasks end at their old deadline.
         Raises BrokerUnavailable; call it again.
         """
         renewed = []
@@ -140,8 +143,9 @@ class Permits:
                     del self._stocks[entry]
             if due or (stock.asked and stock.ticket is None):
                 self._write(entry, stock)
-                if stock.used <= stock.count:
-                    renewed.append(entry)
+            if stock.deadline > stock.told and stock.used <= stock.count:
+                stock.told = stock.deadline
+                renewed.append(entry)
         return renewed
 
     def release_all(self) -> None:
@@ -154,10 +158,8 @@ class Permits:
 
     def _write(self, entry: str, stock: Stock, most: int = 0, wanted: int = 0) -> None:
         """Renew the row, give back what is to go back, and ask for `wanted` more, up to `most`."""
-        known = stock.tag is not None
-        for attempt in range(TRIES):
-            if not known or attempt:
-                self._read(entry, stock)
+
+        def asked(tag: str | None) -> New[Asked, None]:
             asked_at, now = self._clock.monotonic(), self._time.now()
             state = stock.state.valid(now)
             with self._lock:
@@ -168,28 +170,67 @@ class Permits:
             count = max(0, count)
             count += max(0, min(wanted, most - state.others(self._worker) - count))
             row = Row(count, now + LEASE_SECONDS, ticket if not count else None)
-            after = state.with_row(self._worker, row)
-            (tag,) = self._store.write([EntryChange(entry, after.to_data(), stock.tag)])
-            if tag is not None:
-                with self._lock:
-                    stock.state, stock.tag = after, tag
-                    granted = count > stock.count - back
-                    stock.count, stock.back = count, stock.back - back
-                    stock.deadline = asked_at + LEASE_SECONDS - STOP_SECONDS
-                    stock.renew_at = asked_at + RENEW_SECONDS
-                    stock.asked = row.ticket is not None
-                    pause = YIELDED_SECONDS if back else 0.0 if granted else REFUSED_SECONDS
-                    stock.ask_at = asked_at + pause
-                return
-            time.sleep(random.uniform(0.0, 0.002 * 2 ** min(attempt, 5)))  # noqa: S311  # no secret
-        raise BrokerUnavailable("other workers keep changing the permits of this limit; try again")
+            return New(Asked(state.with_row(self._worker, row), row, back, asked_at), None)
 
-    def _read(self, entry: str, stock: Stock) -> None:
+        change(StockCell(self, entry, stock), asked, "the permits of this limit", tries=TRIES)
+
+    def write(self, entry: str, stock: Stock, asked: Asked) -> bool:
+        """Replace the entry that the stock was read from; False if another worker has."""
+        (tag,) = self._store.write([EntryChange(entry, asked.state.to_data(), stock.tag)])
+        if tag is None:
+            return False
+        row, back = asked.row, asked.back
+        with self._lock:
+            stock.state, stock.tag = asked.state, tag
+            granted = row.count > stock.count - back
+            stock.count, stock.back = row.count, stock.back - back
+            stock.deadline = asked.at + LEASE_SECONDS - STOP_SECONDS
+            if not stock.used:  # the next delivery that takes one asks for the deadline
+                stock.told = stock.deadline
+            stock.renew_at = asked.at + RENEW_SECONDS
+            stock.asked = row.ticket is not None
+            pause = YIELDED_SECONDS if back else 0.0 if granted else REFUSED_SECONDS
+            stock.ask_at = asked.at + pause
+        return True
+
+    def read(self, entry: str, stock: Stock) -> None:
+        """Read the entry into its stock."""
         (found,) = self._store.read([entry])
         state = _state_of(found, self._time.now())
         with self._lock:
             stock.state = state
             stock.tag = None if found is None else found.tag
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a worker writes: the new state with its row, what goes back, and when it began."""
+
+    state: Holders
+    row: Row
+    back: int
+    at: float
+
+
+class StockCell:
+    """The entry of a stock, for `change`. What this worker wrote last is tried first."""
+
+    def __init__(self, permits: Permits, entry: str, stock: Stock) -> None:
+        self._permits = permits
+        self._entry = entry
+        self._stock = stock
+        self._known = stock.tag is not None
+
+    def read(self) -> str | None:
+        """The tag of the state in the stock, which is read again unless it may be current."""
+        if not self._known:
+            self._permits.read(self._entry, self._stock)
+        self._known = False
+        return self._stock.tag
+
+    def write(self, asked: Asked, before: str | None) -> bool:
+        """Replace the state, and take what was granted into the stock."""
+        return self._permits.write(self._entry, self._stock, asked)
 
 
 def _state_of(entry: Entry | None, now: float) -> Holders:

@@ -9,17 +9,24 @@ Rules
 2. A slot that was not used stays unused.
 3. When the limit's numbers change, the epoch rises, and slots of earlier epochs are void. Those
    that deliveries in hand hold may still be used, so new slots begin behind them.
+4. While old and new workers run together, they have different numbers for one limit. All of them
+   use those whose *first* worker started last. Numbers that no worker claimed with for ten minutes
+   no longer count. So the epoch rises once, and not with each claim.
+5. An entry says which numbers live in a part that releases before 0.2 do not read. They drop it
+   with each claim, so beside them the epoch changes as often as it did before.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import uuid
-from dataclasses import dataclass, replace
-from typing import Final
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from aztask.canvas.limits import Rate
+from aztask.support import chance
 
 SLACK: Final = 0.045
 """Seconds after its slot in which a start may happen, clocks included."""
@@ -35,6 +42,9 @@ ENTRY_SECONDS: Final = 2 * HORIZON
 """An entry that no worker has written for so long is deleted: all its slots have passed."""
 
 VERSION: Final = 1
+LIVES_SECONDS: Final = 600.0
+MOST_LIVING: Final = 20
+_NUMBERS: Final = re.compile(r"(\d{1,7})/([0-9.]{1,12})s, burst (\d{1,7})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +52,33 @@ class RateState:
     """The state of a rate. `free_at`: the next free slot, in the store's UTC epoch seconds.
 
     `numbers`: the rate that it was made with, as text.
+
+    `living`: by such a text, when its first worker started, and when one claimed with it last.
     """
 
     free_at: float = 0.0
     epoch: int = 1
     numbers: str = ""
+    living: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
-    def under(self, rate: Rate, now: float) -> RateState:
-        """The state for these numbers: the next epoch if they have changed."""
-        if self.numbers == str(rate):
-            return self
-        if not self.numbers:
-            return replace(self, numbers=str(rate))
+    def under(self, rate: Rate, now: float, started_at: float = 0.0) -> tuple[RateState, Rate]:
+        """The state for a claim, and the rate that counts (rule 4): the next epoch if it is new.
+
+        * `rate`: the numbers of the worker that claims; `started_at`: when it started.
+        """
+        own = str(rate)
+        living = {key: at for key, at in self.living.items() if now - at[1] <= LIVES_SECONDS}
+        living[own] = (living[own][0] if own in living else started_at, now)
+        newest = max(living, key=lambda key: (living[key][0], key))
+        found = rate if newest == own else _rate_of(newest)
+        if found is None:  # damaged
+            newest, found = own, rate
+        if len(living) > MOST_LIVING:
+            living = {newest: living[newest], own: living[own]}
+        if not self.numbers or self.numbers == newest:
+            return replace(self, numbers=newest, living=living), found
         free_at = min(self.free_at, now + AHEAD + SLACK)
-        return RateState(free_at, self.epoch + 1, str(rate))
+        return RateState(free_at, self.epoch + 1, newest, living), found
 
     def claim(
         self, rate: Rate, count: int, now: float, earliest: float
@@ -75,7 +98,9 @@ class RateState:
 
     def to_data(self) -> bytes:
         """The entry's bytes; no two calls return the same."""
-        record = [VERSION, self.free_at, self.epoch, self.numbers, uuid.uuid4().hex]
+        living = {key: [round(at, 1) for at in times] for key, times in self.living.items()}
+        own = {"write": chance.token(), "living": living}  # a text in releases before 0.2
+        record = [VERSION, self.free_at, self.epoch, self.numbers, own]
         return json.dumps(record, separators=(",", ":")).encode()
 
     @classmethod
@@ -86,10 +111,10 @@ class RateState:
         than a task that never runs.
         """
         try:
-            version, free_at, epoch, numbers, _ = json.loads(data)
+            version, free_at, epoch, numbers, own = json.loads(data)
             if version == VERSION and math.isfinite(free_at) and isinstance(numbers, str):
-                return cls(float(free_at), int(epoch), numbers)
-        except (ValueError, TypeError, OverflowError, RecursionError):
+                return cls(float(free_at), int(epoch), numbers, _living_of(own))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             pass
         return cls()
 
@@ -97,3 +122,22 @@ class RateState:
 def spacing(rate: Rate) -> float:
     """Seconds between two slots (rule 1)."""
     return (rate.period + SLACK) / rate.count
+
+
+def _living_of(own: Any) -> dict[str, tuple[float, float]]:
+    """The numbers that live, in an entry; {} in one of a release before 0.2."""
+    if not isinstance(own, dict):
+        return {}
+    found = {key: (float(first), float(seen)) for key, (first, seen) in own["living"].items()}
+    if not all(math.isfinite(first) and math.isfinite(seen) for first, seen in found.values()):
+        raise ValueError
+    return found
+
+
+def _rate_of(numbers: str) -> Rate | None:
+    """The rate that `str` made this text of; None if it is damaged."""
+    found = _NUMBERS.fullmatch(numbers)
+    if found is None:
+        return None
+    count, period, burst = int(found[1]), float(found[2]), int(found[3])
+    return Rate(count, period, burst) if count and period and burst else None

@@ -26,12 +26,13 @@ from aztask.errors import (
     DecodeError,
     EncodeError,
 )
+from aztask.message import jsonencoding
 from aztask.message import serializer as formats
 from aztask.message.arguments import check_keywords
 from aztask.message.bounds import MessageLimits, check_json, check_msgpack, check_size
 from aztask.message.compression import decompress
-from aztask.message.contenttypes import checked_content_type, content_type_of
 from aztask.message.envelope import NO_PROPERTIES, Envelope
+from aztask.message.foreign import checked_content_type, content_type_of
 from aztask.message.headers import (
     COMPRESSION,
     check_outgoing,
@@ -39,7 +40,7 @@ from aztask.message.headers import (
     read_text,
     write_headers,
 )
-from aztask.message.jsonvalues import check_json_values
+from aztask.message.jsonencoding import check_json_values
 from aztask.message.message import MESSAGE_DEFAULTS, MESSAGE_ID_LIMIT, TaskMessage
 from aztask.message.payload import (
     MARK,
@@ -360,17 +361,13 @@ class Codec:
             # the function that Kombu's registry would call, called directly for speed
             return formats.MSGPACK, "binary", self._packed(value, what, limits)
         try:
-            content_type, encoding, body = serialization.dumps(value, self.serializer)
-        except KombuError as error:
+            body = jsonencoding.dumps(value)
+        except Exception as error:  # noqa: BLE001  # a value's own __json__ may raise anything
             reason = formats.explain_refusal(value)
-            cause = TypeError(reason) if reason else error.__cause__ or error
-            _not_encodable(what, self.serializer, cause)
-        if isinstance(body, str):
-            body = body.encode("ascii")  # json.dumps escapes all other characters
-        if content_type == formats.JSON:
-            check_json_values(body, EncodeError, what)
-        self.check_written(body, content_type, limits)
-        return content_type, encoding, body
+            _not_encodable(what, self.serializer, TypeError(reason) if reason else error)
+        check_json_values(body, EncodeError, what)
+        self.check_written(body, formats.JSON, limits)
+        return formats.JSON, "utf-8", body
 
     def _packed(self, value: Any, what: str, limits: MessageLimits) -> bytes:
         try:

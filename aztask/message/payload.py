@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, Self
@@ -27,6 +27,9 @@ MARK: Final = b"aztask-stored:"
 
 _TEXT: Final = re.compile(
     r"([1-9][0-9]{0,9}):([0-9a-f]{64}):([a-z]{1,16}/[0-9]{10}/[0-9a-f]{32})", re.ASCII
+)
+_INSIDE: Final = re.compile(
+    rb"(?<![0-9])[1-9][0-9]{0,9}:[0-9a-f]{64}:([a-z]{1,16}/[0-9]{10}/[0-9a-f]{32})"
 )
 _INNER: Final = {"application/x-msgpack": "msgpack", "application/json": "json"}
 _PREFIX: Final = "application/x-aztask-payload+"
@@ -100,6 +103,15 @@ def checked_reference(inner: str | None, body: bytes, values: Mapping[str, Any])
             " so, and the header aztask-payload; one of them is wrong"
         )
     return inner
+
+
+def names_in(data: bytes) -> Iterator[str]:
+    """The names of all payloads that these bytes refer to, wherever a reference stands in them.
+
+    Nothing is decoded, so a damaged or unknown row hides none: an encoded message, a checkpoint and
+    a value all carry a reference as this text.
+    """
+    return (found[1].decode("ascii") for found in _INSIDE.finditer(data))
 
 
 def stored_in(data: bytes | None) -> StoredValue | None:

@@ -23,7 +23,9 @@ msgpack's own timestamp (ext -1), which other producers may send, is read as a d
 Rules
 1. Plain values are plain msgpack: any other msgpack library reads and writes them.
 2. Reading builds only the types above; no name in the data ever leads to an import or a call.
-3. The codec registers this encoding with Kombu as ``msgpack``, replacing Kombu's own. It is a
+3. A value is written as its base class holds it, and refused if a part of it would be lost
+   (`aztask.message.exact`). Reading accepts more than is written: whatever older releases wrote.
+4. The codec registers this encoding with Kombu as ``msgpack``, replacing Kombu's own. It is a
    superset: the same bytes for the values that both can write.
 """
 
@@ -42,6 +44,7 @@ from uuid import UUID
 
 import msgpack
 
+from aztask.message.exact import exact
 from aztask.message.payload import MARK, StoredValue
 
 MSGPACK = "application/x-msgpack"
@@ -105,6 +108,7 @@ def unpack(data: bytes) -> Any:
 
 def _to_ext(value: Any) -> Any:
     """Encode a value that msgpack cannot write itself; msgpack calls this."""
+    value = exact(value)
     for kind, code, write in _WRITERS:
         if isinstance(value, kind):
             return msgpack.ExtType(code, write(value))
@@ -163,7 +167,7 @@ def _write_text(value: date | time) -> bytes:
 
 
 def _write_decimal(value: Decimal) -> bytes:
-    text = str(value).encode("ascii")
+    text = Decimal.__str__(value).encode("ascii")
     if len(text) > TEXT_BYTES:
         raise ValueError(f"a Decimal of {len(text)} digits is too long; at most {TEXT_BYTES}")
     return text

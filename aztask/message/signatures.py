@@ -20,7 +20,6 @@ the recorded outcome of ``(id, generation, hop)`` does, as long as results are k
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -32,6 +31,7 @@ from aztask.message.bounds import MessageLimits, check_size
 from aztask.message.envelope import Envelope
 from aztask.message.headers import SIGNATURE, SIGNATURE_2, check_before_signature
 from aztask.message.signing import SCHEME, Signer, refusal
+from aztask.support import clock
 
 NOT_SIGNED: Final = frozenset(
     {SIGNATURE, SIGNATURE_2, "traceparent", "tracestate", "baggage", "Diagnostic-Id"}
@@ -54,7 +54,7 @@ def _no_max_age(queue: str) -> float:
 
 
 def _now() -> float:
-    return time.time()
+    return clock.wall()
 
 
 @dataclass(frozen=True)

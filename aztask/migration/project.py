@@ -5,16 +5,115 @@ Rules: files that cannot be read are reported and skipped; no code of the projec
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import libcst as cst
 
-from aztask.migration.commandlines import command_uses, is_command_file
+from aztask.migration.answers import Answer, Unread, Use, answers
 from aztask.migration.definitions import collect, visit
 from aztask.migration.modules import WORTH_PARSING, Module, project_files, read_module
-from aztask.migration.use import Unread, Use
 from aztask.migration.visitor import UsesVisitor
+
+# Command lines of Celery in the files that start programs: scripts, Procfiles, services, YAML.
+#
+# Rules
+# 1. Only the words after the word ``celery`` are read, up to the end of that command.
+# 2. Quotes, commas and brackets are ignored, so that a list in YAML reads like a line of a script.
+
+
+_SUFFIXES: Final = frozenset({".sh", ".bash", ".yml", ".yaml", ".service", ".ini", ".conf", ".mk"})
+_NAMES: Final = re.compile(
+    r"Dockerfile.*|.*\.Dockerfile|Procfile.*|Makefile|justfile|supervisord.*"
+)
+_CELERY: Final = re.compile(r"(?<![\w.:/@-])(?:[\w./-]*/)?celery(?=[\s\"',\]])(?!\s*[=:\[])")
+_WORD: Final = re.compile(r"[^\s\"',\[\]]+")
+_END: Final = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1"})
+_VALUES: Final = frozenset({"-A", "--app", "-b", "--broker", "--result-backend", "--config"})
+_CONTROL: Final = frozenset({"inspect", "control"})
+
+
+def is_command_file(path: Path) -> bool:
+    """Whether programs are started from such a file."""
+    return path.suffix in _SUFFIXES or _NAMES.fullmatch(path.name) is not None
+
+
+def command_uses(text: str, shown: str) -> set[Use]:
+    """The commands of Celery in a file, and the options of its workers."""
+    uses = set()
+    for number, line in _lines(text):
+        for match in _CELERY.finditer(line):
+            words = _words(line[match.end() :])
+            uses |= {Use.of(shown, number, answer) for answer in _answers(words)}
+    return uses
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, without comments; a line that ends in a backslash goes on."""
+    start, joined = 1, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not joined:
+            start = number
+        if line.rstrip().endswith("\\"):
+            joined += line.rstrip()[:-1] + " "
+            continue
+        joined += line
+        if not joined.lstrip().startswith("#"):
+            yield start, joined
+        joined = ""
+
+
+def _words(text: str) -> list[str]:
+    """The words of one command, quotes and brackets (of a YAML list) left out."""
+    words = []
+    for word in _WORD.findall(text):
+        if word in _END:
+            break
+        words.append(word.rstrip(";"))
+        if word.endswith(";"):
+            break
+    return words
+
+
+def _answers(words: list[str]) -> Iterator[Answer]:
+    name, rest = "celery", list(words)
+    known = answers("commands")
+    while rest:
+        word = rest.pop(0)
+        if word in _VALUES:
+            rest[:1] = []
+        elif f"{name} {word}" in known:
+            name = f"{name} {word}"
+            if not any(other.startswith(f"{name} ") for other in known):
+                break
+        elif not word.startswith("-"):
+            break
+    if name not in known:
+        return
+    yield known[name]
+    if name == "celery worker":
+        yield from _worker_options(words)
+    elif name.removeprefix("celery ") in _CONTROL:
+        control = answers("control")
+        yield from (control[word] for word in rest[:1] if word in control)
+
+
+def _worker_options(words: list[str]) -> Iterator[Answer]:
+    """Options as Celery's command line takes them: ``--name=VALUE``, ``--name VALUE``, ``-c4``."""
+    options = answers("worker")
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--"):
+            short = name
+        elif name.startswith("-") and len(name) > 1:
+            short = name[:2]
+        else:
+            continue
+        if short in options:
+            yield options[short]
+
 
 _UNREADABLE = (
     OSError,

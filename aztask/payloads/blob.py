@@ -12,9 +12,9 @@ Source: the Put Blob, Get Blob and Blob Batch pages of the Blob service's REST r
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeVar
+from io import BytesIO
+from typing import Any, Final, TypeVar
 
 from azure.core.exceptions import (
     AzureError,
@@ -23,16 +23,55 @@ from azure.core.exceptions import (
     ServiceRequestError,
     ServiceResponseError,
 )
+from azure.core.pipeline.transport import RequestsTransport
 from azure.storage.blob import ContainerClient
 
 from aztask.address.addresses import BlobAddress
 from aztask.azure.container import container_client, create, reason_of
-from aztask.azure.pieces import PiecewiseTransport
 from aztask.errors import BrokerUnavailable, PayloadMissing
 from aztask.message.payload import PAYLOAD_BYTES, StoredValue
 from aztask.payloads.store import Listed, listed
+from aztask.support import clock
 
 logger = logging.getLogger(__name__)
+
+# -- an HTTP transport for the SDK that sends long bodies in pieces ------------------------
+#
+# Why: the connection's time-out counts for the whole of a body that is given as bytes, because it
+# is one ``socket.sendall`` (Python's documentation, since 3.5). So 100 MB would have to be sent
+# within the five seconds that a connection may take. A body that is read from a stream is sent in
+# blocks of 32 KiB, and each block has that time. The stream shares the memory of the bytes.
+
+
+WHOLE_BYTES: Final = 256 * 1024
+"""A body up to this size is sent as a whole: that costs less CPU time."""
+
+
+class PiecewiseTransport(RequestsTransport):  # type: ignore[misc]  # the SDK gives it no type
+    """The SDK's own transport, but for bodies of more than `WHOLE_BYTES`."""
+
+    def open(self) -> None:
+        """Open the session, whose requests then send long bodies as streams."""
+        super().open()
+        session: Any = self.session
+        if isinstance(session.request, PiecewiseRequest):
+            return
+        session.request = PiecewiseRequest(session.request)
+
+
+class PiecewiseRequest:
+    """``Session.request`` with long bytes as a stream."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def __call__(self, method: str, url: str, **options: Any) -> Any:
+        """Send the request; the parameters are those of ``requests.Session.request``."""
+        data = options.get("data")
+        if isinstance(data, bytes) and len(data) > WHOLE_BYTES:
+            options["data"] = BytesIO(data)
+        return self._request(method, url, **options)
+
 
 READ_SECONDS: Final = 30.0
 TRIES: Final = 3
@@ -154,7 +193,7 @@ class BlobPayloads:
             except AzureError as error:
                 if not tries_left or not _may_pass(error):
                     raise self._unavailable(error) from error
-            time.sleep(PAUSE_SECONDS * 4 ** (TRIES - 1 - tries_left))
+            clock.sleep(PAUSE_SECONDS * 4 ** (TRIES - 1 - tries_left))
         raise AssertionError  # the last try returns or raises
 
     def _unavailable(self, error: AzureError) -> BrokerUnavailable:

@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from datetime import timedelta
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
-from aztask.errors import BrokerError
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.errors import BrokerError, ConfigurationError
+from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue
-from aztask.payloads.store import Kind, PayloadStore, new_name
+from aztask.payloads.store import Kind, PayloadStore, belongs, new_name
+from aztask.support import clock
+from aztask.support.durations import to_seconds
 from aztask.support.failpoint import hit
+from aztask.support.forks import fork_safe_lock
 from aztask.support.threadpool import ThreadPool
 
 logger = logging.getLogger(__name__)
 
 PARALLEL: Final = 4
+HOUR: Final = 3600.0
+WEEK: Final = 7 * 86400.0
+LONGEST: Final = 3650 * 86400.0
 
 
 class Payloads:
@@ -43,13 +51,15 @@ class Payloads:
         threshold: int,
         checkpoint_threshold: int,
         result_threshold: int,
+        owner: Callable[[], Owner] = lambda: NO_OWNER,
     ) -> None:
-        """make: opens the store. The parameters are the attributes."""
+        """make: opens the store. owner: whose payloads these are. The others are attributes."""
+        self._owner = owner
         self.threshold = threshold
         self.checkpoint_threshold = checkpoint_threshold
         self.result_threshold = result_threshold
         self._make = make
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._store: PayloadStore | None = None
         self._pid = os.getpid()
         self._threads: ThreadPool | None = None
@@ -64,6 +74,11 @@ class Payloads:
                 if self._store is None:
                     self._store = self._make()
         return self._store
+
+    @property
+    def mark(self) -> str:
+        """The mark of the owner, for names; "" without one."""
+        return self._owner().of_broker.mark
 
     def replace(self, store: PayloadStore) -> Callable[[], None]:
         """Use `store` until the returned function is called. For tests."""
@@ -114,7 +129,7 @@ class Payloads:
                 if len(message.body) > self.threshold:
                     while len(pending) >= PARALLEL:
                         self._await(done, pending)
-                    pending.append((len(done), self._begin(message.body)))
+                    pending.append((len(done), self._begin(message)))
                     done.append(replace(message, body=b""))
                 else:
                     done.append(message)
@@ -128,7 +143,12 @@ class Payloads:
 
     def drop(self, messages: Sequence[TaskMessage]) -> None:
         """Remove the payloads of messages that were certainly not sent, as far as that works."""
-        self.discard([message.payload for message in messages if message.payload is not None])
+        self.discard(
+            name
+            for message in messages
+            if message.payload is not None
+            for name in owned([message.payload], message.id)
+        )
 
     def filled(self, message: TaskMessage) -> TaskMessage:
         """The message with its body, which is fetched if it is stored apart.
@@ -139,15 +159,15 @@ class Payloads:
             return message
         return replace(message, body=self.load(StoredValue.parse(message.payload)), payload=None)
 
-    def _begin(self, body: bytes) -> Future[StoredValue]:
+    def _begin(self, message: TaskMessage) -> Future[StoredValue]:
         if self._pid != os.getpid():
             self._forget()
         if self._threads is None:
             self._threads = ThreadPool("payloads", PARALLEL)
-        return self._threads.submit(lambda: self._upload(body))
+        return self._threads.submit(lambda: self._upload(message))
 
-    def _upload(self, body: bytes) -> StoredValue:
-        stored = self.keep(Kind.ARGUMENTS, body)
+    def _upload(self, message: TaskMessage) -> StoredValue:
+        stored = self.keep(Kind.ARGUMENTS, message.body, owner=message.id)
         hit("uploaded")
         return stored
 
@@ -164,26 +184,39 @@ class Payloads:
                 stored = future.result()
             except Exception:  # noqa: BLE001, S112  # the caller raises the first error
                 continue
-            self.discard([str(stored)])
+            self.discard([stored.name])
 
     # -- values ------------------------------------------------------------------------------
 
-    def keep(self, kind: Kind, data: bytes, at: float | None = None) -> StoredValue:
-        """Store `data`; at: for its name, see `new_name`. Raises BrokerUnavailable."""
-        stored = StoredValue.of(new_name(kind, at), data)
+    def keep(
+        self, kind: Kind, data: bytes, at: float | None = None, *, owner: str = ""
+    ) -> StoredValue:
+        """Store `data` under a name with `at` and `owner`, see `new_name`.
+
+        Raises BrokerUnavailable.
+        """
+        stored = StoredValue.of(new_name(kind, at, owner, self.mark), data)
         self.store.write(stored.name, data)
         return stored
+
+    def put(self, codec: Codec, value: Any, keep: float | timedelta) -> StoredValue:
+        """Store a value for many tasks, see `App.put`. Raises ConfigurationError too."""
+        seconds = to_seconds(keep, "keep")
+        if not 0 < seconds <= LONGEST:
+            raise ConfigurationError(f"keep takes seconds above 0, at most ten years, not {keep!r}")
+        data = codec.encode_value(value, large=True)
+        return self.keep(Kind.VALUE, data, clock.wall() + seconds + HOUR)
 
     def load(self, stored: StoredValue) -> bytes:
         """Fetch and verify. Raises PayloadMissing, PayloadDamaged, BrokerUnavailable."""
         return self.store.read(stored)
 
-    def discard(self, references: Sequence[str]) -> None:
-        """Remove the payloads of these references; what cannot be removed now is collected later.
+    def discard(self, removed: Iterable[str]) -> None:
+        """Remove the payloads of these names; what cannot be removed now is collected later.
 
         Errors are logged only: the work that used the payloads is done.
         """
-        names = [StoredValue.parse(text).name for text in references]
+        names = list(removed)
         if not names:
             return
         try:
@@ -194,3 +227,11 @@ class Payloads:
                 len(names),
                 error,
             )
+
+
+def owned(references: Iterable[str], task_id: str) -> Iterator[str]:
+    """The names of those payloads that the end of this task removes; see `belongs`."""
+    for text in references:
+        name = StoredValue.parse(text).name
+        if belongs(name, task_id):
+            yield name

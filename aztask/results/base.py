@@ -17,11 +17,14 @@ Rules
    and `bury` put such a row into quarantine: it stays unchanged, is logged and listed under
    `State.UNREADABLE`, and is purged a retention time later. A replay of the task has another key,
    and so a row of its own.
+7. A row belongs to the broker whose message made it (`aztask.address.owner`). A store acts on rows
+   of its own owner only: the row of another one answers a start with `Foreign`, and an id that only
+   others use raises ForeignId. A row without an owner is adopted by the first start or record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias, runtime_checkable
@@ -29,6 +32,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 from aztask.brokers.delivery import Position
 from aztask.results.starts import GIVEN_BACK, NO_STARTS, EarlierStart, EarlierStarts
 from aztask.settlement import Decision, Resubmit
+from aztask.support.parts import Failure
 
 
 class State(StrEnum):
@@ -79,7 +83,7 @@ class RunKey:
 class Start:
     """A request to own a run.
 
-    * `owner`: unique to this delivery's lease.
+    * `owner`: unique to this delivery's lease; see `aztask.results.startowner`.
     * `at`: UTC epoch seconds.
     """
 
@@ -143,6 +147,14 @@ class OwnedElsewhere:
 
 
 @dataclass(frozen=True, slots=True)
+class Outdated:
+    """The answer to `Start`: a newer delivery of the message owns the run; do not act on this one.
+
+    The lease of this one has ended, or is just ending: its worker was frozen.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The answer to `Start`: the run is ours, but the task was cancelled before it started."""
 
@@ -159,7 +171,19 @@ class Unreadable:
     reason: str
 
 
-StartAnswer: TypeAlias = Owned | Recorded | OwnedElsewhere | Cancelled | Unreadable
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """The answer to `Start`: the id belongs to another owner (rule 7). Do not run it.
+
+    `broker` names the other owner.
+    """
+
+    broker: str
+
+
+StartAnswer: TypeAlias = (
+    Owned | Recorded | OwnedElsewhere | Outdated | Cancelled | Unreadable | Foreign
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +208,8 @@ class RunRecord:
     received; None means now.
 
     `note` is what the sender stored with the first run of a task, at most `NOTE_BYTES`.
+
+    `broker`: whose run it is (rule 7); "" if that is not known. A store fills it in.
     """
 
     key: RunKey
@@ -198,6 +224,7 @@ class RunRecord:
     due: float | None = None
     earlier: EarlierStarts = NO_STARTS
     note: bytes | None = None
+    broker: str = ""
 
     def starts_before(self, *, owned: bool) -> EarlierStarts:
         """The earlier starts of the next start: this run's, and its last one.
@@ -236,7 +263,9 @@ class WorkerRecord:
     * `running`: how many tasks it is running.
     * `leased`: deliveries under a lease, waiting ones included.
     * `tasks`: the running tasks, the longest first; a store may cut the end of a long list.
+    * `failing`: its parts that fail, the oldest first; older releases report none.
     * `damage`: why the worker's row cannot be read, on one line; then only the name is known.
+    * `broker`: whose messages it receives; "" if that is not known. A store fills it in.
     """
 
     name: str
@@ -249,6 +278,8 @@ class WorkerRecord:
     leased: int = 0
     tasks: tuple[RunningTask, ...] = ()
     damage: str = ""
+    broker: str = ""
+    failing: tuple[Failure, ...] = ()
 
     def state_at(self, now: float) -> str:
         """``alive``, ``silent`` (no heartbeat for `SILENT_SECONDS`) or ``stopped``."""
@@ -277,8 +308,8 @@ class ResultStore(Protocol):
     def bury(self, runs: Sequence[RunRecord]) -> list[bool]:
         """Record the outcome of runs that no worker ended: the broker dead-lettered their messages.
 
-        False if the run had ended already, or its row cannot be read. Afterwards, a former owner
-        can no longer record anything.
+        False if the run had ended already, belongs to another owner, or its row cannot be read.
+        Afterwards, the delivery that owned the run can no longer record anything.
         """
         ...
 
@@ -301,15 +332,23 @@ class ResultStore(Protocol):
         ...
 
     def get(self, task_id: str) -> RunRecord | None:
-        """The task's latest run; None if the task is unknown."""
+        """The task's latest run; None if the task is unknown.
+
+        Raises ForeignId if only other owners use this id, as `history`, `cancel` and `forget` do.
+        """
         ...
 
     def history(self, task_id: str) -> list[RunRecord]:
         """All runs of a task, oldest first."""
         ...
 
-    def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
-        """The newest runs, newest first, with damaged ones. UNREADABLE lists the quarantine."""
+    def recent(
+        self, *, state: State | None = None, limit: int = 100, everyone: bool = False
+    ) -> list[RunRecord]:
+        """The newest runs, newest first, with damaged ones. UNREADABLE lists the quarantine.
+
+        * `everyone`: with those of other owners; see `RunRecord.broker`.
+        """
         ...
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
@@ -340,8 +379,11 @@ class ResultStore(Protocol):
         """Store a worker's heartbeat, replacing the one before."""
         ...
 
-    def workers(self) -> list[WorkerRecord]:
-        """The known workers, newest heartbeat first, damaged rows last."""
+    def workers(self, *, everyone: bool = False) -> list[WorkerRecord]:
+        """The known workers, newest heartbeat first, damaged rows last.
+
+        * `everyone`: with those of other owners; see `WorkerRecord.broker`.
+        """
         ...
 
     def purge(self, before: float) -> int:
@@ -350,6 +392,9 @@ class ResultStore(Protocol):
         Rows whose message is gone never end, so they are deleted too: runs that were sent but not
         started, once their message was due before `before`; and started ones `UNFINISHED_SECONDS`
         later. A message that comes after all is a new run.
+
+        Rows of other owners stay. Rows without one, which no worker has adopted, are deleted
+        `UNFINISHED_SECONDS` later than own ones: the retention of their owner is not known.
 
         * `before`: UTC epoch seconds.
         """
@@ -370,6 +415,19 @@ class Provisioned(Protocol):
 
     def check(self) -> None:
         """Raise the error that a worker would get: missing, not permitted or unreachable."""
+        ...
+
+
+@runtime_checkable
+class Scannable(Protocol):
+    """A result store that shows all its rows, of every kind, for `aztask.payloads.holders`."""
+
+    def scan(self) -> Iterator[bytes]:
+        """The bytes of each row that may refer to arguments, checkpoints or results.
+
+        Whatever a row is for, all its values are there, undecoded; a row may come in several
+        parts, and other bytes may come, too. Reads the whole store. Raises BrokerUnavailable.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""The optional protocol of result stores that keep control entries: pauses, slots and permits.
+"""The part of a result store that keeps control entries: pauses, slots and permits.
 
 An entry is a short text of bytes under a name. `aztask.limits` decides what is in it.
 
@@ -8,16 +8,80 @@ Rules
 2. Each writer writes data that no other writer would write, for example with a random value in it.
    If an answer is lost, the store reads the entry and compares it with the writer's data.
 3. An unreachable store raises BrokerUnavailable; some changes of the call may have been made then.
+4. Entries belong to an owner, see `scope_of`: pauses to the broker, limits and breakers to the app.
+   A store reads and changes those of its owner only. `ControlStore.of` gives those of another one,
+   and with `NO_OWNER` those that a release before 0.2 wrote.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Protocol, runtime_checkable
+
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.stores.layout import SqlLayout, TablesLayout
+from aztask.stores.owning import move_rows
+from aztask.stores.rows import Change, Kind, Place, Row, Rows, RowStore, StoreTime
+from aztask.support.clock import monotonic
+
+_STEPS: Final = (
+    """
+    CREATE TABLE controls (
+        name TEXT PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL,
+        written_at REAL NOT NULL)
+    WITHOUT ROWID;
+    """,
+)
+_OWNED_STEPS: Final = (
+    """
+    CREATE TABLE owned_controls (
+        broker TEXT NOT NULL, app TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,
+        data BLOB NOT NULL, written_at REAL NOT NULL, PRIMARY KEY (broker, app, name))
+    WITHOUT ROWID;
+    """,
+)
+# Each entry is a partition of its own: entries never conflict, and change in parallel.
+ENTRIES: Final = Kind(
+    {"data": bytes},
+    SqlLayout(
+        "owned_controls",
+        "controls",
+        "name",
+        app=True,
+        written="written_at",
+        steps={"controls": _STEPS, "owned_controls": _OWNED_STEPS},
+    ),
+    TablesLayout("K", "k"),
+)
+PURGE_SECONDS: Final = 4.0
+PURGED: Final = 256
 
 ENTRY_LIMIT: Final = 60_000
 """Bytes that an entry may have: a property of a table's row has 64 KiB."""
+
+
+OF_THE_APP: Final = ("limit-", "breakers")
+"""How the names of entries begin that belong to an app: what code declares under a name."""
+
+
+def scope_of(owner: Owner, name: str) -> Owner:
+    """Who owns the entry with this name in a store of `owner`."""
+    return owner if name.startswith(OF_THE_APP) else owner.of_broker
+
+
+def heir_of(row: Owner, old: Owner, new: Owner) -> Owner | None:
+    """Who gets an entry of `row` when `new` adopts what `old` has; None if it is not moved.
+
+    Without an app in `old`, the entries of all apps of that broker are moved, each keeping its
+    app's name.
+    """
+    if not new.known or row.broker != old.broker or (row.app and old.app not in ("", row.app)):
+        return None
+    of_an_app = new if old.app else Owner(new.broker, row.app)
+    heir = of_an_app if row.app else new.of_broker
+    return None if heir == row else heir
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,42 +102,118 @@ class EntryChange:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreTime:
-    """The store's clock at one moment. `at`: UTC epoch seconds.
+class EntryCell:
+    """One entry by its name, as `aztask.stores.changing.change` reads and writes it."""
 
-    It was read between `earliest` and `latest`, on the clock of the deadlines.
-    """
+    store: ControlStore
+    name: str
 
-    at: float
-    earliest: float
-    latest: float
+    def read(self) -> Entry | None:
+        """The entry; None if there is none."""
+        (found,) = self.store.read([self.name])
+        return found
+
+    def write(self, data: bytes | None, before: Entry | None) -> bool:
+        """Replace the entry, or delete it with None."""
+        tag = None if before is None else before.tag
+        if data is None:
+            return tag is None or self.store.remove(self.name, tag)
+        return self.store.write([EntryChange(self.name, data, tag)]) != [None]
 
 
-class ControlStore(Protocol):
-    """Keeps control entries. Any thread may call."""
+class ControlStore:
+    """The control entries of one result store. Any thread may call."""
+
+    def __init__(
+        self, store: RowStore, owner: Owner = NO_OWNER, *, rows: Rows | None = None
+    ) -> None:
+        """owner: whose entries it reads and changes. rows: those of `ENTRIES`, if they are open."""
+        self.owner = owner
+        self._broker = owner.of_broker
+        self._store = store
+        self._rows = store.of(ENTRIES) if rows is None else rows
+
+    @property
+    def remote(self) -> bool:
+        """True if a call waits for a network."""
+        return self._store.remote
+
+    def of(self, owner: Owner) -> ControlStore:
+        """The entries of another owner in the same store."""
+        return ControlStore(self._store, owner, rows=self._rows)
 
     def read(self, names: Sequence[str]) -> list[Entry | None]:
-        """The entries with these names, in order; None for missing ones."""
-        ...
+        """The entries with these names, in order; None for missing ones.
+
+        An entry that another program wrote has no data.
+        """
+        found = self._rows.get([self._place(name) for name in names])
+        return [None if row is None else _entry(row) for row in found]
 
     def write(self, changes: Sequence[EntryChange]) -> list[str | None]:
         """Make each change; returns the new tags, and None where the tag was not the current one.
 
         Each change succeeds or fails alone.
         """
-        ...
+        made = self._rows.write_all([self._changed(each) for each in changes])
+        return [None if row is None else row.tag for row in made]
+
+    def _changed(self, change: EntryChange) -> Change:
+        place = self._place(change.name)
+        before = None if change.tag is None else Row(place, {}, change.tag)
+        return Change(place, {"data": change.data}, before)
+
+    def remove(self, name: str, tag: str) -> bool:
+        """Delete an entry; False if the tag is not the current one."""
+        place = self._place(name)
+        return self._rows.write(Change(place, None, Row(place, {}, tag))) is not None
 
     def time(self) -> StoreTime:
         """Read the store's clock, which all workers share."""
-        ...
+        return self._store.time()
 
     def purge(self, prefix: str, before: float) -> int:
         """Delete entries that were last written before `before`; returns how many.
 
+        It ends after some seconds, and the next call continues. An entry that is written in between
+        is kept.
+
         * `prefix`: only entries whose names begin with it; plain letters and ``-``.
         * `before`: UTC epoch seconds.
         """
-        ...
+        until, deleted = monotonic() + PURGE_SECONDS, 0
+        old = iter(self._rows.of_owner(scope_of(self.owner, prefix), prefix, before))
+        while monotonic() < until and (some := list(islice(old, PURGED))):
+            gone = self._rows.write_all([Change(row.place, None, row) for row in some])
+            deleted += sum(row is not None for row in gone)
+        return deleted
+
+    def adopt(self, old: Owner) -> int:
+        """Make the entries of another owner ours (`heir_of`); returns how many were found.
+
+        An entry that the heir has already stays, and the other one is deleted. If the process dies
+        in the middle, call it again. Entries without an owner are not moved: what is paused without
+        an owner is paused for all who share the store.
+        """
+        heirs = {each: heir_of(each, old, self.owner) for each in self._rows.owners() if each.known}
+        return sum(
+            move_rows(self._store, self._rows, each, heir)
+            for each, heir in heirs.items()
+            if heir is not None
+        )
+
+    def owners(self) -> set[Owner]:
+        """Whose entries are in the store; with `NO_OWNER` if pauses without an owner are."""
+        known = {each for each in self._rows.owners() if each.known}
+        return known | {NO_OWNER for _ in islice(self._rows.of_owner(NO_OWNER, "control"), 1)}
+
+    def _place(self, name: str) -> Place:
+        return Place(self.owner if name.startswith(OF_THE_APP) else self._broker, name)
+
+
+def _entry(row: Row) -> Entry:
+    data = row.values["data"]
+    return Entry(data if isinstance(data, bytes) else b"", row.tag)
 
 
 @runtime_checkable

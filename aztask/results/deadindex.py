@@ -9,34 +9,101 @@ or that its next delivery settles otherwise. Such a note is dropped as soon as t
 queue was read: when the service shows all of its messages, or when a replay or a purge has gone
 through them. The same happens to the note of a dead letter that was removed without aztask.
 
+A note belongs to the broker. Releases before 0.2 made notes without an owner; they are listed with
+those of every broker that has a queue of that name, because nothing in them says whose they are.
+Once a broker's whole poison queue was read, the notes of the dead letters found there are its own,
+and older ones without an owner are no longer listed for it. They are not deleted, since they may
+be another broker's.
+
 A damaged note hides no other one and does no harm to its dead letter, which is in the service: it
 is listed by its key alone, until the dead letter is replayed or purged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.brokers.base import Broker
-from aztask.brokers.local.payload import envelope_of
+from aztask.brokers.local.payload import envelope_of, payload_of
+from aztask.errors import EncodeError
 from aztask.message.envelope import Envelope
 from aztask.results.base import ResultStore
 from aztask.results.damage import Columns, Damaged
+from aztask.results.owners import is_other_broker
+from aztask.stores.layout import SqlLayout, TablesLayout, number_key
+from aztask.stores.rows import Change, Kind, Place, Row, RowStore
 
 UNDER_WAY: Final = 120.0
 """Seconds for which a note without a dead letter may belong to one that is just being stored."""
+
+PAGE: Final = 100
+"""Notes that are read at a time."""
+
+SHORT_PAGE: Final = 1000
+"""The same for notes without their envelopes."""
+
+_STEPS: Final = (
+    """
+    CREATE TABLE dead_index (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        queue TEXT NOT NULL, key TEXT NOT NULL, envelope BLOB NOT NULL, reason TEXT NOT NULL,
+        description TEXT NOT NULL, at REAL NOT NULL, delivery_count INTEGER NOT NULL);
+    CREATE UNIQUE INDEX dead_index_key ON dead_index (queue, key);
+    """,
+)
+_OWNED_STEPS: Final = (
+    """
+    CREATE TABLE owned_dead_index (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        broker TEXT NOT NULL, queue TEXT NOT NULL, key TEXT NOT NULL, envelope BLOB NOT NULL,
+        reason TEXT NOT NULL, description TEXT NOT NULL, at REAL NOT NULL,
+        delivery_count INTEGER NOT NULL);
+    CREATE UNIQUE INDEX owned_dead_index_key ON owned_dead_index (broker, queue, key);
+    CREATE TABLE dead_index_read (
+        broker TEXT NOT NULL, queue TEXT NOT NULL, before REAL NOT NULL,
+        PRIMARY KEY (broker, queue))
+    WITHOUT ROWID;
+    """,
+)
+NOTES: Final = Kind(
+    {
+        "number": int,
+        "envelope": bytes,
+        "reason": str,
+        "description": str,
+        "at": float,
+        "delivery_count": int,
+    },
+    SqlLayout(
+        "owned_dead_index",
+        "dead_index",
+        "queue",
+        "key",
+        version="number",
+        steps={"dead_index": _STEPS, "owned_dead_index": _OWNED_STEPS},
+    ),
+    TablesLayout("D", "d", "n-", "key", {"why": ("reason", "description")}),
+    long="envelope",
+    number="number",
+)
+# Which of the notes without an owner are no longer listed for a broker: those made before a time.
+READ: Final = Kind(
+    {"before": float},
+    SqlLayout("dead_index_read", "dead_index_read", "queue", version=""),
+    TablesLayout("D", "d", "r"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedDeadLetter:
     """The note of one dead letter.
 
-    * `number`: rises with each note of a store; 0 before it is stored.
     * `at`: UTC epoch seconds of the note.
-    * `damage`: why the note cannot be read; then only the number and perhaps the key are known.
+    * `damage`: why the note cannot be read; then perhaps the key is known, and nothing else.
     """
 
     queue: str
@@ -45,7 +112,6 @@ class IndexedDeadLetter:
     description: str
     at: float
     delivery_count: int
-    number: int = 0
     damage: str = ""
 
     @property
@@ -54,27 +120,131 @@ class IndexedDeadLetter:
         return key_of(self.envelope)
 
 
-class DeadIndex(Protocol):
-    """Stores notes of dead letters. Any thread may call. Raises BrokerUnavailable."""
+class DeadIndex:
+    """The notes of dead letters in one result store. Any thread may call.
+
+    Raises BrokerUnavailable.
+    """
+
+    def __init__(self, store: RowStore, owner: Owner = NO_OWNER) -> None:
+        """owner: whose notes it has: a broker, or `NO_OWNER`."""
+        self.owner = owner.of_broker
+        self._store = store
+        self._notes = store.of(NOTES)
+        self._read = store.of(READ)
 
     def note(self, letters: Sequence[IndexedDeadLetter]) -> None:
         """Store these notes; an existing note of the same key stays as it is."""
-        ...
+        self._notes.write_all([_made(self.owner, each) for each in letters])
 
-    def page(self, queue: str, after: int, limit: int) -> list[IndexedDeadLetter]:
-        """Up to `limit` notes of the queue after the number `after`, in order, damaged or not."""
-        ...
+    def notes(self, queue: str) -> Iterator[IndexedDeadLetter]:
+        """The notes of a queue in the order in which they were made, damaged or not.
+
+        Those without an owner come last, unless they are older than the last `keep_only`.
+        """
+        own: set[str] = set()
+        mixed = self.owner.known and self._notes.may_be_unowned()
+        for row in self._rows(self.owner, queue):
+            if mixed:
+                own.add(row.place.key)
+            yield _note_in(row)
+        if mixed:
+            before = self._read_before(queue)
+            for row in self._rows(NO_OWNER, queue):
+                if row.place.key not in own and not (before and _is_old(row, before)):
+                    yield _note_in(row)
 
     def drop(self, queue: str, keys: Collection[str]) -> None:
-        """Delete the notes with these keys."""
-        ...
+        """Delete the notes with these keys, also if they have no owner: their letters were ours."""
+        owners = [self.owner]
+        if self.owner.known and self._notes.may_be_unowned():
+            owners.append(NO_OWNER)
+        self._notes.remove([Place(owner, queue, key) for owner in owners for key in sorted(keys)])
 
     def keep_only(self, queue: str, keys: Collection[str], before: float) -> int:
         """Delete notes made before `before` whose keys are not among `keys`; returns how many.
 
+        A note whose key is damaged is deleted together with the last ones. Of the notes without an
+        owner, those among `keys` become ours, and the other ones made before `before` are no longer
+        listed.
+
         * `before`: UTC epoch seconds.
         """
-        ...
+        with self._store.joined():
+            if self.owner.known and self._notes.may_be_unowned():
+                self._take_unowned(queue, keys, before)
+            old = [
+                each for each in self._rows(self.owner, queue, short=True) if _is_old(each, before)
+            ]
+            gone = [
+                each for each in old if (each.place.key not in keys if each.place.key else not keys)
+            ]
+            deleted = self._notes.write_all([Change(each.place, None, each) for each in gone])
+        return sum(each is not None for each in deleted)
+
+    def _take_unowned(self, queue: str, keys: Collection[str], before: float) -> None:
+        """Make the notes among `keys` ours, and list the older others no more."""
+        others = False
+        for row in self._rows(NO_OWNER, queue):
+            if row.place.key in keys:
+                self._take(row)
+            else:
+                others = True
+        known = self._read_before(queue)
+        if others and (known is None or known < before):
+            self._read.put(Place(self.owner, queue), {"before": float(before)})
+
+    def _take(self, row: Row) -> None:
+        """Make a note ours, unless we have one of that key; a damaged one is only deleted.
+
+        Crash window: where the store has no transaction, both exist; the next call deletes the old
+        one. The dead letter of a damaged one is still in its queue.
+        """
+        note = _note_in(row)
+        if not note.damage:
+            self._notes.write(_made(self.owner, note))
+        self._notes.write(Change(row.place, None, row))
+
+    def unowned(self, before: float) -> int:
+        """How many notes without an owner were made before that time."""
+        return sum(_is_old(row, before) for row in self._notes.of_owner(NO_OWNER))
+
+    def adopt(self, old: Owner) -> int:
+        """Make the notes of another owner's broker ours; returns how many were found.
+
+        If the process dies in the middle, call it again.
+        """
+        if not is_other_broker(self.owner, old):
+            return 0
+        moved = 0
+        with self._store.joined():
+            for row in self._notes.of_owner(old.of_broker):
+                self._take(row)
+                moved += 1
+            if old.known:
+                self._read.remove([row.place for row in self._read.of_owner(old.of_broker)])
+        return moved
+
+    def owners(self) -> set[Owner]:
+        """Whose notes are in the store; with `NO_OWNER` if some have no owner."""
+        return self._notes.owners()
+
+    def _rows(self, owner: Owner, queue: str, *, short: bool = False) -> Iterator[Row]:
+        """The rows of a queue, page by page. short: without their envelopes."""
+        first, limit = "", SHORT_PAGE if short else PAGE
+        while True:
+            page = self._notes.range(owner, queue, first, limit=limit, short=short)
+            # What has no number was made by another program.
+            found = [row for row in page if row.values["number"] is not None]
+            yield from found
+            if not found or len(page) < limit:
+                return
+            first = number_key(found[-1].values["number"] + 1)
+
+    def _read_before(self, queue: str) -> float | None:
+        (row,) = self._read.get([Place(self.owner, queue)])
+        before = None if row is None else row.values["before"]
+        return before if isinstance(before, float) else None
 
 
 @runtime_checkable
@@ -92,16 +262,37 @@ def key_of(envelope: Envelope) -> str:
     return envelope.message_id or f"sha256-{sha256(envelope.body).hexdigest()}"
 
 
-def read_note(queue: str, number: int, values: Mapping[str, Any]) -> IndexedDeadLetter:
-    """The note with these fields, damaged or not.
+def _made(owner: Owner, letter: IndexedDeadLetter) -> Change:
+    """The change that makes a note."""
+    values = {
+        "envelope": payload_of_dead(letter.envelope),
+        "reason": _text(letter.reason),
+        "description": _text(letter.description),
+        "at": float(letter.at),
+        "delivery_count": letter.delivery_count,
+    }
+    return Change(Place(owner, letter.queue, letter.key), values)
 
-    The fields are ``key``, ``envelope``, ``reason``, ``description``, ``at`` and
-    ``delivery_count``.
-    """
-    columns = Columns(values)
+
+def payload_of_dead(envelope: Envelope) -> bytes:
+    """The envelope as bytes; headers of other programs that cannot be written are dropped."""
     try:
-        key, envelope = columns.text("key"), envelope_of(columns.data("envelope") or b"")
-        if not _is_whole(envelope) or key_of(envelope) != key:
+        return payload_of(envelope)
+    except EncodeError:
+        return payload_of(replace(envelope, headers={}, properties={}))
+
+
+def _text(text: str) -> str:
+    """The text, with ``?`` for what is no Unicode: an error's message may be anything."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _note_in(row: Row) -> IndexedDeadLetter:
+    """The note in a row, damaged or not."""
+    queue, key, columns = row.place.partition, row.place.key, Columns(row.values)
+    try:
+        envelope = envelope_of(columns.data("envelope") or b"")
+        if key_of(envelope) != key:  # bytes that are no envelope have another key, too
             raise Damaged("its envelope cannot be read")
         return IndexedDeadLetter(
             queue,
@@ -110,25 +301,18 @@ def read_note(queue: str, number: int, values: Mapping[str, Any]) -> IndexedDead
             columns.text("description"),
             columns.time("at"),
             columns.count("delivery_count"),
-            number,
         )
     except Damaged as damage:
-        return damaged_note(queue, number, values.get("key"), damage)
+        known = Envelope(b"", message_id=key)
+        return IndexedDeadLetter(queue, known, "", "", 0.0, 0, damage.reason)
 
 
-def damaged_note(queue: str, number: int, key: object, damage: Damaged) -> IndexedDeadLetter:
-    """A note for a row that cannot be read: its number and, if possible, its key."""
-    known = Envelope(b"", message_id=key if isinstance(key, str) else "")
-    return IndexedDeadLetter(queue, known, "", "", 0.0, 0, number, damage.reason)
-
-
-def _is_whole(envelope: Envelope) -> bool:
-    return (
-        isinstance(envelope.body, bytes)
-        and isinstance(envelope.headers, dict)
-        and isinstance(envelope.properties, dict)
-        and isinstance(envelope.message_id, str)
-    )
+def _is_old(row: Row, before: float) -> bool:
+    """True for a note that was made before that time, or whose time is damaged."""
+    try:
+        return Columns(row.values).time("at") < before
+    except Damaged:
+        return True
 
 
 def index_for(broker: Broker, results: ResultStore | None) -> DeadIndex | None:

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from aztask.errors import BrokerError
+from aztask.errors import BrokerError, ForeignId
 from aztask.results.base import ResultStore, RunRecord
+from aztask.support.forks import fork_safe_lock
+from aztask.support.parts import Part
 from aztask.support.threadpool import ThreadPool
 
 T = TypeVar("T")
@@ -35,9 +36,10 @@ class ResultWatcher:
 
     def __init__(self, store: ResultStore) -> None:
         self._ref = weakref.ref(store)  # the watchers are kept for as long as their stores
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._waiters: dict[str, list[Waiter]] = {}
         self._running = False
+        self._part = Part("results")
         self._pid = os.getpid()
 
     async def ended(self, task_id: str) -> RunRecord:
@@ -48,8 +50,8 @@ class ResultWatcher:
         with self._lock:
             self._waiters.setdefault(task_id, []).append(waiter)
             if not self._running:
+                self._part.thread(self._watch, "aztask-results").start()
                 self._running = True
-                threading.Thread(target=self._watch, name="aztask-results", daemon=True).start()
         _shared.threads().submit(lambda: self._tell([task_id], self._look))
         try:
             return await future
@@ -103,10 +105,10 @@ class ResultWatcher:
             return None
 
     def _look(self, task_ids: list[str]) -> None:
-        get = self._store.get
+        get = partial(_found, self._store.get)
         found = _shared.threads().map(get, task_ids) if self._store.remote else map(get, task_ids)
         for task_id, record in zip(task_ids, found, strict=True):
-            if record is not None and record.state.final:
+            if isinstance(record, ForeignId) or (record is not None and record.state.final):
                 self._answer(task_id, record)
 
     def _answer(self, task_id: str, answer: RunRecord | BaseException) -> None:
@@ -117,6 +119,14 @@ class ResultWatcher:
                 loop.call_soon_threadsafe(_settle, future, answer)
             except RuntimeError:  # the loop was closed: no coroutine waits
                 continue
+
+
+def _found(get: Callable[[str], RunRecord | None], task_id: str) -> RunRecord | ForeignId | None:
+    """The record. The error of an id that another owner uses concerns this task alone."""
+    try:
+        return get(task_id)
+    except ForeignId as error:
+        return error
 
 
 def _settle(future: asyncio.Future[RunRecord], answer: RunRecord | BaseException) -> None:
@@ -132,7 +142,7 @@ class _Shared:
     """The threads that all watchers of this process share."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._pid = 0
         self._threads: ThreadPool | None = None
 
@@ -146,7 +156,7 @@ class _Shared:
 
 _shared = _Shared()
 _watchers: WeakKeyDictionary[Any, ResultWatcher] = WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 def watcher_of(store: ResultStore) -> ResultWatcher:

@@ -13,6 +13,7 @@ import msgpack
 
 from aztask.results.base import RunningTask, WorkerRecord
 from aztask.results.damage import Columns, Damaged, unpacked
+from aztask.support.parts import Failure
 
 MOST_BYTES: Final = 60_000
 """A property of a table holds 64 KiB (the service's documentation, "Understanding the Table service
@@ -25,6 +26,11 @@ _FIELDS: Final = ("task_id", "task", "queue", "started_at", "retries", "progress
 _OLD_FIELDS: Final = len(_FIELDS) - 1
 """Workers of older versions do not report the progress of their tasks."""
 
+MOST_FAILING: Final = 50
+"""Failing parts in one heartbeat, the oldest first."""
+
+_FAILING_FIELDS: Final = ("part", "since", "reason")
+
 FINISHED_LIMIT: Final = 2**63
 """A worker may finish more tasks than one task has runs."""
 
@@ -32,7 +38,7 @@ FINISHED_LIMIT: Final = 2**63
 def read_worker(values: Mapping[str, Any]) -> WorkerRecord:
     """The heartbeat in these fields; older releases omit the last ones. Raises Damaged."""
     columns = Columns(values)
-    tasks = columns.data("tasks")
+    tasks, failing = columns.data("tasks"), columns.data("failing")
     return WorkerRecord(
         columns.text("name"),
         columns.time("started_at"),
@@ -43,6 +49,8 @@ def read_worker(values: Mapping[str, Any]) -> WorkerRecord:
         columns.flag("stopped"),
         columns.count("leased", missing=0),
         unpack_running(NOTHING_RUNS if tasks is None else tasks),
+        broker=columns.text("broker", missing=""),
+        failing=() if failing is None else unpack_failing(failing),
     )
 
 
@@ -71,6 +79,27 @@ def unpack_running(packed: bytes) -> tuple[RunningTask, ...]:
     if not isinstance(rows, list):
         raise Damaged("its list of tasks is no list")
     return tuple(_task_of(row) for row in rows)
+
+
+def pack_failing(failing: Sequence[Failure]) -> bytes:
+    """Pack the first `MOST_FAILING` parts that fail."""
+    rows = [(each.part[:200], each.since, each.reason) for each in failing[:MOST_FAILING]]
+    packed: bytes = msgpack.packb(rows, unicode_errors="surrogatepass")
+    return packed
+
+
+def unpack_failing(packed: bytes) -> tuple[Failure, ...]:
+    """Unpack the parts that fail. Raises Damaged. A newer release may add fields to each."""
+    rows = unpacked(packed, "list of parts")
+    if not isinstance(rows, list):
+        raise Damaged("its list of parts is no list")
+    found = []
+    for row in rows:
+        if not isinstance(row, list) or len(row) < len(_FAILING_FIELDS):
+            raise Damaged("its list of parts holds something else")
+        columns = Columns(dict(zip(_FAILING_FIELDS, row, strict=False)))
+        found.append(Failure(columns.text("part"), columns.time("since"), columns.text("reason")))
+    return tuple(found)
 
 
 def _task_of(row: object) -> RunningTask:

@@ -10,7 +10,10 @@ Rules
    `ROOT` is written last. Documents of an announced workflow without a root were left behind by a
    sender that died.
 3. A store that shares a file with the broker writes documents in the caller's transaction.
-4. An unreachable store raises BrokerUnavailable; some of the changes of the call may have been
+4. A workflow belongs to the broker that its messages are sent to (`aztask.address.owner`). Reading,
+   writing or announcing one of another owner raises ForeignId, and its documents are never deleted.
+   One without an owner can be read by everyone; `own_workflow` adopts it.
+5. An unreachable store raises BrokerUnavailable; some of the changes of the call may have been
    made then.
 """
 
@@ -29,11 +32,13 @@ class Document:
     """A document as it was read: what was written, and behind it all pieces that were appended.
 
     `tag`: names this version of it. `pieces`: how many were appended since the last write.
+    `broker`: whose it is; "" if that is not known (rule 4).
     """
 
     data: bytes
     tag: str
     pieces: int = 0
+    broker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,15 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A workflow in the index. Times are UTC epoch seconds; `ended_at` is None while it is open."""
+    """A workflow in the index. Times are UTC epoch seconds; `ended_at` is None while it is open.
+
+    `broker`: whose it is; "" if that is not known.
+    """
 
     workflow: str
     at: float
     ended_at: float | None = None
+    broker: str = ""
 
 
 def workflow_of(task_id: str) -> str | None:
@@ -75,6 +84,14 @@ class WorkflowStore(Protocol):
 
     def announce(self, workflow: str, at: float) -> None:
         """List it as open since `at`, unless it is listed."""
+        ...
+
+    def own_workflow(self, workflow: str, at: float) -> None:
+        """Adopt a workflow without an owner, if it is listed as open (rule 4). `at`: of its root.
+
+        Of two owners, the one that is first at its place in the index has it; the other one gets
+        ForeignId. If the process dies in between, repeat the call.
+        """
         ...
 
     def read(self, names: Sequence[tuple[str, str]]) -> list[Document | None]:
@@ -111,11 +128,18 @@ class WorkflowStore(Protocol):
         ...
 
     def open_workflows(self, limit: int, after: str = "") -> list[Listed]:
-        """Open workflows in a fixed order, those behind the workflow `after`."""
+        """Own open workflows in a fixed order, those behind the workflow `after`."""
         ...
 
     def ended_workflows(self, limit: int, before: float | None = None) -> list[Listed]:
-        """Ended workflows: the newest first, or with `before` only those that ended earlier."""
+        """Own ended workflows: the newest first, or with `before` only those that ended earlier.
+
+        With `before`, also those without an owner that ended `UNFINISHED_SECONDS` before that.
+        """
+        ...
+
+    def all_workflows(self, limit: int) -> list[Listed]:
+        """Workflows of all owners: open ones, and the newest ended ones, `limit` of each."""
         ...
 
     def delete_workflow(self, listed: Listed) -> bool:

@@ -16,10 +16,15 @@ from aztask.schedules.triggers import Trigger, latest_times
 OVERLAPS: Final = "the task of {} has not ended"
 
 
-def task_id_of(schedule: str, at: float) -> str:
-    """The id of the task of an occurrence, such as ``shop.nightly@2026-11-01T01:30:00Z``."""
+def task_id_of(schedule: str, at: float, mark: str = "") -> str:
+    """The id of the task of an occurrence, such as ``shop.nightly@2026-11-01T01:30:00Z``.
+
+    * `mark`: that of the owner if another owner was the first to use the schedule's name. So two
+      apps with schedules of one name never send one id, and the first keeps the ids that it has.
+    """
     text = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-    return f"{schedule}@{text.replace('.000+', '+').replace('+00:00', 'Z')}"
+    name = f"{schedule}~{mark}" if mark else schedule
+    return f"{name}@{text.replace('.000+', '+').replace('+00:00', 'Z')}"
 
 
 def jitter_of(task_id: str, jitter: float) -> float:
@@ -35,8 +40,6 @@ def due_times(schedule: Schedule, trigger: Trigger, rules: Rules, now: float) ->
     if rules.late_seconds is not None:
         # Every time is in a whole millisecond, and one that is exactly so late is sent.
         oldest = max(oldest, now - rules.late_seconds - 0.0005)
-    if oldest >= now:
-        return []
     return latest_times(trigger, oldest, now, rules.latest)
 
 
@@ -51,11 +54,13 @@ def decide(
     runs: Callable[[str], bool],
     by: str,
     kind: str = PLANNED,
+    mark: str = "",
 ) -> tuple[Schedule, list[Made]]:
     """The new head, and the occurrences for `times`, at most as many as one transaction takes.
 
     * `waiting`: how many occurrences wait already.
     * `runs`: whether the task with an id has not ended; asked at most once.
+    * `mark`: see `task_id_of`.
     """
     last = schedule
     busy = False
@@ -63,7 +68,7 @@ def decide(
         busy = waiting > 0 or is_busy(last, rules, now, runs)
     made: list[Made] = []
     for at in times[:COMMITTED]:
-        one = Made(at, task_id_of(name, at), now, kind, DUE, "", by)
+        one = Made(at, task_id_of(name, at, mark), now, kind, DUE, "", by)
         if busy:
             queue = rules.overlap == "queue" and waiting < MOST_WAITING
             waiting += queue

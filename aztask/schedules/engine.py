@@ -5,34 +5,40 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
+from aztask.address.owner import Owner
 from aztask.context import SCHEDULE, SCHEDULED_AT
-from aztask.errors import AztaskError, BrokerUnavailable, CodecError, ConfigurationError
+from aztask.errors import AztaskError, CodecError, ConfigurationError
 from aztask.events.event import Event
 from aztask.message.codec import Codec
 from aztask.results.base import ResultStore
 from aztask.results.damage import Damaged
-from aztask.results.schedules import Kept, ScheduleStore
+from aztask.results.schedules import COMMITTED, ScheduleStore
+from aztask.schedules.claims import FORGOTTEN_SECONDS, Claim, read_claim
 from aztask.schedules.deciding import decide, due_times, is_busy, jitter_of
 from aztask.schedules.occurrenceevents import missed_event, sent_event, skipped_event
 from aztask.schedules.stored import (
     DUE,
+    PLANNED,
     REFUSED,
+    REMEMBERED,
     SENT,
     SKIPPED,
     WAITING,
     Made,
     Schedule,
     read_made,
-    read_schedule,
 )
 from aztask.schedules.template import Definition, read_template, template_of
 from aztask.schedules.triggers import latest_times, next_time
+from aztask.schedules.view import NO_CODE, Code, View, read_view
+from aztask.stores.changing import Kept, New, change
 from aztask.support.display import one_line
 from aztask.support.failpoint import hit
+from aztask.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -41,16 +47,23 @@ KEPT: Final = 200
 """Occurrences that are kept of each schedule."""
 
 PRUNE_EVERY: Final = 50
-REMEMBERED: Final = 500
+DEFINITIONS: Final = 500
+RETURN_SECONDS: Final = 86400.0
+"""A definition that comes back within this time goes on where it left."""
+
 GIVE_UP_SECONDS: Final = 86400.0
 MOST_COUNTED: Final = 1_000
 """The most missed occurrences that one event counts."""
 
 
-class OccurrenceSender(Protocol):
-    """The part of an app that sends the task of an occurrence."""
+class OccurrenceSends(Protocol):
+    """The sends of an app, as its schedules need them."""
 
-    def __call__(
+    def route(self, task: Task[..., Any] | None, options: Mapping[str, Any]) -> str:
+        """The queue for a task and the options of its send."""
+        ...
+
+    def send_occurrence(
         self,
         name: str,
         args: tuple[Any, ...],
@@ -61,20 +74,35 @@ class OccurrenceSender(Protocol):
         """Send a task; one whose id is known is not sent again."""
         ...
 
+    def report(self, event: Event) -> None:
+        """Write the event of an occurrence that is sent, or skipped."""
+        ...
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """A schedule as it was read: its head, its tag, and its open occurrences."""
 
-    name: str
-    schedule: Schedule
-    tag: str
-    open: tuple[Made, ...] = ()
+Commit: TypeAlias = tuple[Schedule, Sequence[Made]]
+"""A new head, and the occurrences that are made with it."""
 
-    @property
-    def waiting(self) -> int:
-        """How many occurrences wait for the task before them."""
-        return sum(each.state == WAITING for each in self.open)
+
+class HeadCell:
+    """The head of a schedule, for `aztask.stores.changing.change`.
+
+    * `written`: the schedule after the commit, None before it.
+    """
+
+    def __init__(self, engine: ScheduleEngine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+        self.written: View | None = None
+
+    def read(self) -> View | None:
+        """The schedule; None if there is none."""
+        return self._engine.view(self._name)
+
+    def write(self, new: Commit, before: View | None) -> bool:
+        """Replace the head of the schedule that was read."""
+        assert before is not None  # noqa: S101  # without a schedule there is no new head
+        self.written = self._engine.commit(before, *new)
+        return self.written is not None
 
 
 class ScheduleEngine:
@@ -88,33 +116,67 @@ class ScheduleEngine:
         results: ResultStore,
         store: ScheduleStore,
         codec: Codec,
-        send: OccurrenceSender,
-        report: Callable[[Event], None] = lambda event: None,
+        sends: OccurrenceSends,
+        code: Code = NO_CODE,
     ) -> None:
-        """report: gets the event of each occurrence that is sent, or skipped."""
-        self._report = report
+        self._code = code
         self.results = results
         self.store = store
         self.conflicts = 0
         self._codec = codec
-        self._send = send
+        self._sends = sends
         self._definitions: OrderedDict[bytes, Definition] = OrderedDict()
         self._lock = Lock()
 
     # -- reading -----------------------------------------------------------------------------
 
     def views(self) -> Iterator[tuple[str, View | Damaged]]:
-        """All schedules by their names; Damaged for those that cannot be read."""
+        """The schedules of this owner, and those that it may adopt, by their names.
+
+        Damaged for those that cannot be read.
+        """
         for kept in self.store.overview():
-            try:
-                yield kept.head.schedule, _view(kept)
-            except Damaged as damage:
-                yield kept.head.schedule, damage
+            name, found = kept.head.schedule, read_view(kept)
+            if self._is_ours(name, found, kept.owner):
+                yield name, found
+
+    def others(self) -> Iterator[tuple[str, View | Damaged, Owner]]:
+        """The schedules of other owners, and those without one that are not ours: to show them."""
+        for kept in self.store.overview(everyone=True):
+            name, found = kept.head.schedule, read_view(kept)
+            if not self._is_ours(name, found, kept.owner):
+                yield name, found, kept.owner
 
     def view(self, name: str) -> View | None:
-        """One schedule; None if there is none. Raises Damaged."""
-        kept = self.store.read(name)
-        return None if kept is None else _view(kept)
+        """One schedule; None if there is none. Raises Damaged.
+
+        It may be one without an owner that the code no longer declares: you can delete it.
+        """
+        if (kept := self.store.read(name)) is None:
+            return None
+        found = read_view(kept)
+        if kept.owner != self.store.owner and not self._code.has(name, self._task_of(found)):
+            return None
+        if isinstance(found, Damaged):
+            raise found
+        return found
+
+    def _is_ours(self, name: str, view: View | Damaged, owner: Owner) -> bool:
+        """Whether it is this owner's, or has none and this process may adopt it."""
+        if owner == self.store.owner:
+            return True
+        if owner.known:
+            return False
+        of_code = isinstance(view, Damaged) or view.schedule.of_code
+        return self._code.adopts(name, self._task_of(view), of_code=of_code)
+
+    def _task_of(self, view: View | Damaged) -> str:
+        if isinstance(view, Damaged):
+            return ""
+        try:
+            return self.definition(view).message.task
+        except (Damaged, CodecError, ConfigurationError):
+            return ""
 
     def definition(self, view: View) -> Definition:
         """Its definition, verified. Raises Damaged, CodecError, ConfigurationError."""
@@ -125,7 +187,7 @@ class ScheduleEngine:
             known = read_template(self._codec, view.name, view.schedule.template)
             with self._lock:
                 self._definitions[key] = known
-                while len(self._definitions) > REMEMBERED:
+                while len(self._definitions) > DEFINITIONS:
                     self._definitions.popitem(last=False)
         return known
 
@@ -136,42 +198,118 @@ class ScheduleEngine:
     # -- definitions -------------------------------------------------------------------------
 
     def define(
-        self,
-        definition: Definition,
-        release: int,
-        deployed_at: float,
-        by: str,
-        view: View | None,
-        *,
-        claimed: bool,
-    ) -> bool:
-        """Make a schedule, or replace its definition; False if another process was faster.
+        self, definition: Definition, release: int, by: str, view: View | None, *, of_code: bool
+    ) -> View | None:
+        """Make a schedule, or replace its definition; None if another process was faster.
 
-        Where its times changed, the next occurrence is after now; otherwise the watermark stays.
+        The new definition goes on where the old one is. If its times differ, what is due by the old
+        one is decided in the same transaction, and the first occurrence of the new one is after
+        now. But a definition that comes back within a day goes on where it left, or behind the
+        occurrences that were made since then: it loses none, and no time is made twice.
+
+        If the process dies behind the commit, any worker sends what it made.
         """
         now, template = self.store.now(), template_of(self._codec, definition)
-        claim = now if claimed else None
-        new = Schedule(template, definition.digest, release, deployed_at, now, now, by, claim)
-        if view is not None:
-            old = view.schedule
-            same = self._same_times(view, definition)
-            new = replace(
-                old,
-                template=template,
-                digest=definition.digest,
-                release=release,
-                deployed_at=deployed_at,
-                watermark=old.watermark if same else now,
-                claimed_at=new.claimed_at,
-            )
-        tag = None if view is None else view.tag
-        return self._committed(self.store.commit(definition.name, new.pack(), tag)) is not None
+        claimed_at = 0.0 if of_code else None
+        if view is None:
+            new = Schedule(template, definition.digest, release, now, now, now, by, claimed_at)
+            # An app's without an owner that has this name, but is not ours, keeps its place.
+            apart = self.store.read(definition.name) is not None
+            if apart and self.view(definition.name) is not None:
+                return None
+            tag = self.store.commit(definition.name, new.pack(), None, apart=apart)
+            return None if self._committed(tag) is None else self.view(definition.name)
+        made: list[Made] = []
+        new = view.schedule
+        if not self._same_times(view, definition):
+            changed = self._change_times(view, definition, now, by)
+            if changed is None:
+                return None
+            new, made = changed
+        new = replace(
+            new,
+            template=template,
+            digest=definition.digest,
+            release=release,
+            # Workers of releases before 0.2 that live have started before now, and leave it so.
+            deployed_at=now,
+            claimed_at=claimed_at if new.claimed_at is None or not of_code else new.claimed_at,
+        )
+        rows = [each.row for each in made]
+        tag = self._committed(self.store.commit(view.name, new.pack(), view.tag, rows))
+        if tag is None:
+            return None
+        if made:
+            hit("occurrence-made")
+        return replace(
+            view, schedule=new, tag=tag, open=(*view.open, *made), owner=self.store.owner
+        )
 
     def _same_times(self, view: View, definition: Definition) -> bool:
         try:
             return self.definition(view).trigger == definition.trigger
         except (Damaged, CodecError, ConfigurationError):
             return False
+
+    def _change_times(
+        self, view: View, definition: Definition, now: float, by: str
+    ) -> tuple[Schedule, list[Made]] | None:
+        """The head with the watermark of a definition with other times, and what was due before it.
+
+        None if more is due than one transaction takes: then some of it was made, and the caller
+        reads the schedule again.
+        """
+        old = view.schedule
+        made: list[Made] = []
+        if view.state_at(now) == "active":
+            try:
+                known = self.definition(view)
+            except (Damaged, CodecError, ConfigurationError):
+                known = None
+            if known is not None:
+                times = due_times(old, known.trigger, known.rules, now)
+                if len(times) > COMMITTED:
+                    self.fire(view, by)
+                    return None
+                old, made = self._decide(view, known, times, now, by)
+        left = {key: at for key, at in old.left.items() if key != definition.digest}
+        left[view.schedule.digest] = now
+        newest = sorted(left, key=lambda key: left[key])[-REMEMBERED:]
+        watermark, ended = now, old.left.get(definition.digest, 0.0)
+        if now - ended <= RETURN_SECONDS and old.paused_at is None:
+            last = max((each.at for each in made), default=0.0)
+            watermark = min(now, max(ended, last, self._last_planned(view.name, now)))
+        return replace(old, watermark=watermark, left={key: left[key] for key in newest}), made
+
+    def _last_planned(self, name: str, now: float) -> float:
+        """The time of the newest occurrence by any definition; `now` if it is not known."""
+        rows = self.history(name, KEPT)
+        planned = next((each.at for each in rows if each.kind == PLANNED), None)
+        if planned is not None:
+            return planned
+        return now if len(rows) >= KEPT else 0.0
+
+    def adopt(self, view: View) -> View | None:
+        """Take a schedule without an owner; None if another process was faster.
+
+        The commit says whose it is; the head stays.
+        """
+        tag = self._committed(self.store.commit(view.name, view.schedule.pack(), view.tag))
+        return None if tag is None else self.view(view.name)
+
+    def claim(self, name: str, claim: Claim) -> bool:
+        """Make or renew a claim; False if another process was faster.
+
+        With a new claim, those that ended an hour ago are deleted, and damaged ones: there is one
+        for each definition that was ever deployed.
+        """
+        if not claim.tag:
+            kept, now = self.store.read(name), self.store.now()
+            for row in kept.claims if kept is not None else ():
+                known = read_claim(row)
+                if known is None or now - known.seen_at > FORGOTTEN_SECONDS:
+                    self.store.unclaim(name, row)
+        return self.store.claim(name, claim.row)
 
     def change(self, name: str, edit: Callable[[View], Schedule | None]) -> View | None:
         """Change the head until no other write comes between; returns the schedule as it is then.
@@ -186,42 +324,35 @@ class ScheduleEngine:
         self, name: str, edit: Callable[[View], tuple[Schedule | None, Sequence[Made]]]
     ) -> View | None:
         """Like `change`; `edit` also gives the occurrences to make."""
-        for _ in range(TRIES):
-            view = self.view(name)
-            if view is None:
-                return None
-            new, made = edit(view)
-            if new is None:
-                return view
-            rows = [each.row for each in made]
-            tag = self._committed(self.store.commit(name, new.pack(), view.tag, rows))
-            if tag is not None:
-                return View(name, new, tag, (*view.open, *made))
-        raise BrokerUnavailable(f"other processes keep changing schedule {name}; try again")
+        cell = HeadCell(self, name)
+
+        def edited(view: View | None) -> New[Commit, None] | Kept[View | None]:
+            new, made = (None, ()) if view is None else edit(view)
+            return Kept(view) if new is None else New((new, made), None)
+
+        unchanged = change(cell, edited, f"schedule {name}", tries=TRIES)
+        return unchanged if cell.written is None else cell.written
+
+    def commit(self, view: View, new: Schedule, made: Sequence[Made]) -> View | None:
+        """Replace a head and make occurrences; the schedule as it is then, None if it changed."""
+        rows = [each.row for each in made]
+        tag = self._committed(self.store.commit(view.name, new.pack(), view.tag, rows))
+        if tag is None:
+            return None
+        return replace(
+            view, schedule=new, tag=tag, open=(*view.open, *made), owner=self.store.owner
+        )
 
     # -- occurrences -------------------------------------------------------------------------
 
-    def fire(self, view: View, by: str, *, claimed: bool) -> View | None:
+    def fire(self, view: View, by: str) -> View | None:
         """Make the occurrences that are due, and move the watermark; None if the view is stale.
-
-        * `claimed`: the caller's code declares this schedule.
 
         If the process dies behind the commit, any worker sends the occurrences (`repair`).
         """
         now, definition = self.store.now(), self.definition(view)
         times = due_times(view.schedule, definition.trigger, definition.rules, now)
-        new, made = decide(
-            view.name,
-            view.schedule,
-            times,
-            definition.rules,
-            now,
-            waiting=view.waiting,
-            runs=self.runs,
-            by=by,
-        )
-        if claimed and view.schedule.claimed_at is not None:
-            new = replace(new, claimed_at=now)
+        new, made = self._decide(view, definition, times, now, by)
         rows = [each.row for each in made]
         tag = self._committed(self.store.commit(view.name, new.pack(), view.tag, rows))
         if tag is None:
@@ -233,7 +364,22 @@ class ScheduleEngine:
             logger.warning("schedule %s: %s is made %.0f s late", view.name, made[0].task_id, late)
         if new.made // PRUNE_EVERY != view.schedule.made // PRUNE_EVERY:
             self.store.prune(view.name, KEPT)
-        return View(view.name, new, tag, (*view.open, *made))
+        return replace(view, schedule=new, tag=tag, open=(*view.open, *made))
+
+    def _decide(
+        self, view: View, definition: Definition, times: Sequence[float], now: float, by: str
+    ) -> tuple[Schedule, list[Made]]:
+        return decide(
+            view.name,
+            view.schedule,
+            times,
+            definition.rules,
+            now,
+            waiting=view.waiting,
+            runs=self.runs,
+            by=by,
+            mark=view.mark,
+        )
 
     def _report_made(
         self,
@@ -250,7 +396,7 @@ class ScheduleEngine:
         """
         for each in made:
             if each.state == SKIPPED:
-                self._report(skipped_event(view.name, definition.message, each))
+                self._sends.report(skipped_event(view.name, definition.message, each))
         if definition.rules.late_seconds is None and definition.rules.latest > len(times):
             return  # nothing was left out
         passed = latest_times(definition.trigger, view.schedule.watermark, now, MOST_COUNTED)
@@ -258,7 +404,7 @@ class ScheduleEngine:
         if missed:
             event = missed_event(view.name, definition.message, missed, definition.rules.missed)
             logger.warning("%s", event.reason)
-            self._report(event)
+            self._sends.report(event)
 
     def admit(self, view: View, by: str) -> View | None:
         """Let the oldest waiting occurrence go if the task before it has ended.
@@ -276,7 +422,7 @@ class ScheduleEngine:
         if tag is None:
             return None
         rest = [made if each.key == made.key else each for each in view.open]
-        return View(view.name, new, tag, tuple(rest))
+        return replace(view, schedule=new, tag=tag, open=tuple(rest))
 
     def send(self, view: View, made: Made) -> Made:
         """Send the task of an occurrence, then close the occurrence; returns it as it is then.
@@ -300,7 +446,7 @@ class ScheduleEngine:
         hit("occurrence-sent")
         self.store.close_occurrence(view.name, made.key, made.row.data)
         if made.state == SENT:
-            self._report(sent_event(view.name, self.definition(view).message, made, now))
+            self._sends.report(sent_event(view.name, self.definition(view).message, made, now))
         return made
 
     def _send_task(self, view: View, made: Made, now: float) -> None:
@@ -310,12 +456,12 @@ class ScheduleEngine:
         delay = definition.delay + max(0.0, jitter - max(0.0, now - made.at))
         options = {**definition.options, "task_id": made.task_id, "delay": delay}
         headers = {SCHEDULE: view.name, SCHEDULED_AT: made.at}
-        self._send(definition.message.task, args, kwargs, options, headers)
+        self._sends.send_occurrence(definition.message.task, args, kwargs, options, headers)
 
     def _refused(self, view: View, made: Made, error: Exception) -> Made:
         logger.error("schedule %s: %s is not sent: %s", view.name, made.task_id, error)
         refused = replace(made, state=REFUSED, why=one_line(str(error), 300))
-        self._report(skipped_event(view.name, None, refused))
+        self._sends.report(skipped_event(view.name, None, refused))
         return refused
 
     def runs(self, task_id: str) -> bool:
@@ -336,16 +482,3 @@ class ScheduleEngine:
     def _committed(self, tag: str | None) -> str | None:
         self.conflicts += tag is None
         return tag
-
-
-def _view(kept: Kept) -> View:
-    """Raises Damaged for a head that cannot be read. Damaged occurrences are logged, and stay."""
-    name = kept.head.schedule
-    schedule = read_schedule(kept.head.data)
-    found = []
-    for row in kept.open:
-        try:
-            found.append(read_made(row))
-        except Damaged as damage:
-            logger.error("schedule %s: occurrence %s: %s", name, row.key, damage.reason)
-    return View(name, schedule, kept.head.tag, tuple(found))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from aztask.errors import AztaskError
 from aztask.results.damage import Damaged
-from aztask.schedules.engine import ScheduleEngine, View
-from aztask.schedules.stored import DUE, Made, Schedule
+from aztask.schedules.claims import LIVES_SECONDS, Claim, best
+from aztask.schedules.engine import ScheduleEngine
+from aztask.schedules.stored import DUE, Made
 from aztask.schedules.template import Definition
+from aztask.schedules.view import View
+from aztask.support import chance
+from aztask.support.parts import Part, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +34,15 @@ REMOTE_START_SECONDS: Final = 5.0
 
 RESEND_SECONDS: Final = 10.0
 CLAIM_SECONDS: Final = 120.0
-"""When a claim is this old, the worker that makes the occurrences renews it; others later."""
+"""When a claim is this old, the worker that makes the occurrences renews it; others 1 to 3 minutes
+later, each at another time."""
 
 WAITING_SECONDS: Final = 1.0
 REMOTE_WAITING_SECONDS: Final = 5.0
 TROUBLE_SECONDS: Final = 5.0
 LONGEST_PAUSE: Final = 1.0
+ASIDE: Final = "schedule "
+"""Before the name of a schedule that is put aside, among the failing parts of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +67,15 @@ class _Watched:
     view: View
     due: float | None
     stagger: float
-    waits_at: float = 0.0
-    retry_at: float = 0.0
+    waits_at: float
+    retry_at: float
 
 
 class Runner:
     """Takes part in making occurrences. One thread calls it.
 
     * `by`: the worker's name.
-    * `dice`: for the staggers.
+    * `part`: what health shows; a schedule that fails is put aside there, and tried again.
     """
 
     def __init__(
@@ -77,13 +83,13 @@ class Runner:
         engine: ScheduleEngine,
         declared: Sequence[Declared],
         by: str,
-        dice: random.Random | None = None,
+        part: Part | None = None,
     ) -> None:
+        self._part = part or Part("schedules", listed=False)
         self._engine = engine
         self._declared = {each.name: each for each in declared}
         self._definitions: dict[str, Definition] = {}
         self._by = by
-        self._dice = dice or random.Random()  # noqa: S311  # no secret
         self._remote = engine.results.remote
         self._look_seconds = REMOTE_LOOK_SECONDS if self._remote else LOOK_SECONDS
         self._stagger = REMOTE_STAGGER if self._remote else STAGGER
@@ -91,8 +97,10 @@ class Runner:
         self._watched: dict[str, _Watched] = {}
         self._look_at = 0.0
         self._started_at: float | None = None
-        self._claim_age = CLAIM_SECONDS * self._dice.uniform(1.5, 2.5)
+        self._claim_age = CLAIM_SECONDS * chance.uniform(1.5, 2.5)
         self._reported: dict[str, str] = {}
+        self._unclaimed: set[str] = set()
+        self._unwatched: set[str] = set()
 
     def turn(self) -> float:
         """Do what is due; returns the seconds until the next turn.
@@ -105,16 +113,22 @@ class Runner:
             self._started_at = now
         if now >= self._look_at:
             self._look_at = now + self._look_seconds
-            self._look(now)
+            before = dict(self._watched)
+            try:
+                self._look(now)
+            except BaseException:
+                self._watched = {**before, **self._watched}
+                raise
         names = list(self._watched)
-        self._dice.shuffle(names)  # so that workers that catch up begin at different ones
+        chance.shuffle(names)  # so that workers that catch up begin at different ones
         for name in names:
             watched = self._watched[name]
             if now >= watched.retry_at:
                 try:
                     self._one(name, now)
-                    self._reported.pop(name, None)
-                except (AztaskError, Damaged, LookupError, ValueError) as error:
+                    if name not in self._unclaimed:
+                        self._works(name)
+                except Exception as error:  # noqa: BLE001  # the others run on
                     if name in self._watched:
                         self._watched[name].retry_at = now + TROUBLE_SECONDS
                     self._report(name, error)
@@ -124,7 +138,7 @@ class Runner:
         now = self._engine.store.now()
         soon = now + LONGEST_PAUSE
         for watched in self._watched.values():
-            if watched.due is not None and watched.view.schedule.state_at(now) == "active":
+            if watched.due is not None and _is_active(watched, now):
                 wait = 0.0 if self._is_ours(watched) else watched.stagger
                 soon = min(soon, max(watched.due + wait, watched.retry_at))
         return max(0.01, min(soon, self._look_at) - now)
@@ -133,9 +147,15 @@ class Runner:
 
     def _look(self, now: float) -> None:
         before, self._watched = self._watched, {}
+        damaged = set()
         for name, view in self._engine.views():
             if isinstance(view, Damaged):
+                damaged.add(name)
                 self._report(name, view)
+                continue
+            if self._is_free(view):
+                if name not in self._declared:  # made at run time, and its task is one of ours
+                    self._adopted(view)
                 continue
             known = before.get(name)
             if known is not None and known.view.tag == view.tag:
@@ -148,68 +168,110 @@ class Runner:
         for declared in self._declared.values():
             try:
                 self._claim(declared, now)
-            except (AztaskError, Damaged, ValueError) as error:
+            except Exception as error:  # noqa: BLE001  # the others are claimed
+                self._unclaimed.add(declared.name)
                 self._report(declared.name, error)
+            else:
+                self._unclaimed.discard(declared.name)
+        bad = self._watched.keys() | self._unclaimed | self._unwatched | damaged
+        for name in self._reported.keys() - bad:
+            self._works(name)
 
     def _watch(self, view: View) -> None:
         """Go on with this view of a schedule."""
-        stagger = self._dice.uniform(*self._stagger)
+        stagger = chance.uniform(*self._stagger)
         known = self._watched.pop(view.name, None)
         waits_at, retry_at = (known.waits_at, known.retry_at) if known else (0.0, 0.0)
         try:
             due = self._engine.next_due(view)
-        except (AztaskError, Damaged) as error:
+        except Exception as error:  # noqa: BLE001  # the others are watched
+            self._unwatched.add(view.name)
             self._report(view.name, error)
             return
+        self._unwatched.discard(view.name)
         self._watched[view.name] = _Watched(view, due, stagger, waits_at, retry_at)
 
     def _claim(self, declared: Declared, now: float) -> None:
-        """Make a schedule of the code, replace an older definition, or say that it is in use."""
+        """Say that a schedule of the code is in use, and make it, or replace its definition."""
         definition = self._definitions.get(declared.name)
         if definition is None:
             definition = self._definitions[declared.name] = declared.define()
             if declared.name not in self._watched:
                 # Workers that start together do not all make it: the others find it.
-                self._look_at = now + self._dice.uniform(0.0, self._start)
+                self._look_at = now + chance.uniform(0.0, self._start)
                 return
         watched = self._watched.get(declared.name)
-        if watched is None:
-            view = self._engine.view(declared.name)
-            if view is not None:
-                self._watch(view)
-            elif self._define(definition, declared.release, None):
+        view = self._engine.view(declared.name) if watched is None else watched.view
+        if view is not None and self._is_free(view):
+            view = self._adopted(view)
+            if view is None:
+                return  # the next look finds whose it is
+        claims, claimed = self._renewed(declared, definition, view, now)
+        if view is None:
+            if self._define(definition, declared.release, None):
                 logger.info("schedule %s is new", declared.name)
-            return
-        schedule = watched.view.schedule
-        if schedule.digest != definition.digest and self._is_newer(declared, watched.view):
-            if self._define(definition, declared.release, watched.view):
+        elif self._counts(claims, definition, view, now):
+            if self._define(definition, declared.release, view):
                 logger.info("schedule %s has a new definition", declared.name)
-        elif schedule.claimed_at is not None:
-            age = CLAIM_SECONDS if self._is_ours(watched) else self._claim_age
-            if now - schedule.claimed_at > age:
-                self._renew(declared.name, now)
+        elif watched is None or claimed:
+            self._refresh(declared.name)
 
-    def _is_newer(self, declared: Declared, view: View) -> bool:
-        """The higher release wins; of equal ones that of the worker that started last."""
-        mine = (declared.release, self._started_at or 0.0)
-        return mine > (view.schedule.release, view.schedule.deployed_at)
+    def _is_free(self, view: View) -> bool:
+        return view.owner != self._engine.store.owner
+
+    def _adopted(self, view: View) -> View | None:
+        found = self._engine.adopt(view)
+        if found is not None:
+            logger.info("schedule %s had no owner; it is adopted", view.name)
+            self._watch(found)
+        return found
+
+    def _renewed(
+        self, declared: Declared, definition: Definition, view: View | None, now: float
+    ) -> tuple[list[Claim], bool]:
+        """(the living claims, with that of this worker's definition, whether it was written now).
+
+        A claim that has ended, or is missing, is made with the start of this worker. If another
+        worker was faster, the next look finds what it wrote.
+        """
+        mine = Claim(definition.digest, declared.release, self._started_at or now, now)
+        claims = {} if view is None else {each.key: each for each in view.claims}
+        known = claims.get(mine.key)
+        claims = {key: each for key, each in claims.items() if each.lives_at(now)}
+        written = False
+        if known is None or not known.lives_at(now):
+            mine = replace(mine, tag="" if known is None else known.tag)
+            written = self._engine.claim(declared.name, mine)
+            claims[mine.key] = mine
+        elif now - known.seen_at > self._age_of_claim(declared.name):
+            written = self._engine.claim(declared.name, replace(known, seen_at=now))
+        return list(claims.values()), written
+
+    def _age_of_claim(self, name: str) -> float:
+        watched = self._watched.get(name)
+        ours = watched is not None and self._is_ours(watched)
+        return CLAIM_SECONDS if ours else self._claim_age
+
+    def _counts(
+        self, claims: Sequence[Claim], definition: Definition, view: View, now: float
+    ) -> bool:
+        """Whether this worker's definition belongs in the head, and is not there."""
+        winner, head = best(claims), view.schedule
+        if winner is None or winner.digest != definition.digest:
+            return False
+        if head.digest == definition.digest:
+            return not head.of_code  # it was made at run time, and is one of the code now
+        # A worker of a release before 0.2 makes no claim, but says when it last saw the schedule.
+        older = head.of_code and now - (head.claimed_at or 0.0) <= LIVES_SECONDS
+        unclaimed = all(each.digest != head.digest for each in claims)
+        return not (older and unclaimed and head.release > winner.release)
 
     def _define(self, definition: Definition, release: int, view: View | None) -> bool:
-        done = self._engine.define(
-            definition, release, self._started_at or 0.0, self._by, view, claimed=True
-        )
+        done = self._engine.define(definition, release, self._by, view, of_code=True)
+        if view is not None and done is not None and definition.name in self._watched:
+            self._took(definition.name, done)  # what was due by the old definition is sent
         self._refresh(definition.name)
-        return done
-
-    def _renew(self, name: str, now: float) -> None:
-        def claimed(view: View) -> Schedule | None:
-            schedule = view.schedule
-            fresh = schedule.claimed_at is None or schedule.claimed_at > now - CLAIM_SECONDS
-            return None if fresh else replace(schedule, claimed_at=now)
-
-        view = self._engine.change(name, claimed)
-        if view is not None:
-            self._watch(view)
+        return done is not None
 
     # -- one schedule ------------------------------------------------------------------------
 
@@ -228,7 +290,7 @@ class Runner:
             if fresh is None or fresh.tag != view.tag:
                 return  # the next turn goes on with what is new
             view = fresh
-        self._took(name, self._engine.fire(view, self._by, claimed=name in self._declared))
+        self._took(name, self._engine.fire(view, self._by))
 
     def _admit(self, name: str, now: float) -> None:
         """Let a waiting occurrence go if the task before it has ended."""
@@ -289,12 +351,20 @@ class Runner:
         return watched.view.schedule.by == self._by
 
     def _report(self, name: str, error: Exception) -> None:
-        """Log an error once, until it changes."""
-        text = str(error)
+        """Put a schedule aside, and log the error once, until it changes."""
+        self._part.put_aside(ASIDE + name, error)
+        text = reason_of(error)
         if self._reported.get(name) != text:
             self._reported[name] = text
-            logger.error("schedule %s: %s; it is tried again", name, text)
+            known = isinstance(error, AztaskError | Damaged)
+            logger.error(
+                "schedule %s: %s; it is tried again", name, text, exc_info=None if known else error
+            )
+
+    def _works(self, name: str) -> None:
+        if self._reported.pop(name, None) is not None:
+            self._part.take_back(ASIDE + name)
 
 
 def _is_active(watched: _Watched, now: float) -> bool:
-    return watched.view.schedule.state_at(now) == "active"
+    return watched.view.state_at(now) == "active"

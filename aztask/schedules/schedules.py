@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict, Unpack, cast
-from uuid import uuid4
+from types import MappingProxyType
+from typing import Any, Final, Protocol, TypedDict, Unpack, cast
 
+from aztask.address.owner import Owner
 from aztask.canvas.graphs import Signature
 from aztask.errors import ConfigurationError, DuplicateTask
-from aztask.events.event import Event
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.results.base import ResultStore
 from aztask.results.damage import Damaged
 from aztask.results.schedules import COMMITTED, schedules_of
 from aztask.schedules.deciding import task_id_of
-from aztask.schedules.engine import OccurrenceSender, ScheduleEngine, View
+from aztask.schedules.engine import OccurrenceSends, ScheduleEngine
 from aztask.schedules.rules import Missed, Overlap, Rules, checked_rules
 from aztask.schedules.runner import Declared, Runner
 from aztask.schedules.stored import BACKFILLED, DUE, SENT, TRIGGERED, Made, Schedule, key_of
 from aztask.schedules.template import Definition
 from aztask.schedules.triggers import Trigger, latest_times, trigger_of
+from aztask.schedules.view import Code, View
+from aztask.support import chance
 from aztask.support.durations import to_epoch_seconds
+from aztask.support.parts import Part
 from aztask.task import Task
 from aztask.taskoptions import check_options
 
@@ -40,9 +44,10 @@ class ScheduleOptions(TypedDict, total=False):
 
     Durations are seconds or a ``timedelta``.
 
-    * `cron`: a cron expression of five fields. Needs ``pip install "aztask[schedules]"``.
+    * `cron`: a cron expression of five fields, or a name such as ``@daily``. Needs ``pip install
+      "aztask[schedules]"``.
     * `every`: a duration of at least 1 second, counted from midnight UTC.
-    * `at`: one time, a ``datetime`` with a time zone.
+    * `at`: one time, a ``datetime`` with a time zone. One that has passed is shown as ``missed``.
     * `tz`: the time zone of `cron`, such as "Europe/Berlin"; "UTC" by default.
     * `jitter`: sends each task up to this much later, each always by the same time.
     * `missed`: which occurrences are sent when no worker ran, or all were late: the "latest" one
@@ -54,7 +59,7 @@ class ScheduleOptions(TypedDict, total=False):
       "skip" skips it, "queue" sends it afterwards.
     * `overlap_limit`: after this time, a task that has not ended counts as lost; a day by default.
     * `release`: while workers with different code run, the definition with the higher release
-      stays; of equal ones that of the worker that started last. 0 by default.
+      counts; of equal ones that whose first worker started later. 0 by default.
     """
 
     cron: str
@@ -81,6 +86,13 @@ class Plan:
     release: int = 0
 
 
+class StoreConnection(Protocol):
+    """What opens the result store of a process: the app's connections."""
+
+    def results(self) -> ResultStore | None:
+        """The result store; None if there is none."""
+
+
 class Schedules:
     """The schedules of one app, as ``app.schedules``. Any thread may call.
 
@@ -91,32 +103,44 @@ class Schedules:
     def __init__(
         self,
         app_name: str,
-        queue_for: Callable[[Task[..., Any], Mapping[str, Any]], str],
-        results: Callable[[], ResultStore | None],
+        connections: StoreConnection,
+        sends: OccurrenceSends,
         codec: Codec,
-        send: OccurrenceSender,
-        report: Callable[[Event], None] = lambda event: None,
+        tasks: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """The app makes it, and gives it what it needs of itself. report: see `ScheduleEngine`."""
-        self._report = report
+        """The app makes it.
+
+        * `tasks`: the app's tasks by their names. A schedule without an owner that was made at run
+          time is this app's if its task is.
+        """
+        self._tasks = tasks
+        self._acts_for: Owner | None = None
         self._app_name = app_name
-        self._queue_for = queue_for
-        self._results = results
+        self._connections = connections
         self._codec = codec
-        self._send = send
+        self._sends = sends
         self._engine: ScheduleEngine | None = None
+        self._engine_of: object = None
         self.declared: dict[str, Plan] = {}
 
     @property
     def engine(self) -> ScheduleEngine:
         """The engine on this process's connections."""
-        results = self._results()
+        results = self._connections.results()
         store = schedules_of(results)
         if results is None or store is None:
             raise ConfigurationError(NO_RESULTS)
-        if self._engine is None or self._engine.store is not store:
-            self._engine = ScheduleEngine(results, store, self._codec, self._send, self._report)
+        if self._engine is None or self._engine_of is not store:
+            self._engine_of = store
+            if self._acts_for is not None:
+                store = store.of(self._acts_for)
+            code = Code(self._app_name, self.declared, self._tasks)
+            self._engine = ScheduleEngine(results, store, self._codec, self._sends, code)
         return self._engine
+
+    def act_for(self, owner: Owner) -> None:
+        """Act on the schedules of this owner: for commands that no app was named for."""
+        self._acts_for, self._engine = owner, None
 
     def full_name(self, name: str) -> str:
         """The name, with the app's in front if it has no dot. Raises ConfigurationError."""
@@ -173,12 +197,11 @@ class Schedules:
         definition = self._definition(plan)
         for _ in range(4):
             view = _readable(engine, plan.name)
-            if plan.name in self.declared or (view and view.schedule.claimed_at is not None):
+            if plan.name in self.declared or (view and view.schedule.of_code):
                 raise DuplicateTask(f"schedule {plan.name} is one of the code; choose another name")
             if view is not None and view.schedule.digest == definition.digest:
                 return
-            now = engine.store.now()
-            if engine.define(definition, plan.release, now, "", view, claimed=False):
+            if engine.define(definition, plan.release, "", view, of_code=False):
                 return
         raise ConfigurationError(f"schedule {plan.name} is being changed by others; try again")
 
@@ -187,7 +210,11 @@ class Schedules:
 
         Tasks that were sent stay. Workers whose code declares the schedule make it again.
         """
-        return self.engine.store.delete(self.full_name(name))
+        engine, full = self.engine, self.full_name(name)
+        with suppress(Damaged):  # then it is ours, and deleting it is the way to make it anew
+            if engine.view(full) is None:
+                return False
+        return engine.store.delete(full)
 
     def _definition(self, plan: Plan) -> Definition:
         task, options = cast("Task[..., Any]", plan.call.task), plan.call.options
@@ -197,7 +224,7 @@ class Schedules:
         message = TaskMessage(
             plan.name,
             task.name,
-            self._queue_for(task, options),
+            self._sends.route(task, options),
             body,
             content_type,
             encoding,
@@ -234,7 +261,8 @@ class Schedules:
         def resumed(view: View) -> Schedule | None:
             if view.schedule.paused_at is None:
                 return None
-            return replace(view.schedule, paused_at=None, watermark=self.engine.store.now())
+            now = self.engine.store.now()
+            return replace(view.schedule, paused_at=None, watermark=now, left={})
 
         return self.engine.change(self.full_name(name), resumed) is not None
 
@@ -245,11 +273,11 @@ class Schedules:
         on the way, workers send the task. Raises ConfigurationError if its definition is damaged.
         """
         engine, full = self.engine, self.full_name(name)
-        token = uuid4().hex[:8]
+        token = chance.token(4)
 
         def add(view: View) -> tuple[Schedule, list[Made]]:
             now = round(engine.store.now(), 3)
-            task_id = f"{task_id_of(full, now)}-{token}"
+            task_id = f"{task_id_of(full, now, view.mark)}-{token}"
             made = Made(now, task_id, now, TRIGGERED, DUE, "", "command")
             return replace(view.schedule, made=view.schedule.made + 1), [made]
 
@@ -273,10 +301,7 @@ class Schedules:
         view = engine.view(full)
         if view is None:
             return None
-        first, last = to_epoch_seconds(start, "start"), to_epoch_seconds(end, "end")
-        last = min(last, view.schedule.watermark)
-        trigger = engine.definition(view).trigger
-        times = latest_times(trigger, first - 0.001, last, MOST_BACKFILLED) if first < last else []
+        times = past_times(engine, view, start, end)
         ids: list[str] = []
         for number in range(0, len(times), COMMITTED):
             ids += self._backfill(full, times[number : number + COMMITTED])
@@ -293,7 +318,8 @@ class Schedules:
         def add(view: View) -> tuple[Schedule, list[Made]]:
             now = engine.store.now()
             made = [
-                Made(at, task_id_of(full, at), now, BACKFILLED, DUE, "", "command") for at in new
+                Made(at, task_id_of(full, at, view.mark), now, BACKFILLED, DUE, "", "command")
+                for at in new
             ]
             return replace(view.schedule, made=view.schedule.made + len(made)), made
 
@@ -307,20 +333,20 @@ class Schedules:
 
     # -- workers -----------------------------------------------------------------------------
 
-    def runner(self, by: str) -> Runner:
+    def runner(self, by: str, part: Part | None = None) -> Runner:
         """What a worker does for schedules, see `Runner`. `by`: its name."""
         declared = [
             Declared(plan.name, plan.release, lambda plan=plan: self._definition(plan))  # type: ignore[misc]
             for plan in self.declared.values()
         ]
-        return Runner(self.engine, declared, by)
+        return Runner(self.engine, declared, by, part=part)
 
     @property
     def wanted(self) -> bool:
         """True if there is something to do: a schedule in the code, or one in the store."""
         if self.declared:
             return True
-        store = schedules_of(self._results())
+        store = schedules_of(self._connections.results())
         return store is not None and store.any()
 
 
@@ -331,3 +357,13 @@ def _readable(engine: ScheduleEngine, name: str) -> View | None:
         raise ConfigurationError(
             f"schedule {name} cannot be read ({damage.reason}); delete it and make it again"
         ) from None
+
+
+def past_times(engine: ScheduleEngine, view: View, start: datetime, end: datetime) -> list[float]:
+    """The times that `Schedules.backfill` looks at, in order, at most `MOST_BACKFILLED`."""
+    first, last = to_epoch_seconds(start, "start"), to_epoch_seconds(end, "end")
+    last = min(last, view.schedule.watermark)
+    if first >= last:
+        return []
+    trigger = engine.definition(view).trigger
+    return latest_times(trigger, first - 0.001, last, MOST_BACKFILLED)

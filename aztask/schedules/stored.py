@@ -6,7 +6,8 @@ Times are UTC epoch seconds. Unknown fields of a newer release are kept out, wro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import msgpack
@@ -14,8 +15,8 @@ import msgpack
 from aztask.results.damage import Columns, Damaged
 from aztask.results.schedules import Occurrence
 
-UNCLAIMED_SECONDS: Final = 600.0
-"""A schedule that no running code claims for this time stops."""
+REMEMBERED: Final = 4
+"""Earlier definitions whose end a head remembers, see `Schedule.left`."""
 
 DUE: Final = "due"
 WAITING: Final = "waiting"
@@ -40,10 +41,13 @@ class Schedule:
     * `made_at`: when it was made.
     * `watermark`: all occurrences up to this time are decided.
     * `by`: the worker that made the last occurrence.
-    * `claimed_at`: when running code last claimed it; None: it was made at run time and needs none.
+    * `claimed_at`: None: it was made at run time, and needs no claim. Otherwise it is one of the
+      code: 0.0, or when a worker of a release before 0.2 last claimed it, see `claims`.
     * `paused_at`: since when it is paused, or None.
     * `last_id`, `last_at`: the task of the last occurrence that was sent, and when it was made.
     * `made`: how many occurrences there were.
+    * `left`: by the digest of earlier definitions, up to which time each was decided. Releases
+      before 0.2 drop it.
     """
 
     template: bytes
@@ -58,14 +62,12 @@ class Schedule:
     last_id: str = ""
     last_at: float = 0.0
     made: int = 0
+    left: Mapping[str, float] = field(default_factory=dict)
 
-    def state_at(self, now: float) -> str:
-        """``active``, ``paused``, or ``unclaimed``: no running code claims it."""
-        if self.paused_at is not None:
-            return "paused"
-        if self.claimed_at is not None and now - self.claimed_at > UNCLAIMED_SECONDS:
-            return "unclaimed"
-        return "active"
+    @property
+    def of_code(self) -> bool:
+        """Whether code declares it; otherwise it was made at run time."""
+        return self.claimed_at is not None
 
     def pack(self) -> bytes:
         """The head as bytes; `read_schedule` reads them."""
@@ -130,7 +132,15 @@ def read_schedule(data: bytes) -> Schedule:
         columns.text("last_id"),
         columns.time("last_at"),
         columns.count("made"),
+        _read_left(found.get("left", {})),
     )
+
+
+def _read_left(found: object) -> dict[str, float]:
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise Damaged("its left is no map")
+    columns = Columns(found)
+    return {key: columns.time(key) for key in list(found)[:REMEMBERED]}
 
 
 def read_made(row: Occurrence) -> Made:

@@ -3,7 +3,7 @@
 Times are UTC epoch seconds. Daylight saving is that of Debian's cron, which `cronsim` follows: a
 time in the hour that is skipped is due right after it, a time in the hour that is repeated is due
 once, and expressions whose minute or hour begins with ``*`` go by the elapsed time (cron(8),
-"Notes").
+"Notes"). A common name of a time, such as ``@daily``, is the expression that it stands for.
 """
 
 from __future__ import annotations
@@ -18,11 +18,23 @@ from math import floor
 from typing import Any, Final, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from aztask.errors import ConfigurationError
+from aztask.errors import ConfigurationError, did_you_mean
 from aztask.results.damage import Damaged
 from aztask.support.checks import shown
 from aztask.support.durations import to_epoch_seconds, to_seconds
-from aztask.support.extras import install_command
+from aztask.support.late import install_command
+
+NAMES: Final = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+"""The common names of times, as in crontab(5). A definition holds the expression: workers of an
+earlier release read it, and a name and its expression are one definition."""
 
 SHORTEST_SECONDS: Final = 1.0
 SPAN_SECONDS: Final = 2 * 86400.0
@@ -45,7 +57,10 @@ class Trigger(Protocol):
 
 @dataclass(frozen=True)
 class Cron:
-    """Times by a cron expression of five fields, or six with seconds first, in a time zone."""
+    """Times by a cron expression of five fields, or six with seconds first, in a time zone.
+
+    One of `NAMES` becomes its expression.
+    """
 
     expression: str
     tz: str = "UTC"
@@ -54,14 +69,19 @@ class Cron:
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError: a wrong expression, an unknown zone, a missing library."""
+        if isinstance(self.expression, str) and self.expression.strip().startswith("@"):
+            object.__setattr__(self, "expression", _named(self.expression.strip()))
         object.__setattr__(self, "zone", zone_of(self.tz))
         cronsim = _library()
         object.__setattr__(self, "_iterate", cronsim.CronSim)
         try:
-            cronsim.CronSim(self.expression, datetime(2026, 1, 1, tzinfo=UTC))
+            next(cronsim.CronSim(self.expression, datetime(2026, 1, 1, tzinfo=UTC)))
+        except StopIteration:
+            raise ConfigurationError(f"cron {shown(self.expression)} is never due") from None
         except (cronsim.CronSimError, AttributeError, TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"cron takes five fields such as '0 2 * * *', not {shown(self.expression)}: {error}"
+                "cron takes five fields such as '0 2 * * *', not "
+                f"{shown(self.expression)}: {error}; or a name such as '@daily'"
             ) from None
 
     def after(self, at: float) -> Iterator[float]:
@@ -141,6 +161,7 @@ def trigger_of(
         raise ConfigurationError(f"{where} takes one of cron=, every= and at=")
     if cron is not None:
         return Cron(cron, tz)
+    zone_of(tz)
     if every is not None:
         return Every(to_seconds(every, f"{where}: every", minimum=SHORTEST_SECONDS))
     return At(round(to_epoch_seconds(at, f"{where}: at"), 3))
@@ -156,6 +177,17 @@ def read_trigger(packed: object) -> Trigger:
         case ["at", int() | float() as at] if 0 <= at < _LATEST:
             return At(at)
     raise Damaged("its times are unknown; a newer aztask may know them")
+
+
+def _named(name: str) -> str:
+    expression = NAMES.get(name)
+    if expression is None:
+        hint = " Write every=300 for every five minutes." if name.startswith("@every") else ""
+        raise ConfigurationError(
+            f"cron has no name {shown(name)}.{did_you_mean(name, tuple(NAMES))}{hint} It has: "
+            f"{', '.join(NAMES)}."
+        )
+    return expression
 
 
 def zone_of(name: str) -> ZoneInfo:

@@ -26,7 +26,7 @@ from aztask.errors import (
     QueueNotFound,
     SendUnconfirmed,
 )
-from aztask.sending.publication import Publication
+from aztask.sending.publisher import Publication
 from aztask.sending.send import BATCH, Sender
 from aztask.support.threadpool import ThreadPool
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+from aztask.support import chance
 
 
 def new_id() -> str:
     """A random id of 36 characters, for a task or a workflow."""
-    return _uuid(os.urandom(16).hex())
+    return _uuid(chance.token(16))
 
 
 def new_ids(count: int) -> list[str]:
@@ -15,7 +15,7 @@ def new_ids(count: int) -> list[str]:
 
     One system call draws the random numbers of all; one for each would cost more than its text.
     """
-    digits = os.urandom(16 * count).hex()
+    digits = chance.token(16 * count)
     return [_uuid(digits[start : start + 32]) for start in range(0, 32 * count, 32)]
 
 

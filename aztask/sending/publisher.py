@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu import Connection, Producer
 
@@ -72,3 +72,14 @@ def _properties(envelope: Envelope) -> dict[str, Any]:
     if envelope.expires_at is not None:
         properties["expires_at"] = envelope.expires_at
     return properties
+
+
+# -- messages that are to be published, as a value -----------------------------------------
+
+
+class Publication(NamedTuple):
+    """Messages for one queue, to be received `delay` seconds from now."""
+
+    queue: str
+    messages: Sequence[TaskMessage]
+    delay: float

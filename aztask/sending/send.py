@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import socket
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -27,13 +26,12 @@ from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
 from aztask.payloads.payloads import Payloads
 from aztask.results.base import RunKey, RunRecord, State
-from aztask.sending.hookheaders import with_headers, with_shared_headers
 from aztask.sending.ids import new_id, new_ids
-from aztask.sending.publication import Publication
-from aztask.sending.publisher import Publisher
-from aztask.sending.sendevents import SendEvents
+from aztask.sending.publisher import Publication, Publisher
+from aztask.sending.sendevents import SendEvents, with_headers, with_shared_headers
 from aztask.sending.sessionrules import check_session
 from aztask.sending.unique import UniqueSender
+from aztask.support import clock
 from aztask.support.display import short_repr
 from aztask.support.durations import to_seconds
 from aztask.support.frozen import build
@@ -201,7 +199,10 @@ class Sender:
                 if rules.until == QUIET:
                     make = partial(self._debounced, fields, call, sent.ids[0])
                     engine = self.unique.engine(task.name)
-                    ids.append(engine.postpone(rules, key, make, plan.delay))
+                    kept = engine.postpone(rules, key, make, plan.delay)
+                    if kept.left and self._payloads is not None:
+                        self._payloads.discard(kept.left)
+                    ids.append(kept.task_id)
                     continue
                 (message,) = self._stored([self._message(fields, call, sent.ids[0])])
                 try:
@@ -269,7 +270,7 @@ class Sender:
                     return None
                 generation = unknown
         if options or (task is not None and task.expires is not None):
-            now = time.time()
+            now = clock.wall()
             delay = delay_seconds(options, now)
             expires = expiry(options, task.expires if task else None, now)
         parent = current_context()
@@ -357,7 +358,7 @@ class Sender:
         """
         results = self._connections.results()
         if results is not None:
-            due = time.time() + to_seconds(delay, "delay")
+            due = clock.wall() + to_seconds(delay, "delay")
             results.expect(
                 RunRecord(
                     RunKey(*message.key),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from aztask.errors import EncodeError
 from aztask.events.event import Event, EventKind
 from aztask.events.sink import EventSink
+from aztask.hooks import Sending
 from aztask.message.message import TaskMessage
+from aztask.results.base import NOTE_BYTES
+from aztask.support import clock
+from aztask.support.forks import fork_safe_lock
 
 
 class SendEvents:
@@ -22,7 +26,7 @@ class SendEvents:
     def __init__(self, open_events: Callable[[str], EventSink]) -> None:
         """open_events: opens the sink of a writer with this name."""
         self._open_events = open_events
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._sink: tuple[int, EventSink] | None = None
 
     def emit(self, kind: EventKind, messages: Sequence[TaskMessage]) -> None:
@@ -34,7 +38,7 @@ class SendEvents:
             sink = self._open()
             if sink.idle:
                 return
-            now = time.time()
+            now = clock.wall()
             for message in messages:
                 sink.emit(
                     Event(
@@ -54,7 +58,7 @@ class SendEvents:
         with self._lock:
             sink = self._open()
             if not sink.idle:
-                sink.emit(event._replace(ts=event.ts or time.time()))
+                sink.emit(event._replace(ts=event.ts or clock.wall()))
                 sink.flush()
 
     def close(self) -> None:
@@ -70,3 +74,38 @@ class SendEvents:
         if self._sink is None or self._sink[0] != pid:
             self._sink = (pid, self._open_events(f"sender-{socket.gethostname()}-{pid}"))
         return self._sink[1]
+
+
+# -- the headers and the note that hooks add to the messages of a send ---------------------
+
+
+def with_headers(common: dict[str, Any], sent: Sending) -> list[dict[str, Any]]:
+    """The fields of each message of a send, with the headers that hooks have set.
+
+    Raises EncodeError for a note that no store keeps, before anything is sent.
+    """
+    if sent.each is None:
+        return [with_shared_headers(common, sent)] * len(sent.ids)
+    _check_note(sent)
+    return [_with(common, {**sent.headers, **headers}) for headers in sent.each]
+
+
+def with_shared_headers(common: dict[str, Any], sent: Sending) -> dict[str, Any]:
+    """The fields of all messages of a send whose `each` is None; raises as `with_headers`."""
+    _check_note(sent)
+    return _with(common, sent.headers)
+
+
+def _check_note(sent: Sending) -> None:
+    if sent.note is not None and len(sent.note) > NOTE_BYTES:
+        raise EncodeError(f"a note has at most {NOTE_BYTES} bytes, not {len(sent.note)}")
+
+
+def _with(common: dict[str, Any], headers: Mapping[str, Any]) -> dict[str, Any]:
+    if not headers:
+        return common
+    if len(headers) == 1 and "traceparent" in headers:  # telemetry alone
+        return {**common, "traceparent": headers["traceparent"]}
+    traceparent = headers.get("traceparent", common.get("traceparent"))
+    extra = {name: value for name, value in headers.items() if name != "traceparent"}
+    return {**common, "traceparent": traceparent, "extra": {**common["extra"], **extra}}

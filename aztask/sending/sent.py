@@ -63,7 +63,7 @@ class InlineMode(Protocol):
 
 
 class DeadLetterShown(Protocol):
-    """A dead letter as tests see it; see `aztask.deadletters.view.DeadLetterView`."""
+    """A dead letter as tests see it; see `aztask.operate.deadletters.view.DeadLetterView`."""
 
     @property
     def id(self) -> str: ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -12,8 +11,9 @@ from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.results.uniques import uniques_of
-from aztask.sending.publication import Publication
+from aztask.sending.publisher import Publication
 from aztask.settlement import Complete
+from aztask.support import clock
 from aztask.uniqueness.engine import Blocked, UniqueEngine
 from aztask.uniqueness.rules import UniqueRules
 
@@ -93,7 +93,7 @@ class UniqueSender:
             return holder
         if rules.on_conflict == "drop":
             text = f"dropped, since task {holder} holds its key"
-            outcome = Outcome(State.CANCELLED, Complete(), error=text, at=time.time())
+            outcome = Outcome(State.CANCELLED, Complete(), error=text, at=clock.wall())
             key, task, queue = RunKey(*message.key), message.task, message.queue
             engine.results.bury([RunRecord(key, task, queue, State.CANCELLED, outcome=outcome)])
             return message.id

@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from aztask.spark.events.statistics import Statistics, statistics
     from aztask.spark.events.workflows import WorkflowStatistics, workflow_statistics
     from aztask.spark.session import active_session, get_session
-    from aztask.spark.submission.datasource import register
-    from aztask.spark.submission.ids import task_id
-    from aztask.spark.submission.report import SubmitReport
-    from aztask.spark.submission.stream import stream
-    from aztask.spark.submission.submit import submit
+    from aztask.spark.submission.datasource import register, stream
+    from aztask.spark.submission.submission import task_id
+    from aztask.spark.submission.submit import SubmitReport, submit
     from aztask.spark.submission.target import Target
 
 __all__ = [
@@ -54,7 +52,7 @@ _HOMES = {
     "EventCounts": "aztask.spark.events.frame",
     "Events": "aztask.spark.events.frame",
     "Statistics": "aztask.spark.events.statistics",
-    "SubmitReport": "aztask.spark.submission.report",
+    "SubmitReport": "aztask.spark.submission.submit",
     "Target": "aztask.spark.submission.target",
     "WorkflowStatistics": "aztask.spark.events.workflows",
     "active_session": "aztask.spark.session",
@@ -65,10 +63,10 @@ _HOMES = {
     "read_events": "aztask.spark.events.frame",
     "register": "aztask.spark.submission.datasource",
     "statistics": "aztask.spark.events.statistics",
-    "stream": "aztask.spark.submission.stream",
+    "stream": "aztask.spark.submission.datasource",
     "stream_events": "aztask.spark.events.frame",
     "submit": "aztask.spark.submission.submit",
-    "task_id": "aztask.spark.submission.ids",
+    "task_id": "aztask.spark.submission.submission",
     "workflow_statistics": "aztask.spark.events.workflows",
 }
 

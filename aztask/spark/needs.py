@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from aztask.errors import ConfigurationError
-from aztask.support.extras import install_command
+from aztask.support.late import install_command
 
 LIBRARIES: Final = ("pyspark", "pyarrow", "pandas")
 REPORT_LIBRARIES: Final = ("jinja2",)

@@ -14,13 +14,16 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
+
+from pyspark import SparkFiles
+from pyspark.sql import SparkSession
 
 import aztask
 from aztask.errors import ConfigurationError
@@ -260,3 +263,45 @@ def _is_packed(path: PurePosixPath) -> bool:
     return ".dist-info" not in path.parts[0] or (
         path.name == "METADATA" or "licen" in str(path).lower()
     )
+
+
+# -- sends code to the executors of a running session: ``addPyFile``, for wheels too -------
+#
+# Spark copies wheels to its executors but never imports from them; see `aztask.spark.packing`.
+
+
+IMPORTED: Final = (".py", ".zip", ".egg", ".jar")
+WHEEL: Final = ".whl"
+REPACKED: Final = "aztask-repacked"
+
+
+def add_py_files(spark: SparkSession, paths: Iterable[str]) -> None:
+    """Call ``addPyFile`` for each path; a wheel is repacked as a zip, which workers can import.
+
+    Spark removes that zip at the session's end. Raises ConfigurationError.
+    """
+    for path in paths:
+        spark.sparkContext.addPyFile(_importable(path))
+
+
+def _importable(path: str) -> str:
+    """The file to give to ``addPyFile``, made here if `path` is a wheel."""
+    shown = printable(path)
+    if "://" in path:
+        if path.endswith(WHEEL):
+            raise ConfigurationError(f"{shown} is a wheel on another machine: copy it here first")
+        return path
+    if not Path(path).is_file():
+        raise ConfigurationError(f"{shown} is not a file; give a .py file, a zip or a wheel")
+    if path.endswith(IMPORTED):
+        return path
+    if not path.endswith(WHEEL):
+        raise ConfigurationError(
+            f"{shown} is neither a .py file nor a zip nor a wheel: Spark would not import from it"
+        )
+    files = wheel_files(Path(path))
+    folder = Path(SparkFiles.getRootDirectory(), REPACKED)
+    folder.mkdir(exist_ok=True)
+    target = folder / f"{Path(path).stem}.zip"
+    write_zip(target, files)
+    return str(target)

@@ -13,16 +13,22 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
-from aztask.errors import ConfigurationError
+from aztask.errors import AztaskError, ConfigurationError
+from aztask.spark.failures import ours_in, what_is_missing
 from aztask.spark.needs import check_java
+from aztask.support.masking import mask
 
 LOCAL = "local[*]"
 DEFAULTS = {
@@ -123,3 +129,41 @@ def active_session() -> SparkSession | None:
 def first_line(error: BaseException) -> str:
     """The first line of an error's text; a query plan and a stack follow it in Spark's errors."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+# -- turns Spark's errors about queries into aztask's: one line, not a plan and two stacks -
+#
+# Rules
+# 1. An aztask error that was raised in an executor or a planner is raised again under its own
+#    class.
+# 2. A mistake in a query (an unknown column, a wrong expression, a path that exists) becomes a
+#    ConfigurationError, any other failure of a job an AztaskError.
+
+
+_CONDITION: Final = re.compile(r"\[[A-Z0-9_.]+\] (.+?)(?: SQLSTATE: .*)?")
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Replace Spark's errors in the block by aztask's, see the module's rules."""
+    # Spark logs every refused query to stderr, as JSON with the whole stack in it.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise translated(error) from error
+
+
+def translated(error: BaseException) -> AztaskError:
+    """The aztask error to raise instead of `error`."""
+    ours = ours_in(str(error))
+    if missing := what_is_missing(str(ours or error)):
+        return AztaskError(missing)
+    if ours:
+        return ours
+    line = first_line(error)
+    match = _CONDITION.fullmatch(line)
+    said = mask(match[1] if match else line)
+    if isinstance(error, AnalysisException):
+        return ConfigurationError(f"Spark refuses the query: {said}")
+    return AztaskError(f"the Spark job failed: {said}")

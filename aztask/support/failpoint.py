@@ -6,6 +6,7 @@ STEP for the N-th time (1 by default). A step costs one comparison if the variab
 The steps of a worker, in order:
 
 * ``received``
+* ``checked``: its lease was held a moment ago, and its start row is not written
 * ``claimed``
 * ``sent``
 * ``stopping``: a cancelled run was asked to stop
@@ -44,6 +45,9 @@ The steps of a unique task's send: ``unique-taken`` (the key is taken, the messa
 ``unique-sent`` (it is sent, the holder does not say so). Of a debounced task: ``unique-closing``
 (its quiet time has ended, it is not sent).
 
+The step of a clock probe of Service Bus, in any process that sends: ``probed`` (it is scheduled,
+not cancelled yet).
+
 The step of a replay of dead letters: ``replayed`` (the new messages are sent, their dead letters
 not deleted yet). The steps of a compaction: ``compact-written``, ``compact-published``,
 ``compact-removed`` (after each source).
@@ -53,11 +57,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 from aztask.errors import ConfigurationError
 
 STEPS = (
     "received",
+    "checked",
     "claimed",
     "sent",
     "stopping",
@@ -88,12 +97,20 @@ STEPS = (
     "row-filled",
     "followed",
     "ended",
+    "probed",
     "replayed",
     "compact-written",
     "compact-published",
     "compact-removed",
 )
 VARIABLE = "AZTASK_FAILPOINT"
+
+
+class StepWatch(Protocol):
+    """Gets every step that is reached."""
+
+    def reached(self, step: str, times: int, process: int) -> None:
+        """The worker, the process of this id, has reached `step` so many times more."""
 
 
 class Failpoint:
@@ -111,24 +128,45 @@ class Failpoint:
         self._signal = number
         self._left = int(nth or 1)
 
-    def reached(self, process: int) -> None:
-        """Count down, and signal `process` at zero."""
-        self._left -= 1
-        if self._left == 0:
+    def reached(self, step: str, times: int, process: int) -> None:
+        """Count down at this failpoint's step, and signal `process` at zero."""
+        if step != self.step:
+            return
+        for _ in range(times):
+            self._left -= 1
+            if not self._left:
+                self._strike(process)
+
+    def _strike(self, process: int) -> None:
+        if process == os.getpid() and self._signal == signal.SIGSTOP:
+            # To this thread: if another one took the signal, this one would run on until it has.
+            signal.pthread_kill(threading.get_ident(), self._signal)
+        else:
             os.kill(process, self._signal)
 
 
-_armed = Failpoint(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+_watch: list[StepWatch | None] = [
+    Failpoint(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None,
+]
+
+
+@contextmanager
+def replaced(watch: StepWatch) -> Iterator[None]:
+    """Report every step to `watch` inside the ``with`` block: for simulations."""
+    _watch.append(watch)
+    try:
+        yield
+    finally:
+        _watch.remove(watch)
 
 
 def hit(step: str, times: int = 1) -> None:
     """Report, in the worker itself, that `step` was reached `times` times."""
-    if _armed is not None and _armed.step == step:
-        for _ in range(times):
-            _armed.reached(os.getpid())
+    if (watch := _watch[-1]) is not None:
+        watch.reached(step, times, os.getpid())
 
 
 def hit_in_pool(step: str, worker: int) -> None:
     """Report, in a pool process, that `step` was reached: its worker, `worker`, gets the signal."""
-    if _armed is not None and _armed.step == step:
-        _armed.reached(worker)
+    if (watch := _watch[-1]) is not None:
+        watch.reached(step, 1, worker)

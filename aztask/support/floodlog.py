@@ -10,11 +10,11 @@ Rules
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass
 from typing import Final
 
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.forks import fork_safe_lock
 
 FIRST_LINES: Final = 5
 SUMMARY_SECONDS: Final = 60.0
@@ -36,7 +36,7 @@ class FloodLog:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._floods: dict[str, Flood] = {}
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def warning(
         self,

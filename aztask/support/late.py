@@ -13,3 +13,15 @@ from typing import Any
 def late(module: str, name: str) -> Any:
     """Import `module` and return its `name`."""
     return getattr(import_module(module), name)
+
+
+# -- the commands that install what an extra of aztask brings ------------------------------
+
+
+def install_command(extra: str) -> str:
+    """The command to type, such as ``pip install "aztask[blob]"``.
+
+    The quotes are double: cmd.exe on Windows passes single ones on to pip, and zsh reads brackets
+    without quotes as a pattern.
+    """
+    return f'pip install "aztask[{extra}]"'

@@ -2,7 +2,7 @@
 
 A settings class is a frozen dataclass whose fields are made with `setting`. The declaration holds
 the default, the check, the environment variable and the text of the reference. The class, the types
-of its options (`aztask.appoptions`) and the reference page are made from it.
+of its options (`aztask.app.options`) and the reference page are made from it.
 
 Rules
 1. A field is checked by its declaration's check (see `aztask.support.checks`), unless it is

@@ -5,6 +5,7 @@ Rules
 2. At most `MOST_CONNECTIONS` requests at a time, each for at most `SECONDS`: a client that is slow
    or hostile cannot hold more. Further connections are closed at once.
 3. An error of a page is one line in the log, and 500 for the client.
+4. The threads are a part (`aztask.support.parts`): accepting goes on whatever fails.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, NamedTuple
 
 from aztask.errors import ConfigurationError
+from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)
 
 SECONDS: Final = 5.0
 MOST_CONNECTIONS: Final = 16
+LONGEST_ANSWER: Final = 30.0
+"""Seconds after which a page that does not answer counts as a part that stands still."""
+
 TEXT: Final = "text/plain; charset=utf-8"
 
 
@@ -62,7 +67,8 @@ class PageServer(ThreadingHTTPServer):
             raise ConfigurationError(
                 f"cannot listen on {host}:{port}: {error}; choose another address with --http"
             ) from None
-        self._thread = threading.Thread(target=self.serve_forever, name="aztask-http", daemon=True)
+        self.part = Part("http", longest=LONGEST_ANSWER)
+        self._thread = self.part.thread(self.serve_forever, "aztask-http")
 
     @property
     def url(self) -> str:
@@ -77,6 +83,7 @@ class PageServer(ThreadingHTTPServer):
 
     def stop(self) -> None:
         """Close the port; requests that are being answered are not waited for."""
+        self.part.stop()
         self.shutdown()
         self.server_close()
 
@@ -90,20 +97,22 @@ class PageServer(ThreadingHTTPServer):
             self.shutdown_request(request)
             return
         try:
-            super().process_request(request, client_address)
+            self.part.once(
+                self.process_request_thread, "aztask-http-request", request, client_address
+            ).start()
         except RuntimeError:  # no thread can be started
             self._room.release()
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer one connection, then make room for another one."""
-        ending = threading.Timer(self._seconds, _end, [request])
-        ending.daemon = True
-        ending.start()
         try:
-            super().process_request_thread(request, client_address)
+            ending = self.part.alarm(self._seconds, _end, request)
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                ending.cancel()
         finally:
-            ending.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

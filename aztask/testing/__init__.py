@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from aztask.brokers.servicebus.administration import administration_client
     from aztask.emulator.broker.access import Right, Rule
     from aztask.sending.sent import Sent
-    from aztask.testing.inline import Inline
+    from aztask.testing.inline import Inline, task_context
     from aztask.testing.servicebus import RunningEmulator, emulator
-    from aztask.testing.taskcontext import task_context
     from aztask.testing.worker import BackgroundWorker, background_worker
 
 __all__ = [
@@ -46,7 +45,7 @@ _HOMES = {
     "RunningEmulator": "aztask.testing.servicebus",
     "administration_client": "aztask.brokers.servicebus.administration",
     "emulator": "aztask.testing.servicebus",
-    "task_context": "aztask.testing.taskcontext",
+    "task_context": "aztask.testing.inline",
 }
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final
 
 from aztask.app import App
 from aztask.brokers.local.broker import LocalBroker
-from aztask.deadletters.view import DeadLetters, DeadLetterView
+from aztask.context import Context, current_context, set_current_context, unsent_context
 from aztask.engine import Database
 from aztask.errors import ResultTimeout
 from aztask.message.envelope import Envelope
+from aztask.operate.deadletters.view import DeadLetters, DeadLetterView
 from aztask.result import AsyncResult
 from aztask.results.local.store import LocalResults
 from aztask.sending.ids import new_id
@@ -152,7 +155,7 @@ class Inline:
         self._worker.expect(delay_seconds(options, time.time()))
         self.started()
 
-    # -- workflows, see `aztask.sending.graphs.GraphWatcher` ----------------------------------
+    # -- workflows, see `aztask.app.workflows.GraphWatcher` ----------------------------------
 
     def posted(self, posted: Sequence[Posted]) -> None:
         """Note tasks that a workflow has sent; they run when its start or its last task returns."""
@@ -185,3 +188,51 @@ class InlineResults(LocalResults):
                 "this app has no such task"
             )
         return version + 1
+
+
+# -- a `Context` for tasks that a test calls -----------------------------------------------
+
+
+@contextmanager
+def task_context(
+    *,
+    task_id: str | None = None,
+    task: str = "test",
+    queue: str | None = None,
+    saved: Any = None,
+    resubmit_count: int = 0,
+    delivery_count: int = 1,
+    session: str | None = None,
+    lease: float | timedelta = math.inf,
+) -> Iterator[Context]:
+    """Make a `Context` the current one for the length of a ``with`` block, as in a running task.
+
+    A task with a context that is called in the block gets it, and `aztask.current_context` returns
+    it. Checkpoints are kept in ``context.saved``, and the state of the session in
+    ``context.session.state``; an extension of the lease is always granted.
+
+    * `task_id`: a new UUID by default.
+    * `task`, `queue`: the names of task and queue: "test" and "default" by default.
+    * `saved`: the checkpoint that an earlier run has left; none by default.
+    * `resubmit_count`, `delivery_count`: 0 and 1 by default, as in a first run.
+    * `session`: the name of the session; by default there is none.
+    * `lease`: how long the lease lasts, in seconds or as a ``timedelta``; by default it does not
+      end. 0 is a lease that is lost already.
+    """
+    seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
+    context = unsent_context(
+        task_id=task_id,
+        task=task,
+        queue=queue,
+        saved=saved,
+        resubmit_count=resubmit_count,
+        delivery_count=delivery_count,
+        session=session,
+        lease=seconds,
+    )
+    before = current_context()
+    set_current_context(context)
+    try:
+        yield context
+    finally:
+        set_current_context(before)

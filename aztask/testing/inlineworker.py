@@ -29,14 +29,14 @@ from aztask.lease.keeper import LeaseKeeper
 from aztask.results.base import State
 from aztask.settlement import Abandon, Complete, Defer, Hold, Lapse, Resubmit, from_record
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.support.loopthread import LoopThread
+from aztask.support.threadpool import LoopThread
 from aztask.testing.inlinerequests import InlineRequests
 from aztask.uniqueness.rules import QUIET
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.uniquekeys import unique_engine
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
-from aztask.worker.pool.attempt import Attempts, Delivery
+from aztask.worker.pool.attempt import OpenRun, RunReader
 from aztask.worker.upkeep.journal import Journal
 
 NAME: Final = "inline"
@@ -61,7 +61,7 @@ class InlineSession:
     def held(self) -> None:
         """The delivery waits under its lease: nothing else can take the session."""
 
-    def over(self, item: WorkItem) -> None:
+    def ended(self, item: WorkItem) -> None:
         """The delivery has ended; its receiver is closed by the worker."""
 
 
@@ -83,12 +83,12 @@ class InlineWorker:
         self._clock = clock.clock
         self._lock = threading.RLock()
         self._loop = LoopThread("aztask-inline")
-        self._keeper = LeaseKeeper(broker, clock=self._clock)
+        self._keeper = LeaseKeeper(broker, clock=self._clock, threads=False)
         self._pipeline = Pipeline(app, self._keeper, name=NAME, clock=self._clock)
         self._deliveries = Deliveries(NAME, self._clock)
         self._journal = Journal(HookedSink(NullEventSink(), app.hooks.event), self._clock)
         self._requests = InlineRequests(app, self._keeper, self._clock)
-        self._attempts = Attempts(
+        self._attempts = RunReader(
             app,
             self._requests,
             self._requests.answers,
@@ -248,12 +248,12 @@ class InlineWorker:
                 item.run.started_at = self._clock.monotonic()
                 item.run.duration = time.monotonic() - started
         kind, *details = answer
-        verdicts = self._pipeline.verdicts
+        decisions = self._pipeline.decisions
         if kind == "done":
-            verdicts.succeeded(item, details[0])
+            decisions.succeeded(item, details[0])
         elif kind == "failed":
             record, error_type, error, trace = details
-            verdicts.failed(item, from_record(record), error_type, error, trace)
+            decisions.failed(item, from_record(record), error_type, error, trace)
         else:
             item.decide(Abandon())
 
@@ -266,7 +266,7 @@ class InlineWorker:
         )
         received = item.delivery
         given = () if item.input is None else (item.input.packet(),)
-        delivery = Delivery(
+        delivery = OpenRun(
             item.number, message, received.delivery_count, received.enqueued_at, lease, 0.0, given
         )
         try:
@@ -277,7 +277,7 @@ class InlineWorker:
                     value = call.begin()
                     if inspect.isawaitable(value):
                         value = self._loop.run(value)
-                return attempts.value(value)
+                return attempts.value(value, message.id)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             return attempts.error(error, message)
 

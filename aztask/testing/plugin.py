@@ -44,7 +44,7 @@ def aztask_app(pytestconfig: pytest.Config) -> App:
         raise pytest.UsageError(
             'name your app in pytest\'s configuration, for example aztask_app = "shop:app"'
         )
-    app: App = import_module("aztask.loading").load_app(spec)
+    app: App = import_module("aztask.app.loading").load_app(spec)
     return app
 
 

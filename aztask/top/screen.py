@@ -20,8 +20,8 @@ from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
 from aztask.cli.output import ago, span
+from aztask.operate.overview import Figures, Reader
 from aztask.support.display import visible
-from aztask.top.figures import Figures, Reader
 
 COLUMNS: Final = {
     "queues": ("queue", "total", "active", "leased", "scheduled", "deferred", "dead"),
@@ -148,7 +148,7 @@ class TopApp(App[None]):
             "running",
             [
                 (each.task.task, each.task.task_id, each.task.queue, each.task.retries,
-                 span(each.seconds), each.worker)
+                 span(each.seconds), each.worker.name)
                 for each in figures.running
             ],
         )  # fmt: skip

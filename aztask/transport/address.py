@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from aztask.brokers.kinds import kind_named
 from aztask.config import mask
 from aztask.errors import ConfigurationError
 
@@ -49,9 +50,14 @@ def address_of(client: Any) -> str | None:
     kind = transport.removeprefix(_PREFIX) if isinstance(transport, str) else ""
     if not kind or kind == transport:
         return None
-    path = (client.virtual_host or "").lstrip("/") if kind == "local" else ""
+    path = (client.virtual_host or "").lstrip("/") if _has_path(kind) else ""
     name = hostname.removeprefix(_PREFIX)
     return f"{kind}://{name}/{path}" if path else f"{kind}://{name}"
+
+
+def _has_path(scheme: str) -> bool:
+    kind = kind_named(scheme)
+    return kind is not None and kind.capabilities.path_in_url
 
 
 def broker_of(client: Any, environ: Mapping[str, str]) -> Any:

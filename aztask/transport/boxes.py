@@ -23,6 +23,7 @@ from aztask.brokers.base import Broker, Receiver
 from aztask.brokers.mailboxes import EXCHANGE, ROUTING_KEY, Binding, Broadcaster, Mailboxes
 from aztask.errors import AztaskError, BrokerUnavailable, CapabilityError
 from aztask.message.envelope import Envelope
+from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Boxes:
         self._boxes: dict[str, Box] = {}
         self._lock = threading.RLock()
         self._stop = threading.Event()
+        self._part = Part("mailboxes")
         self._thread: threading.Thread | None = None
 
     @property
@@ -161,9 +163,7 @@ class Boxes:
     def _keep(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="aztask-mailboxes", daemon=True
-                )
+                self._thread = self._part.thread(self._run, "aztask-mailboxes")
                 self._thread.start()
 
     def _run(self) -> None:
@@ -185,5 +185,6 @@ class Boxes:
     def close(self) -> None:
         """Remove the mailboxes that are left, and stop the thread."""
         self._stop.set()
+        self._part.stop()
         for queue in list(self._boxes):
             self.delete(queue)

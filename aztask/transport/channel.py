@@ -1,13 +1,14 @@
 """The Kombu channel: consuming and settling over a broker; `RoutingChannel` publishes.
 
-Rules: publishing and settling are safe from any thread; receiving belongs to one thread, as in
-Kombu. See `aztask.transport` for the rest.
+Rules: publishing and settling are safe from any thread; delivering belongs to one thread, as in
+Kombu, and receiving to that one or another (`aztask.transport.looped`). More: `aztask.transport`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,20 +20,20 @@ from typing import Any, Final
 from kombu.transport import base
 
 from aztask.brokers.mailboxes import EXCHANGE, ROUTING_KEY
-from aztask.errors import CodecError
-from aztask.message.cloneids import next_link
+from aztask.errors import AztaskError, CodecError
 from aztask.message.envelope import Envelope
+from aztask.message.message import next_link
 from aztask.retry import EXPIRED, UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
 from aztask.support.display import one_line
 from aztask.transport.consumers import MailboxConsumer, QueueConsumer, source_of
+from aztask.transport.content import Accepted
 from aztask.transport.early import EarlyMessages
 from aztask.transport.options import nothing
 from aztask.transport.pump import Pump
 from aztask.transport.routing import ChannelConnection, RoutingChannel
 from aztask.transport.translation import (
     HELD_SECONDS,
-    LEADS,
     LONGEST_DELAY,
     seconds_early,
     to_message,
@@ -65,6 +66,7 @@ class Channel(RoutingChannel):
         self._feeding: set[str] = set()
         self._ending: SystemExit | None = None
         self._ready: deque[UnackedDelivery] = deque()
+        self._ready_lock = threading.Lock()  # a message goes to `_ready` or its consumer is gone
         self._early = EarlyMessages()
         self._unacked: Unacked | None = None
         self._prefetch = 0
@@ -78,6 +80,7 @@ class Channel(RoutingChannel):
     ) -> None:
         """Allow at most `prefetch_count` unacknowledged messages on this channel; 0: no limit."""
         self._prefetch = prefetch_count or 0
+        self.link.changes.note()
 
     def basic_consume(
         self,
@@ -93,16 +96,34 @@ class Channel(RoutingChannel):
         if no_ack:
             self.no_ack_consumers.add(consumer_tag)
         if isinstance(source, MailboxConsumer):
-            if self.link.boxes.is_control(queue):
-                self._pumps[consumer_tag] = Pump(partial(self._serve, source), queue)
-            elif self.link.broker.capabilities.remote:
-                self._pumps[consumer_tag] = Pump(partial(self._pump, source), queue)
-                self._feeding.add(consumer_tag)
+            self._start_pump(consumer_tag, source)
+        self.link.consuming()
+
+    def _start_pump(self, consumer_tag: str, source: MailboxConsumer) -> None:
+        """Receive a mailbox on a thread, where the draining thread should not or could be late."""
+        queue = source.source.queue
+        # In an event loop, the loop's thread runs the commands: it does not stand still, and only
+        # this thread may change Celery's pool.
+        if self.link.boxes.is_control(queue) and not self.link.looped:
+            self._pumps[consumer_tag] = Pump(partial(self._serve, source), queue)
+        elif self.link.broker.capabilities.remote or self.link.looped:
+            self._pumps[consumer_tag] = Pump(partial(self._pump, source), queue)
+            self._feeding.add(consumer_tag)
+
+    def enter_loop(self) -> None:
+        """An event loop delivers from now on: have it run the commands, too."""
+        for tag, source in list(self._sources.items()):
+            if isinstance(source, MailboxConsumer):
+                if (pump := self._pumps.pop(tag, None)) is not None:
+                    pump.stop()
+                self._start_pump(tag, source)
+        if self._sources:
+            self.link.consuming()
 
     def _pump(self, source: QueueConsumer, wait: float) -> None:
         """On a pump's thread: receive, so that the draining thread delivers."""
         if self.fetch(source, wait):
-            self.unacked.wake()
+            self.link.arrived()
 
     def _serve(self, source: QueueConsumer, wait: float) -> None:
         """On a pump's thread: receive a command for this process, and run it here.
@@ -116,7 +137,7 @@ class Channel(RoutingChannel):
                 self._hand_out(source, holding)
             except SystemExit as stop:
                 self._ending = stop
-                self.unacked.wake()
+                self.link.arrived()
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Stop the consumer; messages that were received but not delivered are given back."""
@@ -127,11 +148,12 @@ class Channel(RoutingChannel):
         pump = self._pumps.pop(consumer_tag, None)
         if pump is not None:
             pump.stop()
-        mine = [holding for holding in self._ready if holding.consumer_tag == consumer_tag]
-        for holding in mine:
-            self._ready.remove(holding)
-        mine += self._early.take(consumer_tag)
-        self.unacked.give_back([holding.tag for holding in mine if holding.lease], Release())
+        with self._ready_lock:
+            mine = [holding for holding in self._ready if holding.consumer_tag == consumer_tag]
+            for holding in mine:
+                self._ready.remove(holding)
+        self.link.changes.note()
+        self._return(source, [*mine, *self._early.take(consumer_tag)])
         # Messages already delivered must still be settled through this receiver.
         self._retired.append(source)
 
@@ -144,8 +166,10 @@ class Channel(RoutingChannel):
             source = self._getters[key] = self._source(queue, no_ack, "", nothing)
         source.callback = found.append
         remote = self.link.broker.capabilities.remote
-        while not found and self.fetch(source, _REMOTE_WAIT if remote else 0.0, limit=1):
-            self._hand_out(source, self._ready.pop())
+        wait = _REMOTE_WAIT if remote else 0.0
+        # Past `_ready`, to which another thread may add a consumer's message in between.
+        while not found and (holdings := self._receive(source, wait, 1)):
+            self._hand_out(source, holdings[0])
         return found[0] if found else None
 
     def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
@@ -155,11 +179,11 @@ class Channel(RoutingChannel):
         """
         tags = self.unacked.tags_up_to(delivery_tag) if multiple else [delivery_tag]
         for tag in tags:
-            self.unacked.settle(tag, Complete())
+            self._settle(tag, Complete())
 
     def basic_reject(self, delivery_tag: int, requeue: bool = False) -> None:
         """Dead-letter the message, or with `requeue` make it available again at once."""
-        self.unacked.settle(
+        self._settle(
             delivery_tag,
             Abandon() if requeue else DeadLetter(REJECTED, "a consumer rejected the message"),
         )
@@ -176,16 +200,31 @@ class Channel(RoutingChannel):
         self._notice_fork()
         if self._unacked is None:
             remote = self.link.broker.capabilities.remote
-            self._unacked = Unacked(self.link.keeper, remote=remote)
+            self._unacked = Unacked(self.link.keeper, self.link.changes, remote=remote)
         return self._unacked
+
+    def _settle(self, tag: int, settlement: Settlement) -> None:
+        """Settle a message; an event loop does not wait for the network."""
+        self.unacked.settle(tag, settlement, background=self.link.looped)
+
+    @property
+    def delivered(self) -> bool:
+        """True if every message that was received has been delivered, or is held until its time."""
+        return not self._ready
+
+    @property
+    def scarce(self) -> bool:
+        """True if the prefetch count leaves room for less than half of it."""
+        return bool(self._prefetch) and 2 * self._handed_out() > self._prefetch
 
     def open_sources(self) -> Iterator[QueueConsumer]:
         """The consumers that may receive now, as far as the prefetch count allows.
 
         A consumer of a queue with sessions waits until its message is settled.
         """
-        if not self._prefetch or self._handed_out() < self._prefetch:
-            for tag, source in self._sources.items():
+        full = self._prefetch and self._handed_out() >= self._prefetch
+        if not full and not self.unacked.crowded:
+            for tag, source in list(self._sources.items()):
                 if tag not in self._pumps and not self._holds_session(source):
                     yield source
 
@@ -207,7 +246,8 @@ class Channel(RoutingChannel):
 
         It receives a mailbox's message, or settles a message whose session has more.
         """
-        return bool(self._feeding) or any(map(self._holds_session, self._sources.values()))
+        feeding = bool(self._feeding) and not self.link.looped  # there it rings
+        return feeding or any(map(self._holds_session, list(self._sources.values())))
 
     def deliver_one(self) -> bool:
         """Deliver one message that was received before; False if there was none.
@@ -221,25 +261,55 @@ class Channel(RoutingChannel):
         self._ready.extendleft(reversed(self._early.due(time())))
         while self._ready:
             holding = self._ready.popleft()
+            if not self._ready:
+                self.link.changes.note()  # more may be received while this one is handled
             if holding.lapsed():
                 self.unacked.drop(holding)
                 continue
             source = self._sources.get(holding.consumer_tag)
             if source is None:
-                self.unacked.settle(holding.tag, Release())
+                self._settle(holding.tag, Release())
             elif self._hand_out(source, holding):
                 return True
         return False
 
-    def fetch(self, source: QueueConsumer, wait: float, limit: int = BATCH) -> bool:
-        """Receive from `source`, waiting at most `wait` seconds; True if any message came."""
-        holdings = self._receive(source, wait, limit)
-        self._ready.extend(holdings)
-        return bool(holdings)
+    def fetch(self, source: QueueConsumer, wait: float) -> bool:
+        """Receive from `source`, waiting at most `wait` seconds; True if any message came.
+
+        What comes after the consumer was cancelled is given back.
+        """
+        holdings = self._receive(source, wait, BATCH)
+        with self._ready_lock:
+            wanted = self._sources.get(source.consumer_tag) is source
+            if wanted:
+                self._ready.extend(holdings)
+        if not wanted:
+            self._return(source, holdings)
+        return wanted and bool(holdings)
+
+    def _return(self, source: QueueConsumer, holdings: list[UnackedDelivery]) -> None:
+        """Give back messages that were received for a consumer and not delivered; never raises.
+
+        One that was deleted at receipt is sent again. One of a mailbox is dropped with it.
+        """
+        self.unacked.give_back([holding.tag for holding in holdings if holding.lease], Release())
+        lost = [holding.delivery for holding in holdings if holding.lease is None]
+        if not lost or isinstance(source, MailboxConsumer):
+            return
+        try:
+            self.link.broker.send(source.source.address, [each.envelope for each in lost])
+        except AztaskError as error:
+            logger.error(
+                "lost %d messages of queue %s, which were received with no_ack by a consumer that"
+                " was cancelled, and could not be sent again: %s", len(lost), source.source.queue,
+                error,
+            )  # fmt: skip
 
     def _receive(self, source: QueueConsumer, wait: float, limit: int) -> list[UnackedDelivery]:
         if self._prefetch and source.consumer_tag:
             limit = min(limit, self._prefetch - self._handed_out())
+            if limit < 1:  # a held message has become due since the consumer was chosen
+                return []
         if source.no_ack:
             limit = 1  # a message deleted at receipt and not delivered would be lost
         if self._holds_session(source):
@@ -257,6 +327,7 @@ class Channel(RoutingChannel):
         self, queue: str, no_ack: bool, consumer_tag: str, callback: Callable[[Any], Any]
     ) -> QueueConsumer:
         broker, boxes = self.link.broker, self.link.boxes
+        accepted = Accepted.by(callback, self.link.options.accept)
         if boxes.has(queue):
             return MailboxConsumer(
                 boxes,
@@ -265,6 +336,7 @@ class Channel(RoutingChannel):
                 no_ack=bool(no_ack),
                 consumer_tag=consumer_tag,
                 callback=callback,
+                accepted=accepted,
             )
         return QueueConsumer(
             broker,
@@ -272,6 +344,7 @@ class Channel(RoutingChannel):
             no_ack=bool(no_ack),
             consumer_tag=consumer_tag,
             callback=callback,
+            accepted=accepted,
         )
 
     def _hand_out(self, source: QueueConsumer, holding: UnackedDelivery) -> bool:
@@ -284,8 +357,9 @@ class Channel(RoutingChannel):
             and source.consumer_tag
             and self._early.hold(holding, now + early)
         ):
+            self.link.changes.note()  # it no longer counts for the prefetch count
             return False
-        verdict = self._judge(delivery.envelope, now, early)
+        verdict = self._judge(source, delivery.envelope, now, early)
         if not isinstance(verdict, dict):
             self._keep_back(holding, verdict)
             return False
@@ -304,14 +378,14 @@ class Channel(RoutingChannel):
         return True
 
     def _judge(
-        self, envelope: Envelope, now: float, early: float | None
+        self, source: QueueConsumer, envelope: Envelope, now: float, early: float | None
     ) -> dict[str, Any] | Settlement:
         """The arguments of Kombu's Message, or the settlement if it must not be delivered.
 
         early: seconds until its eta, None if it has none.
         """
         if early:
-            lead = LEADS.get(self.link.broker.capabilities.name, 0.0)
+            lead = self.link.broker.capabilities.lead
             delay = min(LONGEST_DELAY, max(0.1, early - lead))
             clone = replace(envelope, message_id=next_link(envelope), delay=delay)
             return Resubmit(delay, counted=False, envelope=clone)
@@ -321,6 +395,7 @@ class Channel(RoutingChannel):
             return DeadLetter(EXPIRED, "its expiry had passed when a consumer received it")
         try:
             fields = to_message(envelope, self.link.options.limits)
+            source.accepted.check(fields["content_type"])
             self.link.check_body(fields["body"], fields["content_type"])
         except CodecError as error:
             return DeadLetter(UNDECODABLE, one_line(f"{type(error).__name__}: {error}", 1000))
@@ -331,12 +406,20 @@ class Channel(RoutingChannel):
     def _keep_back(self, holding: UnackedDelivery, settlement: Settlement) -> None:
         """Settle a message that is not delivered to any consumer.
 
-        A message that was deleted at receipt cannot be settled: an early one is sent again, any
-        other is logged.
+        A message that was deleted at receipt cannot be settled: an early one is sent again. What
+        no consumer will get is logged.
         """
         envelope = holding.delivery.envelope
         if holding.lease is not None:
-            self.unacked.settle(holding.tag, settlement)
+            if isinstance(settlement, DeadLetter):
+                logger.warning(
+                    "message %s of queue %s is not delivered but dead-lettered (%s): %s",
+                    one_line(envelope.message_id, 100) or "without an id",
+                    holding.delivery.queue,
+                    settlement.reason,
+                    settlement.description,
+                )
+            self._settle(holding.tag, settlement)
         elif isinstance(settlement, Resubmit) and settlement.envelope is not None:
             self.link.broker.send(holding.delivery.queue, [settlement.envelope])
         else:
@@ -364,6 +447,7 @@ class Channel(RoutingChannel):
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._ready.clear()
+            self._ready_lock = threading.Lock()
             self._early.clear()
             self._unacked = None
             self._retired.clear()

@@ -1,10 +1,11 @@
-"""Completes acknowledged messages of a remote broker on a thread of its own, many in one request.
+"""Settles messages of a remote broker on a thread of its own, many in one request.
 
 Rules
 1. Acknowledging does not wait for the service's answer. Otherwise a consumer would stand still, and
    with Celery's prefork pool one thread acknowledges for all processes.
-2. While one request is under way, the next messages gather. At most `MOST` wait; the next
-   acknowledgement then waits until there is room.
+2. While one request is under way, the next messages gather. If `MOST` or more wait, the connection
+   receives nothing further until there is room. An acknowledgement never waits: an event loop
+   would stand still with it.
 3. If the process dies before the answer, the message is delivered again, as after any late
    acknowledgement.
 """
@@ -17,6 +18,8 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final, Generic, TypeVar
 
+from aztask.support.parts import Part
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -25,9 +28,9 @@ MOST: Final = 64
 
 
 class Completions(Generic[T]):
-    """The acknowledged messages of one channel that are not completed yet.
+    """The messages of one channel that are to be settled.
 
-    * `complete`: completes these messages; called on the thread.
+    * `complete`: settles these messages, at most `MOST`; called on the thread.
     """
 
     def __init__(self, complete: Callable[[Sequence[T]], None]) -> None:
@@ -35,23 +38,25 @@ class Completions(Generic[T]):
         self._waiting: list[T] = []
         self._busy = self._closed = False
         self._changed = threading.Condition()
+        self._part = Part("completions")
         self._thread: threading.Thread | None = None
 
     def add(self, message: T) -> None:
-        """Complete the message soon; waits while too many wait already."""
+        """Settle the message with the next request; never waits."""
         with self._changed:
-            while len(self._waiting) >= MOST:
-                self._changed.wait()
             self._waiting.append(message)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="aztask-completions", daemon=True
-                )
+                self._thread = self._part.thread(self._run, "aztask-completions")
                 self._thread.start()
             self._changed.notify_all()
 
+    @property
+    def crowded(self) -> bool:
+        """True if so many wait that nothing further should be received (rule 2)."""
+        return len(self._waiting) >= MOST
+
     def close(self, seconds: float) -> bool:
-        """Wait until all are completed, at most `seconds`; then end the thread. True if all are."""
+        """Wait until all are settled, at most `seconds`; then end the thread. True if all are."""
         ends_at = monotonic() + seconds
         with self._changed:
             while (self._waiting or self._busy) and (left := ends_at - monotonic()) > 0:
@@ -66,7 +71,7 @@ class Completions(Generic[T]):
                 self._complete(batch)
             except Exception:  # their leases end by themselves; the next batch may succeed
                 logger.exception(
-                    "could not complete %d messages; they are delivered again", len(batch)
+                    "could not settle %d messages; they are delivered again", len(batch)
                 )
 
     def _take(self) -> list[T]:
@@ -75,7 +80,7 @@ class Completions(Generic[T]):
             self._changed.notify_all()
             while not self._waiting and not self._closed:
                 self._changed.wait()
-            batch, self._waiting = self._waiting, []
+            batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
             self._busy = bool(batch)
             self._changed.notify_all()
             return batch

@@ -23,6 +23,7 @@ from aztask.brokers.inspection import Inspectable, QueueFacts
 from aztask.errors import LeaseRefused, QueueNotFound
 from aztask.settlement import Complete
 from aztask.transport.boxes import Boxes
+from aztask.transport.content import WHATEVER, Accepted
 from aztask.transport.options import TransportOptions
 
 logger = logging.getLogger(__name__)
@@ -88,11 +89,13 @@ class QueueConsumer:
         no_ack: bool,
         consumer_tag: str,
         callback: Callable[[Any], Any],
+        accepted: Accepted = WHATEVER,
     ) -> None:
         self.source = source
         self.no_ack = no_ack
         self.consumer_tag = consumer_tag
         self.callback = callback
+        self.accepted = accepted
         self._session = ""
         self._session_since = 0.0
         self.reopen(broker)
@@ -175,6 +178,7 @@ class MailboxConsumer(QueueConsumer):
         no_ack: bool,
         consumer_tag: str,
         callback: Callable[[Any], Any],
+        accepted: Accepted = WHATEVER,
     ) -> None:
         super().__init__(
             broker,
@@ -182,6 +186,7 @@ class MailboxConsumer(QueueConsumer):
             no_ack=no_ack,
             consumer_tag=consumer_tag,
             callback=callback,
+            accepted=accepted,
         )
         self._boxes = boxes
 

@@ -10,13 +10,12 @@ from aztask.brokers.base import Broker
 from aztask.connections import Connections
 from aztask.errors import ConfigurationError
 from aztask.message.bounds import MessageLimits
-from aztask.message.contenttypes import CONTENT_TYPES
+from aztask.message.foreign import CONTENT_TYPES
 from aztask.support.durations import to_seconds
 
 SHORTEST_LEASE: Final = 0.1
 
-_NEVER = frozenset({"application/x-python-serialize", "application/x-yaml", "pickle", "yaml"})
-_PLAIN = frozenset({"application/data", "text/plain"})
+_DANGEROUS = frozenset({"application/x-python-serialize", "application/x-yaml", "pickle", "yaml"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class TransportOptions:
     * `remote_control`: True if workers can be controlled and events are sent to all who listen.
     * `translate_names`: True if a queue name that the service does not allow is translated into one
       that it allows; see `aztask.transport.names`. False: such a name is refused.
-    * `accept`: content types that consumers receive.
+    * `accept`: content types that consumers receive in addition to those that they accept.
     * `limits`: of the bodies that are decoded.
     """
 
@@ -130,9 +129,13 @@ def _accepted(names: object) -> frozenset[str]:
     given = [names] if isinstance(names, str) else names
     if not isinstance(given, list | tuple | set | frozenset):
         raise ConfigurationError("the transport option accept must be a list of content types")
-    types = {*CONTENT_TYPES.values(), *_PLAIN}
+    types = set()
     for name in given:
-        if not isinstance(name, str) or name in _NEVER:
-            raise ConfigurationError(f"{name!r} is never accepted: reading it can run code")
+        if not isinstance(name, str) or name in _DANGEROUS:
+            raise ConfigurationError(
+                f"the transport option accept does not take {name!r}, because reading it can run"
+                " code; name it where it is read: in Celery's setting accept_content, or in accept"
+                " of the kombu.Consumer"
+            )
         types.add(CONTENT_TYPES.get(name, name))
     return frozenset(types)

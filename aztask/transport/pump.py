@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from aztask.errors import AztaskError
+from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +32,14 @@ class Pump:
         self._fetch = fetch
         self._queue = queue
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="aztask-mailbox", daemon=True)
+        self._part = Part(f"mailbox {queue}")
+        self._thread = self._part.thread(self._run, "aztask-mailbox")
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread: when this returns, it takes no further message."""
         self._stop.set()
+        self._part.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(4 * WAIT_SECONDS + PAUSE_SECONDS)
 

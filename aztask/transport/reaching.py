@@ -16,7 +16,6 @@ REQUEST_LOG: Final = "azure.core.pipeline.policies.http_logging_policy"
 
 LONGEST_CHECK: Final = 10.0
 
-_PORTS: Final = {"servicebus": 5671}
 _OTHER_WAYS: Final = ("AZTASK_SERVICEBUS_TRANSPORT", "AZTASK_SERVICEBUS_ENDPOINT")
 
 
@@ -33,7 +32,7 @@ def check_reachable(broker: Broker, seconds: float | None) -> None:
     if getproxies() or any(os.environ.get(name) for name in _OTHER_WAYS):
         return
     host, port = broker.server
-    port = port or _PORTS.get(broker.capabilities.name, 443)
+    port = port or broker.capabilities.port
     try:
         socket.create_connection((host, port), min(seconds or LONGEST_CHECK, LONGEST_CHECK)).close()
     except OSError as error:

@@ -21,8 +21,9 @@ from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.lease.keeper import LeaseKeeper
 from aztask.message.envelope import Envelope
 from aztask.transport.boxes import NO_CONTROL, Boxes
+from aztask.transport.changes import Changes
 from aztask.transport.options import TransportOptions
-from aztask.transport.translation import LEADS, to_envelope
+from aztask.transport.translation import to_envelope
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,24 @@ class ChannelConnection(Protocol):
 
     def address(self, queue: str) -> str:
         """The queue's name in the broker. Raises InvalidQueueName."""
+        ...
+
+    @property
+    def changes(self) -> Changes:
+        """What may allow the next receive."""
+        ...
+
+    @property
+    def looped(self) -> bool:
+        """True if an event loop of this process delivers this connection's messages."""
+        ...
+
+    def consuming(self) -> None:
+        """Tell the connection that there is a further consumer."""
+        ...
+
+    def arrived(self) -> None:
+        """Tell the thread that delivers that another thread has something for it."""
         ...
 
 
@@ -104,7 +123,7 @@ class RoutingChannel(virtual.Channel):
         """
         self._declare_undecided()
         broker = self.link.broker
-        lead = LEADS.get(broker.capabilities.name, 0.0)
+        lead = broker.capabilities.lead
         envelope = to_envelope(message, time(), lead)
         if not exchange:
             broker.send(self.link.address(routing_key), [envelope])

@@ -31,13 +31,6 @@ LONGEST_DELAY: Final = 6 * 86400.0
 HELD_SECONDS: Final = 3.0
 """A message that arrives so many seconds before its eta, or less, is held until then."""
 
-LEADS: Final = {"servicebus": 1.0, "storagequeue": 2.2}
-"""Seconds before its eta at which a message becomes visible, so that a consumer has it in time.
-
-Storage queues hide messages for whole seconds and are polled each second at least; Service Bus says
-only that a scheduled message is not there before its time.
-"""
-
 _PLACED: Final = frozenset(
     {
         "message_id",

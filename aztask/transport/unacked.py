@@ -8,24 +8,26 @@ Rules
    Nothing is settled then, and the message is delivered again.
 4. A message whose lease expired before it was delivered is dropped, and never delivered.
 5. On a remote broker an acknowledgement is carried out in the background, so it raises nothing: see
-   `aztask.transport.completions`. A message of a session is completed before the next one comes.
+   `aztask.transport.completions`. For an event loop, every settlement is.
+6. A message of a session is settled before the next one comes.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from aztask.brokers.base import Receiver
 from aztask.brokers.delivery import Delivery, Lost, Settled, Unknown
 from aztask.errors import AlreadySettled, AztaskError, BrokerError, BrokerUnavailable
-from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.lease.state import Lease, LeaseState
 from aztask.settlement import Complete, Settlement, name_of
 from aztask.support.clock import boot_seconds
+from aztask.transport.changes import Changes
 from aztask.transport.completions import Completions
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,9 @@ SETTLE_TRIES = 4
 FIRST_PAUSE = 0.1
 CLOSE_SECONDS = 5.0
 RENEWAL_PAUSE = 0.005
+
+
+Settling: TypeAlias = "tuple[UnackedDelivery, Lease, Settlement]"
 
 
 @dataclass(slots=True, eq=False)
@@ -54,12 +59,19 @@ class UnackedDelivery:
 class Unacked:
     """The unacknowledged messages of one channel."""
 
-    def __init__(self, keeper: LeaseKeeper, *, remote: bool = False) -> None:
-        """remote: whether a settlement waits for a network, so that acknowledgements do not."""
+    def __init__(
+        self, keeper: LeaseKeeper, changes: Changes | None = None, *, remote: bool = False
+    ) -> None:
+        """The unacknowledged messages of one channel, none at first.
+
+        * `changes`: of the connection; notes every settlement there.
+        * `remote`: whether a settlement waits for a network, so that acknowledgements do not.
+        """
         self._keeper = keeper
-        self._completions = Completions(self._complete) if remote else None
+        self._changes = Changes() if changes is None else changes
+        self._completions = Completions(self._settle_batch) if remote else None
         self._holdings: dict[int, UnackedDelivery] = {}
-        self._changed = threading.Condition()
+        self._of_sessions: dict[int, UnackedDelivery] = {}  # being settled in the background
 
     def __len__(self) -> int:
         return len(self._holdings)
@@ -72,41 +84,51 @@ class Unacked:
         self._keeper.hold(receiver, [holding.lease for holding in holdings if holding.lease])
 
     def holds(self, receiver: Receiver) -> bool:
-        """True if a message of this receiver is not settled yet."""
-        return any(held.receiver is receiver for held in list(self._holdings.values()))
+        """True if a message of this receiver is not settled yet (rule 6)."""
+        held = [*list(self._holdings.values()), *list(self._of_sessions.values())]
+        return any(each.receiver is receiver for each in held)
+
+    @property
+    def crowded(self) -> bool:
+        """True if so many settlements wait that nothing further should be received."""
+        return self._completions is not None and self._completions.crowded
 
     def tags_up_to(self, tag: int) -> list[int]:
         """The tags of messages delivered up to and including `tag`, in order."""
         return sorted(held for held in list(self._holdings) if held <= tag)
 
-    def settle(self, tag: int, settlement: Settlement) -> bool:
+    def settle(self, tag: int, settlement: Settlement, *, background: bool = False) -> bool:
         """Carry out `settlement`; returns True if it took effect, or will in the background.
+
+        * `background`: True if the caller may not wait for a network: an event loop.
 
         False: the message is not held here, or its lease was lost. Raises BrokerUnavailable if the
         broker gave no answer within a few tries: the message may be delivered again then. If the
         process dies before the broker has answered, the lease expires and the message is delivered
         again.
         """
-        holding = self._holdings.pop(tag, None)
-        if holding is None or holding.lease is None:
+        holding = self._holdings.get(tag)
+        in_session = holding is not None and holding.delivery.session is not None
+        completions = self._completions
+        if not background and (in_session or not isinstance(settlement, Complete)):
+            completions = None
+        if holding is not None and in_session and completions is not None:
+            self._of_sessions[tag] = holding  # before it is no longer held: see `holds`
+        if self._holdings.pop(tag, None) is None or holding is None or holding.lease is None:
+            self._of_sessions.pop(tag, None)
             logger.warning(
                 "message %s is not held here (already settled, or received before a fork):"
                 " cannot %s it", tag, name_of(settlement),
             )  # fmt: skip
             return False
-        completions = self._completions
-        if (
-            completions is not None
-            and isinstance(settlement, Complete)
-            and holding.delivery.session is None
-        ):
-            completions.add(holding)
-            self.wake()
+        if completions is not None:
+            completions.add((holding, holding.lease, settlement))
+            self._changes.note()
             return True
         try:
             return self._settle(holding, holding.lease, settlement)
         finally:
-            self.wake()
+            self._changes.note()
 
     def give_back(self, tags: Sequence[int], settlement: Settlement) -> None:
         """Settle messages that will not be acknowledged; never raises.
@@ -129,6 +151,7 @@ class Unacked:
     def drop(self, holding: UnackedDelivery) -> None:
         """Forget a message whose lease expired before it was delivered; it will be redelivered."""
         self._holdings.pop(holding.tag, None)
+        self._changes.note()
         if holding.lease is not None:
             self._keeper.drop([holding.lease])
         logger.warning(
@@ -138,59 +161,60 @@ class Unacked:
             holding.delivery.queue,
         )
 
-    def wake(self) -> None:
-        """End the waits of `wait_for_change`."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def wait_for_change(self, seconds: float) -> None:
-        """Wait until a message is settled, at most `seconds`."""
-        with self._changed:
-            self._changed.wait(seconds)
-
     def close(self) -> None:
-        """Wait until the acknowledged messages are completed."""
+        """Wait until the settlements in the background are carried out."""
         if self._completions is not None and not self._completions.close(CLOSE_SECONDS):
             logger.warning(
-                "acknowledged messages were not completed within %g s; they are delivered again"
-                " when their leases end",
+                "acknowledged or rejected messages were not settled within %g s; they are"
+                " delivered again when their leases end",
                 CLOSE_SECONDS,
             )
 
-    def _complete(self, holdings: Sequence[UnackedDelivery]) -> None:
-        """Complete these in one request for each receiver; one that gets no answer is repeated."""
-        ready: dict[Receiver, list[tuple[UnackedDelivery, Lease]]] = {}
-        for holding in holdings:
-            if holding.lease is not None and self._begin(holding.lease):
-                ready.setdefault(holding.receiver, []).append((holding, holding.lease))
-            elif holding.lease is not None:
-                self._too_late(holding, holding.lease, Complete())
-        for receiver, held in ready.items():
-            answers: Sequence[Settled | Lost | Unknown]
-            try:
-                answers = receiver.settle([(holding.delivery, Complete()) for holding, _ in held])
-            except AztaskError as error:
-                answers = [Unknown(str(error))] * len(held)
-            except Exception:  # an SDK may raise anything; other queues' messages go on
-                logger.exception(
-                    "could not complete %d messages; they are delivered again", len(held)
-                )
-                self._keeper.drop([lease for _, lease in held])
-                continue
-            self._keeper.book(list(zip([lease for _, lease in held], answers, strict=True)))
-            for (holding, lease), answer in zip(held, answers, strict=True):
-                if isinstance(answer, Lost):
-                    self._too_late(holding, lease, Complete())
-                elif isinstance(answer, Unknown):
-                    self._complete_alone(holding, lease)
-
-    def _complete_alone(self, holding: UnackedDelivery, lease: Lease) -> None:
+    def _settle_batch(self, settling: Sequence[Settling]) -> None:
+        """Settle these, one request for each receiver; one that gets no answer is repeated."""
+        self._changes.note()  # there is room again for further ones
+        ready: dict[Receiver, list[Settling]] = {}
+        for each in settling:
+            holding, lease, settlement = each
+            if self._begin(lease):
+                ready.setdefault(holding.receiver, []).append(each)
+            else:
+                self._too_late(holding, lease, settlement)
         try:
-            self._settle(holding, lease, Complete())
+            for receiver, held in ready.items():
+                self._settle_together(receiver, held)
+        finally:
+            for holding, _, _ in settling:
+                if self._of_sessions.pop(holding.tag, None) is not None:
+                    self._changes.note()
+
+    def _settle_together(self, receiver: Receiver, held: Sequence[Settling]) -> None:
+        answers: Sequence[Settled | Lost | Unknown]
+        leases = [lease for _, lease, _ in held]
+        try:
+            answers = receiver.settle(
+                [(holding.delivery, settlement) for holding, _, settlement in held]
+            )
+        except AztaskError as error:
+            answers = [Unknown(str(error))] * len(held)
+        except Exception:  # an SDK may raise anything; other queues' messages go on
+            logger.exception("could not settle %d messages; they are delivered again", len(held))
+            self._keeper.drop(leases)
+            return
+        self._keeper.book(list(zip(leases, answers, strict=True)))
+        for (holding, lease, settlement), answer in zip(held, answers, strict=True):
+            if isinstance(answer, Lost):
+                self._too_late(holding, lease, settlement)
+            elif isinstance(answer, Unknown):
+                self._settle_alone(holding, lease, settlement)
+
+    def _settle_alone(self, holding: UnackedDelivery, lease: Lease, settlement: Settlement) -> None:
+        try:
+            self._settle(holding, lease, settlement)
         except AztaskError as error:
             logger.warning("%s", error)
         except Exception:  # an SDK may raise anything; the messages beside it go on
-            logger.exception("could not complete a message; it is delivered again")
+            logger.exception("could not %s a message; it is delivered again", name_of(settlement))
             self._keeper.drop([lease])
 
     def _settle(self, holding: UnackedDelivery, lease: Lease, settlement: Settlement) -> bool:
@@ -248,11 +272,14 @@ class Unacked:
         )
 
 
-def log_lost(lease: Lease) -> None:
-    """Log once that a lease was lost while its message is being worked on; a keeper's callback."""
-    logger.warning(
-        "the lease of message %s of queue %s was lost (%s): another consumer may have it",
-        lease.delivery.envelope.message_id,
-        lease.delivery.queue,
-        lease.lost_reason,
-    )
+class LogLost(LeaseReports):
+    """What a connection does about its keeper's reports."""
+
+    def lost(self, lease: Lease) -> None:
+        """Log once that a lease was lost while its message is being worked on."""
+        logger.warning(
+            "the lease of message %s of queue %s was lost (%s): another consumer may have it",
+            lease.delivery.envelope.message_id,
+            lease.delivery.queue,
+            lease.lost_reason,
+        )

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from aztask.brokers.local.payload import envelope_of, payload_of
-from aztask.errors import AztaskError, BrokerUnavailable, CodecError
+from aztask.errors import AztaskError, BrokerUnavailable, CodecError, ForeignId
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.results.base import ResultStore, State
+from aztask.payloads.holders import replaced_names
+from aztask.results.base import ResultStore, RunRecord, State
 from aztask.results.damage import Damaged
-from aztask.results.uniques import Holder, UniqueStore
+from aztask.results.uniques import Held, Holder, HolderCell, UniqueStore
+from aztask.stores.changing import Kept, New, change
 from aztask.support.failpoint import hit
 from aztask.uniqueness.claims import Claim, read_claim
+from aztask.uniqueness.keys import task_of
 from aztask.uniqueness.rules import FINISHED, QUIET, STARTED, UniqueRules
 
 logger = logging.getLogger(__name__)
@@ -28,7 +31,7 @@ UNSENT_SECONDS: Final = 10.0
 """After this time, another process sends the message of a holder."""
 
 REPLAYED_SECONDS: Final = 60.0
-TRIES: Final = 8
+TRIES: Final = 64
 REPLACED: Final = 100
 """How many holders one call replaces before it gives up."""
 
@@ -60,6 +63,54 @@ class Blocked:
     claim: Claim
 
 
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """The answer to `UniqueEngine.postpone`.
+
+    * `task_id`: the same for all calls of one quiet time.
+    * `left`: names of the payloads that no call needs any longer.
+    """
+
+    task_id: str
+    left: tuple[str, ...] = ()
+
+
+class TakingCell(HolderCell):
+    """A key that is taken: the holder that is expected is not asked for at first.
+
+    * `asked`: whether the holder that was read last is the store's.
+    """
+
+    def __init__(self, store: UniqueStore, key: str, expected: Holder | None) -> None:
+        super().__init__(store, key)
+        self._expected = expected
+        self._tried = self.asked = False
+        self._written: Holder | None = None
+
+    def read(self) -> Holder | None:
+        """The expected holder; afterwards that of the store."""
+        if not self._tried:
+            self._tried = True
+            return self._expected
+        self.asked = True
+        return super().read()
+
+    def write(self, held: Held | None, before: Holder | None) -> bool:
+        """Make a holder of this store's owner, also in the place of one without an owner."""
+        assert held is not None  # noqa: S101  # a key that is taken is not released
+        store = self.store
+        replaces = before is None or before.owner == store.owner
+        put = store.write if replaces else store.move
+        self._written = put(self.key, *held, before)  # type: ignore[arg-type]
+        return self._written is not None
+
+    @property
+    def written(self) -> Holder:
+        """The holder that was made."""
+        assert self._written is not None  # noqa: S101  # `change` returned because it was
+        return self._written
+
+
 class UniqueEngine:
     """The unique tasks of one result store. Any thread may call; a forked child makes its own."""
 
@@ -69,12 +120,18 @@ class UniqueEngine:
         store: UniqueStore,
         codec: Codec,
         sender: Callable[[], EnvelopeSender],
+        tasks: Container[str] = (),
     ) -> None:
-        """`sender`: the broker of this process, opened when it is first needed."""
+        """`sender`: the broker of this process, opened when it is first needed.
+
+        * `tasks`: the names of the tasks that the code here declares. Their holders without an
+          owner are repaired, too.
+        """
         self.results = results
         self.store = store
         self._codec = codec
         self._sender = sender
+        self._tasks = tasks
 
     # -- senders -----------------------------------------------------------------------------
 
@@ -144,20 +201,20 @@ class UniqueEngine:
 
     def _take(self, key: str, claim: Claim, due: float, over: Blocked | None) -> Taken | Blocked:
         """Write the claim, unless another task holds the key. due: for `UniqueStore.due`."""
-        now = claim.taken_at
-        before = None if over is None else over.holder
-        for _ in range(TRIES):
-            holder = self.store.write(key, claim.pack(), due, before)
-            if holder is not None:
-                hit("unique-taken")
-                return Taken(holder, claim)
-            before = self.store.read(key)
-            if before is None:
-                continue
-            found = _readable(before)
-            if found is not None and not self._is_free(found, now):
-                return Blocked(before, found)
-        raise BrokerUnavailable(f"other processes keep taking {key}; try again")
+        cell = TakingCell(self.store, key, None if over is None else over.holder)
+        claimed: New[Held, Blocked | None] = New((claim.pack(), due), None)
+
+        def taken(before: Holder | None) -> New[Held, Blocked | None] | Kept[Blocked | None]:
+            found = None if before is None or not cell.asked else _readable(before)
+            if before is None or found is None or self._is_free(found, claim.taken_at):
+                return claimed
+            return Kept(Blocked(before, found))
+
+        blocked = change(cell, taken, f"who holds {key}")
+        if blocked is not None:
+            return blocked
+        hit("unique-taken")
+        return Taken(cell.written, claim)
 
     def confirm(self, taken: Taken | Blocked) -> None:
         """Note that the holder's message is sent; nothing happens if it has ended since."""
@@ -185,19 +242,23 @@ class UniqueEngine:
         key: str,
         make: Callable[[str | None], TaskMessage],
         delay: float,
-    ) -> str:
+    ) -> Postponed:
         """Keep the last call of a debounced task, to be sent after a quiet time.
 
         * `make`: makes the message of this call with a task id; None is a new one.
 
-        Returns the id of the task, the same for all calls of one quiet time. However many calls
-        come, it is sent at the end of its life at the latest. If the process dies behind this,
-        housekeeping sends the message as it does in any case.
+        However many calls come, the last one is sent at the end of its life at the latest. If the
+        process dies behind this, housekeeping sends the message as it does in any case.
+
+        The call that was replaced is never sent: its holder was not closing, and only a holder that
+        is closing is sent. So nothing needs its arguments, nor those of a try that another process
+        was faster than. If this raises, they stay: the store may have any of them.
         """
-        for _ in range(TRIES * TRIES):
+        left: list[str] = []
+        for _ in range(TRIES):
             now, holder = self.store.now(), self.store.read(key)
             claim = None if holder is None else _readable(holder)
-            if holder is not None and claim is not None and claim.closing:
+            if claim is not None and claim.closing:
                 self._post(claim)  # or its message would be lost if the one that sends it is dead
             mine = claim if claim is not None and not claim.closing else None
             message = make(None if mine is None else mine.task_id)
@@ -208,12 +269,18 @@ class UniqueEngine:
             new = Claim(message.id, 0, QUIET, taken_at, ends_at, message.queue, payload, due_at)
             if self.store.write(key, new.pack(), min(now + rules.seconds, ends_at), holder):
                 hit("unique-taken")
-                return message.id
+                if mine is not None:
+                    left += replaced_names(mine.payload, payload, message.id)
+                return Postponed(message.id, tuple(left))
+            left += replaced_names(payload, b"", message.id)
         raise BrokerUnavailable(f"other processes keep changing {key}; try again")
 
     def waits(self, claim: Claim) -> bool:
         """True if the task is known or may be in its queue, and has not started."""
-        record = self.results.get(claim.task_id)
+        try:
+            record = self.results.get(claim.task_id)
+        except ForeignId:  # the task of another broker, which an unowned holder may name
+            return False
         return record is None or (record.state is State.PENDING and not record.starts)
 
     def _is_free(self, claim: Claim, now: float) -> bool:
@@ -222,15 +289,11 @@ class UniqueEngine:
             return True
         if not claim.until:
             return False
-        record = self.results.get(claim.task_id)
-        if record is None:
-            return False
-        if record.key.generation < claim.generation:
-            # A replay took the key, and died before it sent the task again.
-            return record.state.final and now - claim.taken_at > REPLAYED_SECONDS
-        if claim.until == STARTED:
-            return record.state is not State.PENDING
-        return record.state.final
+        try:
+            record = self.results.get(claim.task_id)
+        except ForeignId:  # as in `waits`: that broker's workers see another holder
+            return True
+        return record is not None and _has_freed(record, claim, now)
 
     # -- workers -----------------------------------------------------------------------------
 
@@ -250,15 +313,16 @@ class UniqueEngine:
 
     def free(self, key: str, message: TaskMessage) -> None:
         """Free a key if this task holds it. Raises BrokerUnavailable: call it again."""
-        for _ in range(TRIES):
-            holder = self.store.read(key)
+
+        def freed(holder: Holder | None) -> New[None, None] | Kept[None]:
             claim = None if holder is None else _readable(holder)
-            if holder is None or claim is None:
-                return
-            if (claim.task_id, claim.generation) != (message.id, message.generation):
-                return
-            if self.store.release(holder):
-                return
+            mine = claim is not None and (claim.task_id, claim.generation) == (
+                message.id,
+                message.generation,
+            )
+            return New(None, None) if mine else Kept(None)
+
+        change(HolderCell(self.store, key), freed, f"who holds {key}")
 
     # -- replays -----------------------------------------------------------------------------
 
@@ -270,16 +334,16 @@ class UniqueEngine:
         until, key = split(message)
         if not key:
             return ""
-        for _ in range(TRIES):
-            now, holder = self.store.now(), self.store.read(key)
-            claim = None if holder is None else _readable(holder)
+
+        def retaken(holder: Holder | None) -> New[Held, str] | Kept[str]:
+            now, claim = self.store.now(), None if holder is None else _readable(holder)
             if claim is not None and claim.task_id != message.id and not self._is_free(claim, now):
-                return claim.task_id
+                return Kept(claim.task_id)
             life = 86400.0 if claim is None else max(60.0, claim.ends_at - claim.taken_at)
             mine = Claim(message.id, message.generation, until, now, now + life)
-            if self.store.write(key, mine.pack(), mine.ends_at, holder) is not None:
-                return ""
-        raise BrokerUnavailable(f"other processes keep taking {key}; try again")
+            return New((mine.pack(), mine.ends_at), "")
+
+        return change(HolderCell(self.store, key), retaken, f"who holds {key}")
 
     # -- housekeeping ------------------------------------------------------------------------
 
@@ -287,10 +351,11 @@ class UniqueEngine:
         """Send what dead senders left, and free keys whose life has ended; returns how many.
 
         A holder that fails is tried again a minute later, so that failing ones do not keep the
-        others from their turn.
+        others from their turn. Holders without an owner are left to those who declare their task.
         """
-        done = 0
-        for holder in self.store.due(self.store.now(), PAGE):
+        done, now = 0, self.store.now()
+        unowned = self.store.due_unowned(now, PAGE, lambda key: task_of(key) in self._tasks)
+        for holder in [*self.store.due(now, PAGE), *unowned]:
             try:
                 done += self._repair(holder)
             except (AztaskError, ValueError, LookupError) as error:
@@ -369,3 +434,13 @@ def _readable(holder: Holder) -> Claim | None:
     except Damaged as damage:
         logger.error("unique task %s: %s; its key is free", holder.key, damage.reason)
         return None
+
+
+def _has_freed(record: RunRecord, claim: Claim, now: float) -> bool:
+    """True if the task of the holder has come so far that its key is free."""
+    if record.key.generation < claim.generation:
+        # A replay took the key, and died before it sent the task again.
+        return record.state.final and now - claim.taken_at > REPLAYED_SECONDS
+    if claim.until == STARTED:
+        return record.state is not State.PENDING
+    return record.state.final

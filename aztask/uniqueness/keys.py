@@ -38,6 +38,11 @@ def key_of(
     return f"{task.name}:{digest[:40]}"
 
 
+def task_of(key: str) -> str:
+    """The name of the task that a key belongs to."""
+    return key.rpartition(":")[0]
+
+
 def _made(key: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
     return key(*args, **kwargs)
 

@@ -16,7 +16,6 @@ after `PROBE_SECONDS`, and another delivery becomes the probe.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -28,9 +27,11 @@ from aztask.limits.failurewindow import FailureWindow
 from aztask.limits.storeclock import StoreClock
 from aztask.results.base import State
 from aztask.results.controls import controls_of
-from aztask.worker.lane import Lane
+from aztask.support import chance
+from aztask.worker.lane import Lane, Work
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.worker.runtime import WorkerRuntime
+from aztask.worker.stages import Stages
 from aztask.worker.upkeep.controlwatch import READ_SECONDS, REPEATED_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -64,23 +65,18 @@ class _Known:
     probe_until: float
 
 
-class Breaking:
+class Breaking(Work[_Job]):
     """Only the supervisor's loop calls it.
 
     * `on`: False if no task has a breaker.
     * `known`: whether the open breakers are known; until then the worker receives nothing.
     """
 
-    def __init__(
-        self,
-        runtime: WorkerRuntime,
-        changed: Callable[[Sequence[tuple[OpenBreaker, str]]], None],
-        back: Callable[[WorkItem], None],
-    ) -> None:
-        """Raises ConfigurationError without a result store that keeps control entries.
+    def __init__(self, runtime: WorkerRuntime, core: Stages) -> None:
+        """core: is told what has opened and closed, and takes back the delivery that waited in hand
+        for the probe.
 
-        changed: gets breakers with what happened to each. back: takes the delivery that waited in
-        hand for the probe.
+        Raises ConfigurationError without a result store that keeps control entries.
         """
         tasks = runtime.app.tasks.values()
         self._breakers: dict[str, CircuitBreaker] = {
@@ -88,8 +84,7 @@ class Breaking:
         }
         self.on = bool(self._breakers)
         self.known = not self.on
-        self._changed = changed
-        self._back = back
+        self._core = core
         self._clock = runtime.clock
         self._name = runtime.name
         self._open: dict[str, _Known] = {}
@@ -108,8 +103,8 @@ class Breaking:
                 )
             self._store = Breakers(store)
             self._time = StoreClock(store, runtime.clock)
-            self._lane = Lane("breakers", self._work, self._worked, runtime.mailbox, threads=1)
-            runtime.journal.on_end = self.ended
+            self._lane = runtime.lane("breakers", self, threads=1)
+            self._part = self._lane.part
 
     @property
     def active(self) -> bool:
@@ -160,7 +155,7 @@ class Breaking:
         task = message_of(item).task
         known = self._open[task]
         left = max(known.until, known.probe_until) - self._clock.monotonic()
-        spread = random.uniform(1.0, 1.0 + SPREAD)  # noqa: S311  # spreads load, no secret
+        spread = chance.uniform(1.0, 1.0 + SPREAD)
         return max(left * spread, min(growing, self._breakers[task].longest))
 
     def ended(self, item: WorkItem) -> None:
@@ -217,7 +212,7 @@ class Breaking:
                 known.probe_until = max(known.probe_until, later)
         else:
             logger.info("task %s: %s probes its circuit breaker", task, item.label)
-        self._back(item)
+        self._core.reconsidered(item)
 
     # -- the store ---------------------------------------------------------------------------
 
@@ -237,14 +232,18 @@ class Breaking:
                 rows = self._store.probe(task, self._name, now)
         return rows
 
-    def _work(self, jobs: Sequence[_Job]) -> None:
+    def work(self, jobs: Sequence[_Job]) -> None:
+        """Ask the store; on the lane's thread."""
         for job in jobs:
             try:
                 self._time.refresh()
                 job.rows = job.call(self._time.now())
                 job.ahead = self._time.deadline(0.0)
             except AztaskError as error:
+                self._part.trouble(error)
                 self._warn(error)
+            except Exception as error:  # noqa: BLE001  # the other jobs are done
+                self._part.failed(error)
             else:
                 self._warned_at = None
 
@@ -256,7 +255,8 @@ class Breaking:
             line = "circuit breakers cannot be read or changed, retry follows, %s: %s"
             logger.warning(line, then, error)
 
-    def _worked(self, jobs: Sequence[_Job]) -> None:
+    def done(self, jobs: Sequence[_Job]) -> None:
+        """Go on with the store's answers."""
         for job in jobs:
             if job.rows is not None:
                 self._take(job.rows, job.ahead)
@@ -280,7 +280,7 @@ class Breaking:
                 self._windows.pop(task, None)
                 news.append((known.row, "resumed: its circuit breaker has closed"))
         if news:
-            self._changed(news)
+            self._core.breakers_changed(news)
 
 
 def _opened(row: OpenBreaker) -> str:

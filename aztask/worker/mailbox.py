@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from aztask.support.parts import Part
+
 
 class HasDescriptor(Protocol):
     """A socket, or anything else that a selector can wait for."""
@@ -21,8 +23,36 @@ class HasDescriptor(Protocol):
         ...
 
 
-class Mailbox:
-    """The supervisor's loop alone watches, waits and runs; any thread may post or wake."""
+class Mailbox(Protocol):
+    """The supervisor's loop alone watches, waits and runs; any thread may post or wake.
+
+    `EventMailbox`, and the stepped one of the tests, which never waits.
+    """
+
+    def post(self, call: Callable[[], None], /) -> None:
+        """Have `call` run in the supervisor's next turn."""
+
+    def wake(self) -> None:
+        """End the current wait, or the next one at once. Signal handlers may call this."""
+
+    def watch(self, end: HasDescriptor, readable: Callable[[], None], /) -> None:
+        """From now on, each wait calls `readable` when `end` has something to read."""
+
+    def unwatch(self, end: HasDescriptor, /) -> None:
+        """Stop watching `end`; call this before it is closed."""
+
+    def wait(self, seconds: float, part: Part, /) -> None:
+        """Wait up to `seconds`, then handle all that has happened, as one step of `part`."""
+
+    def run(self) -> None:
+        """Run the posted calls, those that they post included."""
+
+    def close(self) -> None:
+        """Close what it has open. A thread that still posts does no harm."""
+
+
+class EventMailbox:
+    """Waits for an event descriptor and for the sockets of the pool."""
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
@@ -48,9 +78,15 @@ class Mailbox:
         """Stop watching `end`; call this before it is closed."""
         self._selector.unregister(end)
 
-    def wait(self, seconds: float) -> None:
-        """Wait up to `seconds` for something to happen, then handle all that has."""
-        for key, _ in self._selector.select(seconds):
+    def wait(self, seconds: float, part: Part | None = None) -> None:
+        """Wait up to `seconds` for something to happen, then handle all that has.
+
+        part: what the handling is a step of.
+        """
+        ready = self._selector.select(seconds)
+        if part is not None:
+            part.begin()
+        for key, _ in ready:
             key.data()
         self.run()
 

@@ -14,6 +14,8 @@ from aztask.worker.logs import LOG_TASKS
 POOLS = ("processes", "threads", "asyncio")
 MOST_CONCURRENCY = 10_000
 MOST_SESSIONS = 1_000
+PREFETCH_BYTES = 64 << 20
+SMALLEST_MEMORY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class WorkerOptions:
     * burst: end when the queues are empty, delayed messages included.
     * max_tasks: end after this many tasks.
     * shutdown_timeout: seconds that running tasks get to finish after SIGTERM.
+    * shutdown_grace: seconds that a task gets to clean up once it is told to stop, and that
+      lifespans then get to close.
+    * max_tasks_per_child, max_memory_per_child: a pool process is replaced after this many tasks,
+      or once it uses this many bytes; None: never.
+    * prefetch_bytes: bytes of messages beyond which no more are received than can run.
     * lease, max_lease: seconds, instead of the settings of queues and tasks.
     * name: the worker's name. "": made of host name and process id.
     * poll_ceiling: longest pause, in seconds, between polls of an empty Storage queue. None: the
@@ -48,6 +55,10 @@ class WorkerOptions:
     burst: bool = False
     max_tasks: int | None = None
     shutdown_timeout: float = 30.0
+    shutdown_grace: float = 10.0
+    max_tasks_per_child: int | None = None
+    max_memory_per_child: int | None = None
+    prefetch_bytes: int = PREFETCH_BYTES
     lease: float | None = None
     max_lease: float | None = None
     name: str = ""
@@ -82,6 +93,11 @@ class WorkerOptions:
             _whole(self.prefetch, "prefetch", 0, 100_000)
         if self.max_sessions is not None:
             _whole(self.max_sessions, "max-sessions", 1, MOST_SESSIONS)
+        if self.max_tasks_per_child is not None:
+            _whole(self.max_tasks_per_child, "max-tasks-per-child", 1, 2**53)
+        if self.max_memory_per_child is not None:
+            _whole(self.max_memory_per_child, "max-memory-per-child", SMALLEST_MEMORY, 2**53)
+        _whole(self.prefetch_bytes, "prefetch-bytes", 0, 2**53)
         if self.max_tasks is not None:
             _whole(self.max_tasks, "max-tasks", 1, 2**53)
         if self.lease is not None and self.max_lease is not None and self.max_lease <= self.lease:

@@ -6,8 +6,8 @@ Rules
    long, but never longer than a quarter of the pause so far, nor than `LONGEST_DELAY`. So after
    `resume` a message waits at most a quarter as long as the task was paused. In a session the
    message waits under its lease, until the task is resumed.
-3. A paused tenant, a key of a limit: `aztask.worker.limiting.gate` puts its deliveries off as those
-   of a paused task, because it makes the keys.
+3. A paused tenant, a key of a limit: `aztask.worker.limiting.slots` puts its deliveries off as
+   those of a paused task, because it makes the keys.
 4. Tasks that have started go on, and so does everything that is already claimed.
 5. An open circuit breaker is a pause of its task, except for the delivery that probes it; see
    `aztask.worker.breaking`.
@@ -17,19 +17,20 @@ from __future__ import annotations
 
 import logging
 import math
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from aztask.limits.breakers import OpenBreaker
 from aztask.limits.control import ControlState, Pause, Scope
 from aztask.message.message import TaskMessage
 from aztask.settlement import Release
+from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.worker.breaking import Breaking
 from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.worker.runtime import WorkerRuntime
+from aztask.worker.stages import Stages, each
 from aztask.worker.upkeep.controlwatch import ControlWatch
 
 logger = logging.getLogger(__name__)
@@ -55,25 +56,21 @@ class Pausing:
         self,
         runtime: WorkerRuntime,
         put_offs: PutOffs,
-        *,
-        claim: Callable[[Iterable[WorkItem]], None],
-        finish: Callable[[Iterable[WorkItem]], None],
-        changed: Callable[[ControlState], None],
+        watch: ControlWatch,
+        breaking: Breaking,
+        core: Stages,
     ) -> None:
-        """claim: takes deliveries whose start rows are claimed at once. finish: takes decided ones.
-        changed: called with each new state.
+        """watch, breaking: know what is paused, and which breakers are open.
 
-        `queues` has the paused queues. Raises ConfigurationError, see `Breaking`.
+        `queues` has the paused queues.
         """
         self._deliveries = runtime.deliveries
         self._journal = runtime.journal
         self._clock = runtime.clock
         self._put_offs = put_offs
-        self._claim = claim
-        self._finish = finish
-        self._on_change = changed
-        self._watch = ControlWatch(runtime, self._changed)
-        self._breaking = Breaking(runtime, self._breakers_changed, self._back)
+        self._watch = watch
+        self._breaking = breaking
+        self._core = core
         self.queues: frozenset[str] = frozenset()
 
     @property
@@ -86,52 +83,54 @@ class Pausing:
         """Whether deliveries have to go through `admit`."""
         return self._watch.active or self._breaking.active
 
-    def tick(self, now: float) -> None:
-        """Read what is paused, if that is due. now: on the clock of the deadlines."""
-        self._watch.tick(now)
-        self._breaking.tick(now)
-
-    def stop(self) -> None:
-        """End the threads that read."""
-        self._watch.stop()
-        self._breaking.stop()
-
     def admit(self, items: Sequence[WorkItem]) -> list[WorkItem]:
         """The deliveries that may run; the others are released, put off, or wait for a probe."""
         admitted: list[WorkItem] = []
         claims: list[WorkItem] = []
         decided: list[WorkItem] = []
-        state = self._watch.state
-        for item in items:
-            task = message_of(item).task
-            if state.queue_paused(item.queue):
-                item.decide(Release())
-                decided.append(item)
-                continue
-            paused = state.task_paused(task)
-            if (not paused and self._breaking.admits(item)) or self._put_offs.expired(item):
-                admitted.append(item)
-                continue
-            if paused:
-                pause = state.pauses[Scope.TASK, task]
-                delay = put_off_seconds(message_of(item), pause, self._clock)
-                reason = f"{pause} is paused"
-            elif self._breaking.asks(item):
-                continue
-            else:
-                delay = self._breaking.delay(item, _spread(message_of(item), math.inf))
-                reason = f"the circuit breaker of task {task} is open"
-            (decided if self._put_offs.wait(item, delay, reason) else claims).append(item)
-        self._finish(decided)
-        self._claim(claims)
+
+        def sort(item: WorkItem) -> None:
+            found = self._place(item, admitted, claims, decided)
+            if found is not None:
+                found.append(item)
+
+        each(items, sort, self._core)
+        self._core.finish(decided)
+        self._core.claim(claims)
         return admitted
+
+    def _place(
+        self,
+        item: WorkItem,
+        admitted: list[WorkItem],
+        claims: list[WorkItem],
+        decided: list[WorkItem],
+    ) -> list[WorkItem] | None:
+        """The list to which the delivery belongs; None if it waits for a probe."""
+        state, task = self._watch.state, message_of(item).task
+        if state.queue_paused(item.queue):
+            item.decide(Release())
+            return decided
+        paused = state.task_paused(task)
+        if (not paused and self._breaking.admits(item)) or self._put_offs.expired(item):
+            return admitted
+        if paused:
+            pause = state.pauses[Scope.TASK, task]
+            delay = put_off_seconds(message_of(item), pause, self._clock)
+            reason = f"{pause} is paused"
+        elif self._breaking.asks(item):
+            return None
+        else:
+            delay = self._breaking.delay(item, _spread(message_of(item), math.inf))
+            reason = f"the circuit breaker of task {task} is open"
+        return decided if self._put_offs.wait(item, delay, reason) else claims
 
     def tenant(self, limit: str, key: str) -> Pause | None:
         """The pause of this key of a limit, if it is paused. Any thread may call."""
         return self._watch.state.tenant(limit, key)
 
-    def _changed(self, former: ControlState, now: ControlState) -> None:
-        self._on_change(now)
+    def control_changed(self, former: ControlState, now: ControlState) -> None:
+        """Obey other pauses, and report what has changed."""
         if former.pauses == now.pauses:
             return
         self.queues = now.queues
@@ -143,12 +142,13 @@ class Pausing:
                 self._report(pause, "resumed")
         self._admit_again()
 
-    def _breakers_changed(self, changes: Sequence[tuple[OpenBreaker, str]]) -> None:
+    def breakers_changed(self, changes: Sequence[tuple[OpenBreaker, str]]) -> None:
+        """Obey circuit breakers that have opened or closed, and report them."""
         for row, what in changes:
             self._report(Pause(Scope.TASK, row.task, row.at, row.by), what)
         self._admit_again()
 
-    def _back(self, item: WorkItem) -> None:
+    def reconsidered(self, item: WorkItem) -> None:
         """Take a delivery that waited for the answer about a probe."""
         if item.stage is Stage.RECEIVED:  # else its lease was lost
             self._deliveries.opened.extend(self.admit([item]))
@@ -184,4 +184,4 @@ def put_off_seconds(message: TaskMessage, pause: Pause, clock: Clock) -> float:
 
 def _spread(message: TaskMessage, age: float) -> float:
     longest = longest_delay(message.times_put_off, age)
-    return longest * random.uniform(1.0 - SPREAD, 1.0)  # noqa: S311  # spreads load, no secret
+    return longest * chance.uniform(1.0 - SPREAD, 1.0)

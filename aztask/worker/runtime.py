@@ -4,73 +4,88 @@ from __future__ import annotations
 
 import os
 import socket
-import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from aztask.app import App
-from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.lease.state import Lease
+from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.support.masking import mask
+from aztask.worker.lane import Lane, Work
 from aztask.worker.mailbox import Mailbox
 from aztask.worker.options import WorkerOptions, weights_of
 from aztask.worker.pipeline.deliveries import Deliveries
+from aztask.worker.ports import Shell
+from aztask.worker.stages import Stages
 from aztask.worker.upkeep.journal import Journal
 from aztask.worker.upkeep.tasklog import TaskLog
 from aztask.worker.upkeep.uploader import worker_sink
 
 LANE_THREADS = 4
 
+Item = TypeVar("Item")
+
+
+class PostedReports(LeaseReports):
+    """Passes a lease keeper's reports on to the supervisor's loop."""
+
+    def __init__(self, mailbox: Mailbox, core: Stages) -> None:
+        self._mailbox = mailbox
+        self._core = core
+
+    def lost(self, lease: Lease) -> None:
+        """Have the loop stop the task that runs under it."""
+        self._mailbox.post(lambda: self._core.lease_lost(lease))
+
+    def renewed(self, lease: Lease, age: float) -> None:
+        """Have the loop pass the new deadline on."""
+        self._mailbox.post(lambda: self._core.lease_renewed(lease, age))
+
+    def settleable(self) -> None:
+        """The loop tries again what it could not settle."""
+        self._mailbox.wake()
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerRuntime:
-    """The supervisor makes one and hands it to each part.
+    """The core makes one and hands it to each part.
 
-    name: the worker's, unique among all workers. mailbox: how other threads reach the supervisor's
-    loop. deliveries: all that the worker holds. journal: where they are reported.
+    name: the worker's, unique among all workers. shell: what makes threads and processes. mailbox:
+    how other threads reach the supervisor's loop. deliveries: all that the worker holds. journal:
+    where they are reported.
     """
 
     name: str
     app: App
     options: WorkerOptions
-    clock: Clock
+    shell: Shell
     keeper: LeaseKeeper
     journal: Journal
     mailbox: Mailbox
     deliveries: Deliveries
+    clock: Clock
 
     @classmethod
-    def create(
-        cls,
-        app: App,
-        options: WorkerOptions,
-        clock: Clock,
-        *,
-        on_lost: Callable[[Lease], None],
-        on_renewed: Callable[[Lease, float], None],
-    ) -> WorkerRuntime:
+    def create(cls, app: App, options: WorkerOptions, shell: Shell, core: Stages) -> WorkerRuntime:
         """Make the parts. Raises ConfigurationError if events cannot be written.
 
-        on_lost, on_renewed: called in the supervisor's loop, with the lease; on_renewed also with
-        the share of it that had passed.
+        core: gets the reports of lost and renewed leases.
         """
         # Masked: the name goes into events, rows and file names that other programs read.
-        name = mask(options.name) or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        mailbox = Mailbox()
-        keeper = LeaseKeeper(
-            app.broker,
-            clock=clock,
-            renew_at=app.settings.renew_at,
-            on_lost=lambda lease: mailbox.post(lambda: on_lost(lease)),
-            on_renewed=lambda lease, age: mailbox.post(lambda: on_renewed(lease, age)),
-            on_settleable=mailbox.wake,
-        )
+        name = mask(options.name) or f"{socket.gethostname()}-{os.getpid()}-{chance.token(3)}"
+        clock, mailbox = shell.clock, shell.mailbox()
+        keeper = shell.keeper(app.broker, app.settings.renew_at, PostedReports(mailbox, core))
         journal = Journal(worker_sink(app, name), clock, TaskLog(clock, options.log_tasks))
         deliveries = Deliveries(name, clock, weights_of(app, options))
-        return cls(name, app, options, clock, keeper, journal, mailbox, deliveries)
+        return cls(name, app, options, shell, keeper, journal, mailbox, deliveries, clock)
 
     @property
     def lane_threads(self) -> int:
         """Threads for a stage's lane: none where broker and result store are local files."""
         return LANE_THREADS if self.app.remote else 0
+
+    def lane(self, name: str, work: Work[Item], *, threads: int, essential: str = "") -> Lane[Item]:
+        """A lane for this work. essential: as `Part` takes it."""
+        return self.shell.lane(name, work, self.mailbox, threads=threads, essential=essential)

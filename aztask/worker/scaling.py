@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from aztask.limits.control import ControlState
 from aztask.limits.scale import scale_of
-from aztask.worker.intake.intakes import Intakes
-from aztask.worker.pool.children import Pool
+from aztask.worker.intake.allintakes import Intakes
+from aztask.worker.pool.pool import Pool
 from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
@@ -17,13 +16,7 @@ logger = logging.getLogger(__name__)
 class Scaling:
     """Only the supervisor's loop calls it."""
 
-    def __init__(
-        self,
-        runtime: WorkerRuntime,
-        pool: Pool,
-        intakes: Callable[[], Intakes],
-    ) -> None:
-        """intakes: returns them, as they are made later."""
+    def __init__(self, runtime: WorkerRuntime, pool: Pool, intakes: Intakes) -> None:
         self._name = runtime.name
         self._options = runtime.options
         self._journal = runtime.journal
@@ -45,7 +38,7 @@ class Scaling:
         logger.info("%s", what)
         self._journal.scaled(what)
         self._pool.scale(size)
-        self._intakes().scale(size)
+        self._intakes.scale(size)
         self._note()
 
     def _note(self) -> None:

@@ -15,8 +15,6 @@ its message reads the row. If there is no redelivery, housekeeping does.
 
 from __future__ import annotations
 
-import random
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +23,8 @@ from typing import Final, Protocol
 
 from aztask.errors import BrokerUnavailable
 from aztask.results.workflows import ROOT, Addition, Change, Document, WorkflowStore
+from aztask.support import chance
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.workflows.pace import Pace
 
 TRIES: Final = 40
@@ -104,13 +104,13 @@ class Documents:
         store: WorkflowStore,
         *,
         remote: bool,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Clock = SYSTEM_CLOCK,
         pace: Pace | None = None,
     ) -> None:
         self.store = store
         self._remembers = remote
-        self._sleep = sleep
-        self._pace = pace or Pace()
+        self._sleep = clock.sleep
+        self._pace = pace or Pace(clock)
         self._known: OrderedDict[tuple[str, str], Document] = OrderedDict()
         self._lock = Lock()
 
@@ -130,7 +130,7 @@ class Documents:
                 self._pace.passed()
             if todo and self._remembers:
                 todo = self._append(todo)
-                wait = random.uniform(0.0, pause)  # noqa: S311  # only spreads the writers
+                wait = chance.uniform(0.0, pause)
                 if todo:
                     self._sleep(max(wait, self._pace.wait()) if patient else wait)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -168,7 +168,7 @@ class Documents:
         if not pieces:
             return list(edits)
         if longest:
-            self._sleep(random.uniform(0.0, longest))  # noqa: S311  # only spreads the writers
+            self._sleep(chance.uniform(0.0, longest))
         left = [edit for edit in edits if all(edit is not each for each, _ in pieces)]
         answers = self.store.append([Addition(*edit.place, found) for edit, found in pieces])
         folds: list[Change] = []
@@ -184,7 +184,7 @@ class Documents:
                 self._pace.meeting()
             if not now.done:
                 left.append(edit)
-            elif now.folded and document.pieces >= FOLD and random.random() < FOLD_SHARE:  # noqa: S311
+            elif now.folded and document.pieces >= FOLD and chance.share() < FOLD_SHARE:
                 folds.append(Change(*edit.place, now.folded(), document.tag))
         self._fold(folds)
         return left

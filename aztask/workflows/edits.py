@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from aztask.canvas.plan import RUN, Layout, Node
 from aztask.results.workflows import ROOT, Change
+from aztask.support import chance
 from aztask.workflows.bits import (
     INLINE_BYTES,
     End,
@@ -100,7 +100,7 @@ class RowEdit:
             changed |= row.set(self.layout.place(end.slot.member)[1], end, value)
         if self._undecided(row):
             whole, passes = [row.as_full("")], self.passes_errors
-            self.token = self.token or uuid.uuid4().hex
+            self.token = self.token or chance.token()
             row.decision = decided(
                 whole, passes_errors=passes, at=self.at, documents=False, by=self.token
             )
@@ -142,7 +142,7 @@ class RowEdit:
         if sum(map(len, inline)) <= room:
             return [(each, each.value) for each in self.ends]
         if not self.parked:
-            name = f"values-{self.join}-{self.number}-{uuid.uuid4().hex}"
+            name = f"values-{self.join}-{self.number}-{chance.token()}"
             rows = [(each.value, None) for each in self.ends]
             self.documents.append(Change(self.workflow, name, pack_values(rows)))
             self.parked = {
@@ -218,7 +218,7 @@ class JoinEdit(_WrittenEdit):
             changed |= join.set(number, row)
         full = [row for row in join.rows if row is not None]
         if len(full) == rows and join.decision is None:
-            self.token = self.token or uuid.uuid4().hex
+            self.token = self.token or chance.token()
             join.decision = decided(
                 full,
                 passes_errors=self.node.passes_errors,

@@ -27,8 +27,8 @@ class WorkflowEngine:
         store: WorkflowStore,
         sender: Callable[[], EnvelopeSender],
         codec: Codec,
-        clock: Clock = SYSTEM_CLOCK,
-        posted: Callable[[Sequence[Posted]], None] = lambda posted: None,
+        clock: Clock,
+        posted: Callable[[Sequence[Posted]], None],
     ) -> None:
         """
         * `store`: the workflows of `results`.
@@ -37,7 +37,7 @@ class WorkflowEngine:
         """
         self.results = results
         self.store = store
-        self.documents = Documents(store, remote=results.remote)
+        self.documents = Documents(store, remote=results.remote, clock=clock)
         self.graphs = Graphs(store, clock)
         self.mailer = Mailer(sender, codec, self.graphs, clock, posted)
         self.joins = Joins(self.documents, self.graphs, self.mailer, results, clock)

@@ -160,12 +160,35 @@ class Graphs:
         self._clock = clock
         self._plans: OrderedDict[str, Plan] = OrderedDict()
         self._roots: OrderedDict[str, tuple[float, Root]] = OrderedDict()
+        self._unowned: OrderedDict[str, Root] = OrderedDict()
         self._lock = Lock()
 
     def roots(self, workflows: Sequence[str]) -> list[Root | None]:
-        """The current roots of these workflows; None where there is none. Raises Damaged."""
+        """The current roots of these workflows; None where there is none.
+
+        Raises Damaged, and ForeignId if one belongs to another owner.
+        """
         found = self._store.read([(workflow, ROOT) for workflow in workflows])
-        return [None if each is None else read_root(each.data) for each in found]
+        roots = [None if each is None else read_root(each.data) for each in found]
+        for workflow, document, root in zip(workflows, found, roots, strict=True):
+            if document is not None and root is not None and not document.broker:
+                with self._lock:
+                    _remember(self._unowned, workflow, root)
+        return roots
+
+    def own(self, workflow: str) -> None:
+        """Adopt a workflow whose root, when it was last read, had no owner. Mostly does nothing.
+
+        Raises ForeignId if another owner was faster.
+        """
+        if not self._unowned:
+            return
+        with self._lock:
+            root = self._unowned.get(workflow)
+        if root is not None:
+            self._store.own_workflow(workflow, root.at)
+            with self._lock:
+                self._unowned.pop(workflow, None)
 
     def root(self, workflow: str) -> Root | None:
         """The current root of a workflow; None if there is none. Raises Damaged."""

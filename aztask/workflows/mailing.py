@@ -42,7 +42,7 @@ class Mailer:
         codec: Codec,
         graphs: Graphs,
         clock: Clock,
-        posted: Callable[[Sequence[Posted]], None] = lambda posted: None,
+        posted: Callable[[Sequence[Posted]], None],
     ) -> None:
         """
         * `sender`: the broker of this process, opened when it is first needed.
@@ -80,7 +80,7 @@ class Mailer:
         for node, generation in nodes:
             if node in made:
                 message, envelope = made[node]
-                if generation or DELAY in message.extra or EXPIRES in message.extra:
+                if DELAY in message.extra or EXPIRES in message.extra:
                     envelope = self._fresh(message, generation)
                 queues.setdefault(message.queue, []).append((message, envelope))
                 continue

@@ -9,11 +9,11 @@ Rules
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable
 from threading import Lock
 from typing import Final
+
+from aztask.support import chance
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 FIRST: Final = 0.02
 LONGEST: Final = 0.5
@@ -27,10 +27,10 @@ HALF_LIFE: Final = 2.0
 class Pace:
     """The pace of one process. Times are seconds. Any thread may call."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._monotonic = clock.monotonic
         self._pace = 0.0
-        self._at = clock()
+        self._at = self._monotonic()
         self._lock = Lock()
 
     @property
@@ -41,7 +41,7 @@ class Pace:
     def wait(self) -> float:
         """How long to wait before a write: at random, twice the pace at most."""
         pace = self._now()
-        return random.uniform(0.0, 2 * pace) if pace > SLIGHT else 0.0  # noqa: S311  # no secret
+        return chance.uniform(0.0, 2 * pace) if pace > SLIGHT else 0.0
 
     def met(self) -> None:
         """A write failed, because another writer had changed the row before it."""
@@ -63,8 +63,8 @@ class Pace:
             return self._decayed()
 
     def _set(self, pace: float) -> None:
-        self._pace, self._at = pace, self._clock()
+        self._pace, self._at = pace, self._monotonic()
 
     def _decayed(self) -> float:
-        passed = max(0.0, self._clock() - self._at)
+        passed = max(0.0, self._monotonic() - self._at)
         return float(self._pace * 0.5 ** (passed / HALF_LIFE))

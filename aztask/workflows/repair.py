@@ -23,7 +23,7 @@ from typing import Final
 from aztask.brokers.base import QueueStats
 from aztask.canvas.place import Place
 from aztask.canvas.plan import Node, Plan, Slot, task_id_of
-from aztask.errors import AztaskError
+from aztask.errors import AztaskError, ForeignId
 from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.results.damage import Damaged
 from aztask.results.workflows import Listed
@@ -119,7 +119,7 @@ class Repair:
         for listed in page:
             try:
                 self._one(listed)
-            except (Damaged, LookupError, ValueError) as error:
+            except (Damaged, ForeignId, LookupError, ValueError) as error:
                 logger.error(
                     "workflow %s cannot be checked, the next look tries again: %s",
                     listed.workflow,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -21,14 +21,46 @@ from aztask.errors import (
 from aztask.result import AsyncResult
 from aztask.results.base import State
 from aztask.results.damage import Damaged
+from aztask.results.workflows import Listed
+from aztask.support import clock
 from aztask.workflows.bits import Bit, Failure
 from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine
-from aztask.workflows.forgetting import forget
 from aztask.workflows.graph import Root
 from aztask.workflows.rows import Row, read_row
 
 logger = logging.getLogger(__name__)
+
+# -- deletes a workflow that has ended, with the results of its tasks ----------------------
+#
+# If the process dies in between, the workflow is still there, some of its tasks' results are not:
+# call it again. Housekeeping deletes the rest a retention time later in any case.
+
+
+THREADS: Final = 16
+"""Requests at a time to a store that is reached over a network."""
+
+
+def forget(engine: WorkflowEngine, workflow: str) -> bool:
+    """Delete the workflow; False if it is unknown or has not ended.
+
+    Raises Damaged and BrokerUnavailable.
+    """
+    root = engine.graphs.root(workflow)
+    plan = None if root is None else engine.graphs.plan(workflow, root)
+    if root is None or plan is None or root.ended_at is None:
+        return False
+    tasks = [task_id_of(workflow, node.number) for node in plan.nodes if node.task]
+    if engine.results.remote:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(engine.results.forget, tasks))
+    else:
+        for task in tasks:
+            engine.results.forget(task)
+    engine.store.delete_workflow(Listed(workflow, root.at, root.ended_at))
+    engine.graphs.forget(workflow)
+    return True
+
 
 LONGEST_WAIT: Final = 1.0
 
@@ -55,8 +87,8 @@ class WorkflowResult:
         result.get(timeout=60)
 
     `id` is the workflow's id. The methods raise ConfigurationError if the app has no result store,
-    BrokerUnavailable if the store is unreachable, and ResultDamaged if what is stored of the
-    workflow cannot be read.
+    BrokerUnavailable if the store is unreachable, ResultDamaged if what is stored of the workflow
+    cannot be read, and ForeignId if another app on the same result store uses the id.
     """
 
     __slots__ = ("_decode", "_engine", "id")
@@ -97,7 +129,7 @@ class WorkflowResult:
         for slot, nodes in plan.in_slots.items():
             bit = _bit(plan, rows, slot.join, slot.member)
             tasks = [node for node in nodes if node.task]
-            if bit is None or not tasks:
+            if bit is None:
                 continue
             ended = [node for node in tasks if node.number <= bit.node]
             done += len(ended)
@@ -118,13 +150,13 @@ class WorkflowResult:
         did not end in time.
         """
         store = self._engine().results
-        give_up_at = None if timeout is None else time.monotonic() + timeout
+        give_up_at = None if timeout is None else clock.monotonic() + timeout
         version = 0
         while True:
             root = self._root()
             if root is not None and root.ended_at is not None:
                 return self._value(root)
-            remaining = LONGEST_WAIT if give_up_at is None else give_up_at - time.monotonic()
+            remaining = LONGEST_WAIT if give_up_at is None else give_up_at - clock.monotonic()
             if version == 0 and blocks_its_worker():
                 logger.warning(
                     "a task waits for workflow %s, but its worker runs one task at a time: only "
@@ -179,7 +211,7 @@ class WorkflowResult:
         Workers notice within two seconds. Tasks that run now run to their end; each task that is
         waiting in a queue ends as cancelled when a worker receives it.
         """
-        at = time.time()
+        at = clock.wall()
 
         def change(root: Root) -> Root:
             if root.ended_at is not None or root.cancelled_at is not None:

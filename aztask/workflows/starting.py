@@ -10,7 +10,6 @@ Rules
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
 from aztask.results.workflows import ROOT, Change
+from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.support.frozen import build
@@ -39,16 +39,16 @@ LEASE_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class Origin:
     """What a workflow's messages have in common, beside their places.
 
-    * `origin`: the sending process; `root_id`, `parent_id`: of the task that starts the workflow.
+    * `name`: the sending process; `root_id`, `parent_id`: of the task that starts the workflow.
     * `headers_of`: the headers that hooks of the app have set for a node's message.
     * `session_of`: the session of a signature, and whether its order is kept.
     * `lease_of`: the lease advice of a queue.
     """
 
-    origin: str
+    name: str
     root_id: str | None
     parent_id: str | None
     headers_of: Callable[[int], dict[str, Any]]
@@ -65,16 +65,17 @@ class Starter:
         self._codec = codec
         self._clock = clock
 
-    def start(self, workflow: str, compiled: Compiled, sender: Sender) -> bool:
+    def start(self, workflow: str, compiled: Compiled, origin: Origin) -> bool:
         """Start the workflow; False if it exists already.
 
-        Raises EncodeError and MessageTooLarge before anything is stored, and BrokerUnavailable: if
-        the root was stored before that, workers go on with the start.
+        Raises ForeignId if it exists for another owner; EncodeError and MessageTooLarge before
+        anything is stored; and BrokerUnavailable: if the root was stored before that, workers go on
+        with the start.
         """
         plan, store = compiled.plan, self._engine.store
-        token = uuid.uuid4().hex
+        token = chance.token()
         made = {
-            node: (message, sent) for node, message, sent in self._made(workflow, compiled, sender)
+            node: (message, sent) for node, message, sent in self._made(workflow, compiled, origin)
         }
         envelopes = ((node, message.queue, sent) for node, (message, sent) in made.items())
         documents, parts = part_documents(workflow, token, plan, envelopes)
@@ -87,6 +88,7 @@ class Starter:
             hit("graph-parts")
             root = Root(now, token, plan.tasks, parts, now + LEASE_SECONDS)
             if store.write([Change(workflow, ROOT, root.pack())]) == [None]:
+                self._engine.graphs.root(workflow)  # raises if another owner was faster
                 return False
             hit("graph-root")
             self._engine.graphs.note(workflow, root, plan)
@@ -143,7 +145,7 @@ class Starter:
     # -- messages ----------------------------------------------------------------------------
 
     def _made(
-        self, workflow: str, compiled: Compiled, sender: Sender
+        self, workflow: str, compiled: Compiled, origin: Origin
     ) -> Iterator[tuple[int, TaskMessage, Envelope]]:
         """(node, message, signed envelope) of each task, checked by the broker."""
         parents = _parents(workflow, compiled.plan)
@@ -152,33 +154,33 @@ class Starter:
             node = compiled.plan.nodes[number]
             common = None if signature.options else alike.get((node.task, node.queue))
             if common is None:
-                common = self._common(workflow, node, signature, sender)
+                common = self._common(workflow, node, signature, origin)
                 if not signature.options:
                     alike[node.task, node.queue] = common
-            parent = parents.get(number, sender.parent_id)
+            parent = parents.get(number, origin.parent_id)
             message = self._message(common, workflow, compiled.plan, node, signature, parent)
-            if headers := sender.headers_of(number):
+            if headers := origin.headers_of(number):
                 message = _with_headers(message, headers)
             envelope = self._codec.to_envelope(message)
             self._broker.check(envelope)
             yield number, message, envelope
 
     def _common(
-        self, workflow: str, node: Node, signature: Signature, sender: Sender
+        self, workflow: str, node: Node, signature: Signature, origin: Origin
     ) -> dict[str, Any]:
         """The fields that the messages of all calls of a task without options have in common."""
-        session, ordered = sender.session_of(signature, node.queue)
+        session, ordered = origin.session_of(signature, node.queue)
         options = signature.options
         counted = {DELAY: options.get("delay"), EXPIRES: options.get("expires")}
         return {
             **MESSAGE_DEFAULTS,
             "task": node.task,
             "queue": node.queue,
-            "root_id": sender.root_id or workflow,
-            "origin": sender.origin,
+            "root_id": origin.root_id or workflow,
+            "origin": origin.name,
             "session": session,
             "ordered": ordered,
-            "lease_seconds": sender.lease_of(node.queue),
+            "lease_seconds": origin.lease_of(node.queue),
             "workflow": workflow,
             "extra": {name: float(value) for name, value in counted.items() if value is not None},
         }

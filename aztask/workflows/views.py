@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aztask.canvas.plan import ROOT, Node, Plan, Slot, task_id_of
+from aztask.errors import ForeignId
 from aztask.results.base import State
 from aztask.results.damage import Damaged
 from aztask.workflows.bits import Bit, Failure
@@ -66,15 +67,23 @@ def view(engine: WorkflowEngine, workflow: str) -> WorkflowView | None:
 
 def summaries(
     engine: WorkflowEngine, limit: int, state: str | None = None
-) -> Iterator[tuple[str, Root | Damaged]]:
-    """Open workflows, then ended ones, the newest first: ids, and roots or what is wrong."""
-    listed = [*engine.store.open_workflows(limit), *engine.store.ended_workflows(limit)]
+) -> Iterator[tuple[str, Root | Damaged | ForeignId]]:
+    """Open workflows, then ended ones, the newest first: ids, and roots or what is wrong.
+
+    Workflows of other owners are among them, unless a state is asked for: theirs is not read.
+    """
+    listed = engine.store.all_workflows(limit)
     seen: set[str] = set()
     for each in sorted(listed, key=lambda one: (one.ended_at is not None, -(one.at))):
         if each.workflow in seen or len(seen) >= limit:
             continue
         try:
             root = engine.graphs.root(each.workflow)
+        except ForeignId as foreign:
+            seen.add(each.workflow)
+            if state is None:
+                yield each.workflow, foreign
+            continue
         except Damaged as damage:
             seen.add(each.workflow)
             yield each.workflow, damage

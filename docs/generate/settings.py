@@ -2,7 +2,7 @@
 
 Usage: python docs/generate/settings.py
 
-It writes the types of the options, ``aztask/appoptions.py``, and the tables of the reference page,
+It writes the types of the options, ``aztask/app/options.py``, and the tables of the reference page,
 ``docs/reference/settings.md``. A test compares both with what this would write.
 """
 
@@ -15,7 +15,7 @@ from aztask.support.masking import Secret
 from aztask.support.settings import Setting, option_of, table_of
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ROOT / "aztask" / "appoptions.py"
+OPTIONS = ROOT / "aztask" / "app" / "options.py"
 REFERENCE = ROOT / "docs" / "reference" / "settings.md"
 MARKS = ("<!-- settings -->\n", "<!-- end of settings -->\n")
 
@@ -38,7 +38,7 @@ from aztask.support.masking import Secret
 
 
 def options() -> str:
-    """The source of ``aztask/appoptions.py``."""
+    """The source of ``aztask/app/options.py``."""
     app = _class("AppOptions", "``App(...)``", Settings)
     queue = _class("QueueOptionNames", "``app.queue(name, ...)``", QueueSettings)
     return HEAD + app + "\n\n" + queue

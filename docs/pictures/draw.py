@@ -14,6 +14,7 @@ import lease
 import packages
 import pipeline
 import sessions
+import shutdown
 import spark
 import strategies
 import task_path
@@ -28,6 +29,7 @@ PICTURES = (
     lease,
     pipeline,
     sessions,
+    shutdown,
     strategies,
     spark,
     workflow_crashes,

@@ -11,21 +11,22 @@ LAYERS = (
         "commands, a local Service Bus, the data pipeline, web frameworks",
     ),
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
+    ("operate", "operate", "queries and actions; dead letters, explain, doctor"),
     ("worker", "worker", "runs tasks under leases"),
-    ("care", "limits  deadletters  doctor  explain", "pauses, limits, dead letters, checks"),
+    ("care", "limits", "pauses, limits, circuit breakers"),
     (
         "app",
-        "app  apphandlers  applimits  apppayloads  appqueues  appschedules  embedded  loading",
+        "app  embedded",
         "the App, and how commands find it",
     ),
     (
         "tasks",
-        "task  canvas  workflows  schedules  uniqueness  handler  models  context  result  session"
-        "  hooks  taskoptions  taskname  appoptions  sending  transport  receiving",
+        "task  canvas  workflows  schedules  uniqueness  handler  context  result  session"
+        "  hooks  taskoptions  sending  transport",
         "what users import; sending; Celery and Kombu",
     ),
     ("advice", "events  adaptive", "lifecycle events, and leases that follow them"),
-    ("stores", "results  config  connections  payloads", "result stores, settings, connections"),
+    ("stores", "stores  results  config  connections  payloads", "rows, result stores, settings"),
     ("leases", "lease", "states of a lease, and the keeper that renews them"),
     ("brokers", "brokers", "one protocol; local, Service Bus, Storage queues"),
     ("engines", "engine  azure  retry", "the embedded queue; Azure requests; retry policy"),

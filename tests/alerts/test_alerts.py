@@ -34,7 +34,7 @@ RULES = [
 ]
 BOARD = json.loads((FOLDER / "grafana.json").read_text())
 QUERIES = [target["expr"] for panel in BOARD["panels"] for target in panel.get("targets", ())]
-ADDED = {"aztask_broker_up", "aztask_result_store_up", "aztask_worker_ready"}
+ADDED = {"aztask_part_failing", "aztask_broker_up", "aztask_result_store_up", "aztask_worker_ready"}
 """Metrics of the probes, which a registry alone does not have."""
 
 

@@ -13,13 +13,6 @@ from tests.unpacking import unpack
 
 CACHE = Path(__file__).parent / ".downloaded"
 
-PICKLE = {
-    "serializer='pickle'": "serializer='json'",
-    "accept=['pickle']": "accept=['json']",
-    "application/x-python-serialize": "application/json",
-}
-"""Kombu's tests send pickles, which aztask never hands to a consumer. They send JSON instead."""
-
 
 def tests_of(project: str) -> Path:
     """The folder that holds the tests of `project` as ``t``, in the version that is installed here.
@@ -39,8 +32,6 @@ def tests_of(project: str) -> Path:
         )
         with tarfile.open(CACHE / f"{folder.name}.tar.gz") as archive:
             unpack(archive, CACHE, _tests(archive, folder.name))
-        if project == "kombu":
-            _send_json(folder / "t" / "integration" / "common.py")
     return folder
 
 
@@ -50,10 +41,3 @@ def _tests(archive: tarfile.TarFile, name: str) -> Iterator[tarfile.TarInfo]:
     for member in archive.getmembers():
         if member.name.startswith(wanted):
             yield member
-
-
-def _send_json(path: Path) -> None:
-    text = path.read_text()
-    for old, new in PICKLE.items():
-        text = text.replace(old, new)
-    path.write_text(text)

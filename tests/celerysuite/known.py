@@ -19,10 +19,6 @@ PRIORITIES = {
 
 KOMBU = {
     **PRIORITIES,
-    "on_local.TestEventLoop.test_ack_from_another_thread": (
-        "it drives an event loop by file descriptors, which the transport does not have: a worker"
-        " uses Celery's blocking loop"
-    ),
     "on_local.TestFailover.test_failover_switches_to_alternate_url": (
         "it tells the two brokers apart by their ports, and files have none"
     ),

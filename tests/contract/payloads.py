@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import azurite
+from services import Blobs, blob_payloads
+from simulated import line
 
 from aztask.address.urls import parse_container
 from aztask.payloads.blob import BlobPayloads
-from aztask.payloads.folder import FolderPayloads
-from aztask.payloads.memory import MemoryPayloads
-from aztask.payloads.store import PayloadStore
+from aztask.payloads.opening import FolderPayloads
+from aztask.payloads.store import MemoryPayloads, PayloadStore
+from aztask.support.clock import SYSTEM_CLOCK
 
 
 @dataclass
@@ -65,8 +67,22 @@ def blob(directory: Path) -> Iterator[PayloadSubject]:
         store.close()
 
 
+@contextmanager
+def simulated_blob(directory: Path) -> Iterator[PayloadSubject]:
+    """The real store over the modelled blob service of the simulation."""
+    service = Blobs(SYSTEM_CLOCK)
+    store = blob_payloads(service, line())
+
+    def damage(name: str, data: bytes) -> None:
+        service.put(store.address.container, store.address.name_of(name), data)
+
+    yield PayloadSubject("simulated-blob", store, damage)
+    store.close()
+
+
 FACTORIES: dict[str, Callable[[Path], AbstractContextManager[PayloadSubject]]] = {
     "blob": blob,
     "folder": folder,
     "memory": memory,
+    "simulated-blob": simulated_blob,
 }

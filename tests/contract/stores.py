@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import azurite
 from damaging import Outsider, SqlOutsider, TableOutsider
+from services import Blobs, Tables, tables_results
+from services.tableclient import ModelTable
+from simulated import line
 
 from aztask.address.addresses import TablesAddress
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.address.urls import parse_results
 from aztask.engine import Database
 from aztask.results.base import ResultStore
 from aztask.results.local.store import LocalResults
-from aztask.results.tables.store import TablesResults
+from aztask.results.tables.store import TABLE, TablesResults
+from aztask.support.clock import SYSTEM_CLOCK
 
 _names = itertools.count(1)
 
@@ -31,7 +37,7 @@ class Store:
     """results: the store. another: the same one, as another process would have it. lists_running:
     whether `recent` shows runs that have not ended. close: at the end.
 
-    outsider: writes into its rows past it.
+    outsider: writes into its rows past it. of: the same one, opened by an owner.
     """
 
     name: str
@@ -40,6 +46,7 @@ class Store:
     lists_running: bool
     close: Callable[[], None]
     outsider: Outsider
+    of: Callable[[Owner], LocalResults | TablesResults]
 
 
 Maker = Callable[[], Store]
@@ -58,7 +65,11 @@ def local(directory: Path) -> Iterator[Maker]:
             for database in databases:
                 database.close()
 
-        return Store("local", first, second, True, close, SqlOutsider(path))
+        def of(owner: Owner) -> LocalResults:
+            databases.append(Database(path))
+            return LocalResults(databases[-1], owner=owner)
+
+        return Store("local", first, second, True, close, SqlOutsider(path), of)
 
     yield make
 
@@ -76,17 +87,52 @@ def tables(directory: Path) -> Iterator[Maker]:
             first, second = (TablesResults(address, **names) for _ in range(2))
             first.create()
 
+            opened = [first, second]
+
             def close() -> None:
-                first.close()
-                second.close()
+                for each in opened:
+                    each.close()
+
+            def of(owner: Owner) -> TablesResults:
+                opened.append(TablesResults(address, **names, owner=owner))
+                return opened[-1]
 
             outsider = TableOutsider(azurite.account_of(*services), names["table"])
-            return Store("tables", first, second, False, close, outsider)
+            return Store("tables", first, second, False, close, outsider, of)
 
         yield make
 
 
+class ModelOutsider(TableOutsider):
+    """Another program that writes into the modelled table."""
+
+    def __init__(self, service: Tables, table: str) -> None:
+        self._client = ModelTable(service, line(), table)
+
+    def _opened(self) -> AbstractContextManager[Any]:
+        return nullcontext(self._client)
+
+
+@contextmanager
+def simulated_tables(directory: Path) -> Iterator[Maker]:
+    """The real store over the modelled services of the simulation, and two programs on it."""
+
+    def make() -> Store:
+        service, blobs = Tables(SYSTEM_CLOCK), Blobs(SYSTEM_CLOCK)
+
+        def opened(owner: Owner = NO_OWNER) -> TablesResults:
+            return tables_results(service, blobs, line(), owner=owner)
+
+        first, second = opened(), opened()
+        first.create()
+        outsider = ModelOutsider(service, TABLE)
+        return Store("tables", first, second, False, lambda: None, outsider, opened)
+
+    yield make
+
+
 FACTORIES: dict[str, Callable[[Path], AbstractContextManager[Maker]]] = {
     "local": local,
+    "simulated-tables": simulated_tables,
     "tables": tables,
 }

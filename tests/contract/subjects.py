@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import azurite
+import memorybroker
+from services import ServiceBus, StorageQueues, service_bus_broker, storage_queue_broker
+from simulated import line
 
 from aztask.address.addresses import ServiceBusAddress, StorageQueueAddress
 from aztask.address.urls import parse_broker
@@ -156,6 +159,20 @@ def local_memory(directory: Path) -> Iterator[Subject]:
 
 
 @contextmanager
+def example(directory: Path) -> Iterator[Subject]:
+    """The broker of ``examples/broker``, which shows how to write one."""
+    time_machine = ShiftedClock()
+    shelf = memorybroker.Shelf(time_machine.clock)
+
+    def broker() -> Broker:
+        return memorybroker.MemoryBroker(shelf)
+
+    yield Subject(
+        "example", broker(), broker, time_machine.pass_time, time_machine.clock, lease=30.0
+    )
+
+
+@contextmanager
 def storage_queue(directory: Path) -> Iterator[Subject]:
     """Storage queues on Azurite, whose clock moves with ours."""
     time_machine = ShiftedClock(start=time.time())
@@ -210,9 +227,56 @@ def service_bus(directory: Path) -> Iterator[Subject]:
         other.close()
 
 
+@contextmanager
+def simulated_storage_queue(directory: Path) -> Iterator[Subject]:
+    """The real broker over the modelled service of the simulation."""
+    time_machine = ShiftedClock(start=time.time())
+    service = StorageQueues(time_machine.clock)
+
+    def broker() -> StorageQueueBroker:
+        return storage_queue_broker(service, line(time_machine.clock), poll_ceiling=0.05)
+
+    other = broker()
+    yield Subject(
+        "simulated-storagequeue",
+        broker(),
+        lambda: other,
+        time_machine.pass_time,
+        time_machine.clock,
+        lease=30.0,
+        coarse=1.0,
+    )
+    other.close()
+
+
+@contextmanager
+def simulated_service_bus(directory: Path) -> Iterator[Subject]:
+    """The real broker over the modelled service of the simulation."""
+    time_machine = ShiftedClock(start=time.time())
+    service = ServiceBus(time_machine.clock)
+
+    def broker() -> ServiceBusBroker:
+        return service_bus_broker(service, line(time_machine.clock), tick=0.01)
+
+    other = broker()
+    yield Subject(
+        "simulated-servicebus",
+        broker(),
+        lambda: other,
+        time_machine.pass_time,
+        time_machine.clock,
+        lease=30.0,
+        silence=0.15,
+    )
+    other.close()
+
+
 FACTORIES: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "local": local_file,
     "local-memory": local_memory,
+    "example": example,
+    "simulated-servicebus": simulated_service_bus,
+    "simulated-storagequeue": simulated_storage_queue,
     "storagequeue": storage_queue,
     "servicebus": service_bus,
 }

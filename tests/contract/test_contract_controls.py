@@ -10,23 +10,29 @@ from typing import cast
 import pytest
 from stores import Store
 
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.limits.control import Controls, Scope, UnreadableControls
 from aztask.limits.scale import Reach, scale_of
-from aztask.results.base import ResultStore
 from aztask.results.controls import ENTRY_LIMIT, ControlStore, Entry, EntryChange, controls_of
 
 
+@pytest.fixture(params=["", "servicebus://shop.servicebus.windows.net"])
+def owner(request: pytest.FixtureRequest) -> Owner:
+    """Without an owner, and with one."""
+    return Owner(request.param, "shop") if request.param else NO_OWNER
+
+
 @pytest.fixture
-def controls(results: ResultStore) -> ControlStore:
-    found = controls_of(results)
+def controls(store: Store, owner: Owner) -> ControlStore:
+    found = controls_of(store.of(owner))
     assert found is not None
     return found
 
 
 @pytest.fixture
-def another(store: Store) -> ControlStore:
-    """The same entries, as another process has them."""
-    found = controls_of(store.another)
+def another(store: Store, owner: Owner) -> ControlStore:
+    """The same ones, as another process has them."""
+    found = controls_of(store.of(owner))
     assert found is not None
     return found
 

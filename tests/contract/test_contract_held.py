@@ -18,7 +18,6 @@ from aztask.errors import (
 )
 from aztask.lease.asyncheld import AsyncHeldLease
 from aztask.lease.held import HeldLease, LeaseTerms
-from aztask.receiving import held_lease
 
 LONGEST = 3600.0
 
@@ -64,7 +63,7 @@ def test_a_lease_of_another_length_is_granted_or_refused(subject):
         with pytest.raises(ConfigurationError, match=r"lock duration|lease"):
             app.receive(queue, lease=subject.lease * 2).__enter__()
         return
-    lease = held_lease(app, queue, 5.0, subject.lease * 2, None, None)
+    lease = app.queues.held(queue, 5.0, subject.lease * 2, None, None)
     lease._clock = lease._keeper._clock = subject.clock
     with lease:
         assert lease.delivery.lease_seconds == subject.lease * 2

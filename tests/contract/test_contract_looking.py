@@ -36,6 +36,36 @@ def test_peeking_pages_through_everything(subject):
     assert seen == sent
 
 
+def test_a_page_goes_on_behind_a_position_whose_message_is_gone(subject):
+    """The reader remembers where it was, while a worker settles what it points to."""
+    if not subject.can.paged_peek:
+        return  # it has no positions to go on from
+    queue = subject.queue()
+    subject.send(queue, b"a", b"b", b"c", b"d")
+    first = subject.peek(queue, limit=2)
+    receiver = subject.receiver(queue)
+    for _ in range(2):
+        settle(receiver, Complete(), subject.one(receiver))
+    assert bodies(subject.peek(queue, after=first[-1].position, limit=10)) == [b"c", b"d"]
+    subject.send(queue, b"e")  # no later message gets the position of an earlier one
+    assert bodies(subject.peek(queue, after=first[-1].position, limit=10)) == [b"c", b"d", b"e"]
+
+
+def test_a_remembered_position_of_a_deferred_message_that_is_gone_finds_nothing(subject):
+    if not subject.can.defer:
+        return
+    queue = subject.queue()
+    subject.send(queue, b"a")
+    receiver = subject.receiver(queue)
+    delivery = subject.one(receiver)
+    settle(receiver, Defer(), delivery)
+    (again,) = receiver.receive_deferred([delivery.position])
+    settle(receiver, Complete(), again)
+    subject.send(queue, b"b")
+    assert receiver.receive_deferred([delivery.position]) == []
+    assert bodies(subject.peek(queue)) == [b"b"]
+
+
 def test_peeking_shows_the_state(subject):
     if not subject.can.paged_peek:
         return

@@ -10,10 +10,10 @@ from payloads import FACTORIES, PayloadSubject
 from subjects import Subject
 
 from aztask import App
-from aztask.doctor.orphans import seen
 from aztask.errors import PayloadDamaged, PayloadMissing
 from aztask.message.payload import StoredValue
-from aztask.payloads.store import Kind, new_name
+from aztask.payloads.holders import Holders
+from aztask.payloads.store import Kind, Listed, new_name
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
 
 DATA = bytes(range(256)) * 4096
@@ -153,7 +153,8 @@ def test_what_messages_and_dead_letters_refer_to_is_seen(subject: Subject, app: 
     receiver = subject.receiver(queue)
     leased, dead = subject.take(receiver, 2)
     receiver.settle([(dead, DeadLetter("rejected", "no"))])
-    view = seen(subject.broker, [queue])
+    asked = [Listed(new_name(Kind.ARGUMENTS), 1, 0.0)]
+    view = Holders(subject.broker, None, [queue]).needed(asked)
     if subject.can.paged_peek:
         assert view.names >= kept_names(app)
         assert len(kept_names(app)) == 4

@@ -10,7 +10,9 @@ from functools import partial
 import pytest
 from stores import Store
 
+from aztask.address.owner import Owner
 from aztask.message.envelope import Envelope
+from aztask.results import deadindex
 from aztask.results.base import (
     NOTE_BYTES,
     UNFINISHED_SECONDS,
@@ -18,6 +20,7 @@ from aztask.results.base import (
     Finish,
     Measurable,
     Outcome,
+    Outdated,
     Owned,
     OwnedElsewhere,
     Recorded,
@@ -30,6 +33,7 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.deadindex import IndexedDeadLetter, Indexing
+from aztask.results.startowner import owner_of
 from aztask.results.tables.store import TablesResults
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Lapse, Resubmit
 
@@ -147,6 +151,38 @@ def test_a_clone_ends_its_run(results: ResultStore) -> None:
     results.start([a_start("one")])
     results.record([Finish(KEY, "one", outcome)])
     assert results.start([a_start("two")]) == [Recorded(outcome)]
+
+
+def test_an_older_delivery_takes_no_run_from_a_newer_one(results: ResultStore) -> None:
+    """Its worker was frozen until its lease had just ended: it thaws beside the redelivery."""
+    assert results.start([a_start(owner_of("new", 3))]) == [Owned(1)]
+    assert results.start([a_start(owner_of("old", 2))]) == [Outdated()]
+    assert results.record([Finish(KEY, owner_of("old", 2), ended())]) == [False]
+    record = results.get("a")
+    assert record is not None
+    assert (record.state, record.starts) == (State.STARTED, 1)
+    assert results.start([a_start(owner_of("new", 3))]) == [Owned(1)]  # asked again: still ours
+    (taken,) = results.start([a_start(owner_of("newest", 4))])
+    assert isinstance(taken, Owned)
+    assert results.record([Finish(KEY, owner_of("newest", 4), ended())]) == [True]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("worker/12", owner_of("new", 1)),  # a row of an earlier release
+        (owner_of("new", 5), "worker/12"),  # a worker of an earlier release
+        (owner_of("one", 2), owner_of("two", 2)),  # the first was released, which is not counted
+        ("worker#9/12", owner_of("new", 1)),  # a worker's name with our mark
+    ],
+)
+def test_without_an_order_of_deliveries_the_run_is_taken_over(
+    results: ResultStore, before: str, after: str
+) -> None:
+    assert results.start([a_start(before)]) == [Owned(1)]
+    (taken,) = results.start([a_start(after)])
+    assert isinstance(taken, Owned)
+    assert taken.starts == 2
 
 
 def test_another_copy_of_the_message_does_not_own_the_run(results: ResultStore) -> None:
@@ -533,28 +569,29 @@ def letter(number: int, body: bytes = b"x") -> IndexedDeadLetter:
     return IndexedDeadLetter("orders", envelope, "Reason", f"because {number}", 100.0 + number, 3)
 
 
-def test_the_index_of_dead_letters(store: Store) -> None:
-    assert isinstance(store.results, Indexing)
-    assert isinstance(store.another, Indexing)
-    index, other = store.results.dead_index, store.another.dead_index
+@pytest.mark.parametrize("broker", ["", "servicebus://shop.servicebus.windows.net"])
+def test_the_index_of_dead_letters(
+    store: Store, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadindex, "PAGE", 3)
+    monkeypatch.setattr(deadindex, "SHORT_PAGE", 3)
+    first_store, second_store = store.of(Owner(broker)), store.of(Owner(broker))
+    assert isinstance(first_store, Indexing)
+    assert isinstance(second_store, Indexing)
+    index, other = first_store.dead_index, second_store.dead_index
     letters = [letter(n, LONG[: 70_000 * (n % 2)]) for n in range(10)]
     for each in letters:
         index.note([each])
     other.note([replace(letters[3], reason="another")])
     other.note([replace(letters[0], queue="other")])
-    first = other.page("orders", 0, 4)
-    rest = other.page("orders", first[-1].number, 100)
-    assert [replace(each, number=0) for each in first + rest] == letters
-    numbers = [each.number for each in first + rest]
-    assert numbers == sorted(set(numbers))
-    assert index.page("orders", numbers[-1], 100) == []
+    assert list(other.notes("orders")) == letters
     index.drop("orders", {letters[1].key, "unknown"})
     other.drop("orders", {letters[1].key})
     kept = {letters[2].key, letters[5].key}
     assert index.keep_only("orders", kept, 108.0) == 5
-    left = [each.key for each in other.page("orders", 0, 100)]
+    left = [each.key for each in other.notes("orders")]
     assert left == [letters[n].key for n in (2, 5, 8, 9)]
-    assert len(other.page("other", 0, 100)) == 1
+    assert len(list(other.notes("other"))) == 1
 
 
 def test_runs_whose_messages_are_gone_are_purged_in_the_end(results: ResultStore) -> None:

@@ -8,23 +8,29 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from stores import Store
 
-from aztask.results.base import ResultStore
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.results.uniques import UniqueStore, uniques_of
 
 NOW = 1_800_000_000.0
 
 
+@pytest.fixture(params=["", "servicebus://shop.servicebus.windows.net"])
+def owner(request: pytest.FixtureRequest) -> Owner:
+    """Without an owner, and with one."""
+    return Owner(request.param, "shop") if request.param else NO_OWNER
+
+
 @pytest.fixture
-def uniques(results: ResultStore) -> UniqueStore:
-    found = uniques_of(results)
+def uniques(store: Store, owner: Owner) -> UniqueStore:
+    found = uniques_of(store.of(owner))
     assert found is not None
     return found
 
 
 @pytest.fixture
-def another(store: Store) -> UniqueStore:
-    """The same holders, as another process has them."""
-    found = uniques_of(store.another)
+def another(store: Store, owner: Owner) -> UniqueStore:
+    """The same ones, as another process has them."""
+    found = uniques_of(store.of(owner))
     assert found is not None
     return found
 

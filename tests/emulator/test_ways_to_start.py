@@ -27,11 +27,11 @@ from emulatorprocess import running, start, stop
 from rawclient import RawClient
 
 from aztask.cli.main import cli
-from aztask.emulator.background import BackgroundEmulator
 from aztask.emulator.broker.access import sign
 from aztask.emulator.options import Options
 from aztask.errors import ConfigurationError
 from aztask.testing import administration_client, emulator
+from aztask.testing.servicebus import BackgroundEmulator
 
 KEY = "a-secret-key"
 REFUSED = (ServiceBusAuthenticationError, ServiceBusAuthorizationError)

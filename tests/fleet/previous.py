@@ -17,20 +17,25 @@ from tests.unpacking import unpack
 
 ROOT = Path(__file__).parents[2]
 REVISION = "b2c54ecf48ecbb9e352a2386a7f322c220112900"
+BEFORE_OWNERS = "07ed1ded23b6a2d1485455ff7c732dd93ad50d12"
+"""The last revision whose rows in result stores have no owners."""
+BEFORE_ROWS = "c4bc0580df2e892daddaa27947c88ae03c2dc7cd"
+"""The last revision that had code of its own for each kind of row and each store."""
 
 
 class MissingRelease(Exception):
     """The previous release cannot be had; the message says what to do."""
 
 
-def previous_release(folder: Path) -> Path:
+def previous_release(folder: Path, revision: str | None = None) -> Path:
     """The folder to import the previous release from.
 
     * `folder`: where it is unpacked.
+    * `revision`: this one, whatever FLEET_PREVIOUS names.
 
     Raises MissingRelease if the repository does not have the revision: a clone may be shallow.
     """
-    name = os.environ.get("FLEET_PREVIOUS") or REVISION
+    name = revision or os.environ.get("FLEET_PREVIOUS") or REVISION
     if (Path(name) / "aztask" / "__init__.py").is_file():
         return Path(name).resolve()
     try:

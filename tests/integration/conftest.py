@@ -27,7 +27,12 @@ WAITING = (
 # `tox -e kills` runs them; tests/integration without "-m" runs all.
 KILLS = {
     "test_adaptive_leases",
+    "test_broken_pool",
     "test_damaged_rows",
+    "test_drain",
+    "test_drain_rounds",
+    "test_every_thread",
+    "test_first_process",
     "test_hostile_stream",
     "test_limits_on_azure",
     "test_kills",
@@ -44,6 +49,8 @@ KILLS = {
     "test_strategies_chaos",
     "test_tables_faults",
     "test_tables_worker",
+    "test_thawed_claims",
+    "test_worker_loop",
     "test_order_kills",
     "test_workflow_kills",
 }
@@ -54,6 +61,7 @@ KILLS = {
 APPLICATIONS = {
     "test_celery",
     "test_celery_backend",
+    "test_celery_pools",
     "test_deploy",
     "test_django_worker",
     "test_embedded",

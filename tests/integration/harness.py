@@ -68,7 +68,8 @@ class Site:
     def app(self) -> App:
         """An app of this process on the same broker and results; closed with the site."""
         if self._app is None:
-            self._app = App("ledger", broker=self.broker, results=self.results)
+            owner = self.extra.get("AZTASK_OWNER")
+            self._app = App("ledger", broker=self.broker, results=self.results, owner=owner)
         return self._app
 
     def worker(self, *arguments: str, **environment: str) -> Worker:

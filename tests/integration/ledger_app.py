@@ -58,6 +58,16 @@ def work(key: str, seconds: float = 0.0) -> str:
 
 
 @app.task
+def waits_once(key: str) -> str:
+    """The first run never ends."""
+    note("start", key)
+    first = Path(os.environ["LEDGER"]).read_text().count(f"start {key} ") == 1
+    while first:
+        time.sleep(0.1)
+    return key
+
+
+@app.task
 def gather(values: object, key: str) -> object:
     """The body of a chord: returns what it got."""
     note("start", key)

@@ -12,7 +12,7 @@ from typing import Any
 from harness import Site, site_in
 
 from aztask import App
-from aztask.doctor import orphans
+from aztask.operate import orphans
 from aztask.payloads.store import Listed
 
 LARGE = bytes(range(256)) * 20_000  # 5.12 MB
@@ -36,6 +36,7 @@ def payload_site(
 
 def app_of(site: Site, **given: Any) -> App:
     """An app of this process on the site's broker and results."""
+    given.setdefault("owner", site.extra.get("AZTASK_OWNER"))
     return App("ledger", broker=site.broker, results=site.results, **given)
 
 

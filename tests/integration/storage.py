@@ -38,9 +38,16 @@ def storage_site(
     the queue is new.
     """
     address = azurite.connection_string_at(port or azurite.port)
-    with site_in(folder, joint=False, broker=address) as made:
+    # The proxy's port is a part of the broker's name: without a name for both, they would differ.
+    named = {} if port is None else {"AZTASK_OWNER": "azurite"}
+    with site_in(folder, joint=False, broker=address, extra=named) as made:
         if past:
-            made._app = App("ledger", broker=azurite.connection_string, results=made.results)
+            made._app = App(
+                "ledger",
+                broker=azurite.connection_string,
+                results=made.results,
+                owner=named.get("AZTASK_OWNER"),
+            )
         broker = made.app().broker
         for queue in broker.queues():
             broker.delete(queue)

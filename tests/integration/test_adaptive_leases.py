@@ -20,9 +20,11 @@ from aztask import App
 from aztask.adaptive.advice import Evidence, decide
 from aztask.adaptive.document import QueueEntry, publish_advice
 from aztask.adaptive.stores import open_lease_store
+from aztask.address.owner import Owner
 from aztask.events.event import Event
 from aztask.events.sink import read_events
 
+OWNER = Owner("azurite")  # as `storage_site` names it
 LEASE = 2.0
 HELD = 3.2
 OPTIONS = json.dumps({"lease": LEASE, "max_lease": 600.0, "adaptive": [1.0, 60.0]})
@@ -34,6 +36,7 @@ def advised(tmp_path: Path) -> dict[str, str]:
     """The environment of workers that share what they learn."""
     return {
         "AZTASK_LEASE_ADVICE": str(tmp_path / "leases.json"),
+        "AZTASK_OWNER": OWNER.broker,  # the same through the proxy and past it
         "LEDGER_OPTIONS": OPTIONS,
     }
 
@@ -53,7 +56,8 @@ def storage_site(proxied_site: Site, advised: dict[str, str]) -> Site:
 
 
 def entry(site: Site) -> QueueEntry:
-    return open_lease_store(site.extra["AZTASK_LEASE_ADVICE"]).load().document.entry("default")
+    store = open_lease_store(site.extra["AZTASK_LEASE_ADVICE"], owner=OWNER)
+    return store.load().document.entry("default")
 
 
 def total(site: Site) -> int:
@@ -196,10 +200,11 @@ def test_a_worker_with_an_older_lease_extends_what_the_sender_knew(
     local_site: Site, tmp_path: Path
 ) -> None:
     site = local_site
-    store = open_lease_store(site.extra["AZTASK_LEASE_ADVICE"])
+    store = open_lease_store(site.extra["AZTASK_LEASE_ADVICE"], owner=OWNER)
     advice = decide(Evidence(1000, 20.0, 20.0), LEASE, source="pipeline", at=time.time())
     assert publish_advice(store, {"default": advice}, store.load())
-    sender = App("ledger", broker=site.broker, lease_advice=site.extra["AZTASK_LEASE_ADVICE"])
+    place = site.extra["AZTASK_LEASE_ADVICE"]
+    sender = App("ledger", broker=site.broker, lease_advice=place, owner=OWNER.broker)
     sender.send(work.name, ["told", 1.0], task_id="told")
     sender.close()
     sent(site, "not told", seconds=1.0)

@@ -19,11 +19,11 @@ import pytest
 from harness import Site, site_in
 from ledger_app import attacked, silent, work
 
-from aztask.deadletters.view import DeadLetters
 from aztask.errors import ResultDamaged, TaskFailed
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.operate.deadletters.view import DeadLetters
 from aztask.results.base import Finish, Outcome, RunKey, Start, State
 from aztask.settlement import Complete, DeadLetter
 

@@ -15,7 +15,7 @@ from breaker_app import call, other
 from harness import Site, site_in, wait_until
 from test_pausing import events
 
-from aztask.limits.breakers import Breakers, Open
+from aztask.limits.breakers import Open, breakers_of_apps
 from aztask.results.base import State
 from aztask.results.controls import controls_of
 
@@ -32,7 +32,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def opened(site: Site) -> Open:
     store = controls_of(site.app().results)
     assert store is not None
-    return Breakers(store).read()
+    return {task: row for each in breakers_of_apps(store) for task, row in each.read().items()}
 
 
 def run(site: Site, *arguments: str) -> str:

@@ -248,7 +248,7 @@ class TestSignals:
 
         return start
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     def test_one_signal_lets_running_tasks_end(self, folder, napping, number):
         worker = napping(1)
         worker.send_signal(number)
@@ -258,11 +258,12 @@ class TestSignals:
         assert "Traceback" not in err
         assert "stopping: waiting up to 30 s for 1 running task; press Ctrl-C" in err
 
-    def test_a_second_signal_gives_everything_back_now(self, folder, napping):
+    @pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGHUP), (signal.SIGQUIT,)])
+    def test_a_second_signal_or_sigquit_gives_everything_back_now(self, folder, napping, numbers):
         worker = napping(60)
-        worker.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        worker.send_signal(signal.SIGTERM)
+        for number in numbers:
+            worker.send_signal(number)
+            time.sleep(0.2)
         _, err = worker.communicate(timeout=20)
         assert worker.returncode == 0
         assert "worker me stopped: 0 succeeded" in err
@@ -464,9 +465,9 @@ def test_a_folder_that_takes_no_files_is_one_line(folder):
 CRASHING = """
 import os, sys
 from aztask import App
-from aztask.deadletters.view import DeadLetters, Selection
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.settlement import Complete
-from aztask.deadletters.sweep import Sweep
+from aztask.operate.deadletters.sweep import Sweep
 
 settle = Sweep._settle
 

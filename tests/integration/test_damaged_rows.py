@@ -25,8 +25,8 @@ from harness import Site, Worker, site_in, wait_until
 from ledger_app import work
 
 from aztask.brokers.base import QueueOptions
-from aztask.deadletters.view import DeadLetters, Selection
 from aztask.errors import ResultDamaged
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.results.base import (
     Finish,
     Outcome,

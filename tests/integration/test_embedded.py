@@ -16,7 +16,7 @@ import pytest
 
 from aztask import App
 from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.deadletters.view import DeadLetters
+from aztask.operate.deadletters.view import DeadLetters
 from aztask.testing import RunningEmulator
 
 HERE = Path(__file__).parent

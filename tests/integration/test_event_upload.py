@@ -23,8 +23,10 @@ from aztask.address.urls import parse_container
 from aztask.azure.container import container_client
 from aztask.events.blobs import EventBlobs
 from aztask.events.event import Event, from_line
+from aztask.events.retention import UPLOAD_LOCK, remove_old
 from aztask.events.sink import FileEventSink, read_events
-from aztask.worker.upkeep.uploader import LOCK_NAME, Uploader, waiting_files
+from aztask.spark import compact, place_of
+from aztask.worker.upkeep.uploader import Uploader, waiting_files
 
 SERVICE = "blob"
 _containers = count(1)
@@ -135,6 +137,40 @@ def test_another_file_under_the_name_is_neither_overwritten_nor_lost(
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
+@pytest.mark.parametrize("keep", [False, True], ids=["removed", "kept"])
+def test_a_compaction_between_two_looks_takes_nothing_that_waits(tmp_path, target, caplog, keep):
+    """What is compacted is a file that no look finds: the container would never get its events."""
+    uploader, place = Uploader(tmp_path, EventBlobs(target), keep=keep), place_of(tmp_path)
+    written(tmp_path, 1)
+    uploader.turn()
+    written(tmp_path, 2, 3)
+    report = compact(None, place, now=time.time() + 7200.0 + 3600.0)
+    assert report.events == (1 if keep else 0)
+    assert "2 event files of" in caplog.text
+    assert "are not uploaded yet and not compacted" in caplog.text
+    assert {file.path.name.partition("-")[0] for file in waiting_files(tmp_path)} == {"w2", "w3"}
+    uploader.turn()
+    assert task_ids(target) == {"t-1", "t-2", "t-3"}
+    report = compact(None, place, now=time.time() + 7200.0 + 3600.0)
+    assert report.events == (2 if keep else 0)
+    assert not list(tmp_path.glob("date=*/hour=*/*.jsonl"))
+    assert not list(tmp_path.glob("date=*/hour=*/.*.uploaded")), "a mark goes with its file"
+    uploader.turn()
+    assert uploader.uploaded == 3
+    uploader._blobs.close()
+
+
+def test_a_clean_up_between_two_looks_takes_nothing_that_waits(tmp_path, uploader, target):
+    written(tmp_path, 1, 2)
+    assert remove_old(tmp_path, time.time() + 3600.0, uploaded_only=True) == 0
+    (first, _) = waiting_files(tmp_path)
+    first.path.unlink()  # by another program, once the look has listed it
+    uploader._guarded_upload(first)
+    uploader.turn()
+    assert task_ids(target) == {"t-2"}
+    assert uploader.uploaded == 1
+
+
 def test_a_file_that_cannot_be_read_or_marked_keeps_no_other_one_waiting(
     tmp_path, target, caplog, monkeypatch
 ):
@@ -201,7 +237,7 @@ def test_one_worker_of_a_directory_uploads_at_a_time(tmp_path, uploader, target)
         "print('held', flush=True)\n"
         "sys.stdin.read()\n"
     )
-    arguments = [sys.executable, "-c", script, str(tmp_path / LOCK_NAME)]
+    arguments = [sys.executable, "-c", script, str(tmp_path / UPLOAD_LOCK)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()

@@ -18,8 +18,8 @@ from ledger_app import work
 from storage import storage_site
 
 from aztask.brokers.base import QueueOptions
-from aztask.deadletters.view import DeadLetters
 from aztask.message.envelope import Envelope
+from aztask.operate.deadletters.view import DeadLetters
 from aztask.testing import RunningEmulator
 
 MODULE = "foreign_app:app"

@@ -156,7 +156,7 @@ def test_beside_the_threads_of_others_a_pool_process_is_a_new_interpreter(site: 
     run_all(site, "a", "b", "c")
     server = fork_server(worker)
     for pid in pool_processes(site.folder):
-        assert b"aztask.worker.pool.child" in command_of(pid)
+        assert b"aztask.worker.pool.poolprocess" in command_of(pid)
         assert parent_of(pid) == server
     assert worker.stop() == 0
 

@@ -34,8 +34,8 @@ from storage import storage_site
 from aztask import App
 from aztask.brokers.base import QueueOptions
 from aztask.brokers.local.broker import LocalBroker
-from aztask.deadletters.view import DeadLetters
 from aztask.engine import NewMessage
+from aztask.operate.deadletters.view import DeadLetters
 from aztask.testing import RunningEmulator, emulator
 
 LEASE = 30.0

@@ -23,11 +23,11 @@ from aztask import App
 from aztask.brokers.base import QueueOptions
 from aztask.brokers.local.broker import LocalBroker
 from aztask.brokers.local.payload import payload_of
-from aztask.deadletters.view import DeadLetters
 from aztask.engine import NewMessage
 from aztask.errors import TaskFailed
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.operate.deadletters.view import DeadLetters
 from aztask.results.base import State
 from aztask.testing import emulator
 

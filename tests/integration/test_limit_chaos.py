@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from harness import Site, Worker, pool_processes, site_in, wait_until
 from limits_app import five, ten
+from neighbour import neighbour_of
 from test_limits import most_at_once, most_in
 
 from aztask.limits.holders import LEASE_SECONDS, RENEW_SECONDS
@@ -24,7 +25,10 @@ ARGUMENTS = ("-c", "2", "--lease", "3s", "--max-lease", "60s")
 
 @pytest.fixture(params=[True, False], ids=["one file", "two files"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    with site_in(tmp_path / "site", module="limits_app", joint=request.param) as made:
+    with (
+        site_in(tmp_path / "site", module="limits_app", joint=request.param) as made,
+        neighbour_of(made),
+    ):
         yield made
 
 

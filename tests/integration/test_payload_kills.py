@@ -105,6 +105,57 @@ def test_killed_at_each_step_on_service_bus(
         killed_at_each_step(site, ON_SERVICES, lease="5s")
 
 
+DEBOUNCER = """
+import os, sys, time
+from aztask import App
+app = App(
+    "ledger", broker=os.environ["LEDGER_BROKER"], results=os.environ["LEDGER_RESULTS"],
+    payload_threshold=10_000,
+)
+ship = app.task(name="ledger.double", unique=lambda name, data: "one", debounce=1.0)(
+    lambda name, data: None
+)
+if sys.argv[1] != "repair":
+    ship.delay("last", sys.argv[1].encode() * 50_000)
+else:
+    while not app.unique_engine("ledger.double").repair():  # as workers do every second
+        time.sleep(0.1)
+"""
+
+
+def debounced(site: Site, letter: str, **environment: str) -> int:
+    return subprocess.run(
+        [sys.executable, "-c", DEBOUNCER, letter],
+        env={**site.environment, "PYTHONPATH": str(ROOT), **environment},
+        check=False,
+    ).returncode
+
+
+def test_a_sender_killed_after_it_replaced_a_debounced_call_leaves_one_orphan(
+    tmp_path: Path,
+) -> None:
+    with payload_site(tmp_path / "site", payload_threshold=THRESHOLD) as site:
+        site.app().broker.declare("default")
+        assert debounced(site, "a") == 0
+        (first,) = stored(site)
+        assert debounced(site, "b", AZTASK_FAILPOINT="unique-taken:KILL") == -signal.SIGKILL
+        assert len(stored(site)) == 2
+        assert "removed 1 payload " in collect(site)
+        (second,) = stored(site)
+        assert second.name != first.name
+        assert debounced(site, "c") == 0
+        (third,) = stored(site)
+        assert third.name != second.name
+        assert debounced(site, "repair") == 0
+        collect(site)
+        assert stored(site) == [third]
+        worker = site.worker(*ARGUMENTS)
+        wait_until(lambda: not stored(site) and left(site) == 0, 60, "the last call has run")
+        assert worker.stop() == 0, worker.log
+        (ended,) = site.app().results.recent()
+        assert ended.state is State.SUCCEEDED, ended
+
+
 def test_a_sender_killed_before_the_send_leaves_one_orphan(tmp_path: Path) -> None:
     with payload_site(tmp_path / "site", payload_threshold=THRESHOLD) as site:
         killed = subprocess.run(

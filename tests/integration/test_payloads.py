@@ -22,7 +22,7 @@ from proxy import Proxy, proxied
 from aztask import transport
 from aztask.brokers.base import QueueOptions
 from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.deadletters.view import DeadLetters, Selection
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.payloads.store import Kind
 from aztask.testing import RunningEmulator
 
@@ -214,6 +214,6 @@ def test_celery_and_kombu_refuse_with_one_line(local: Site) -> None:
     assert got == []
     (letter,) = DeadLetters(app, "default").list()
     assert letter.reason == "undecodable"
-    assert "application/x-aztask-payload+msgpack" in letter.description
+    assert "its arguments are stored beside the queue" in letter.description
     assert "\n" not in letter.description
     assert len(stored(local)) == 1

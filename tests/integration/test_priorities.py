@@ -15,10 +15,10 @@ from priority_app import PRIORITIES
 from storage import storage_site
 
 from aztask.brokers.base import QueueOptions
-from aztask.deadletters.letters import Selection
-from aztask.deadletters.view import DeadLetters
 from aztask.errors import QueueNotFound
 from aztask.limits.control import Controls, Scope
+from aztask.operate.deadletters.letters import Selection
+from aztask.operate.deadletters.view import DeadLetters
 from aztask.results.controls import controls_of
 from aztask.testing import RunningEmulator
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import statistics
@@ -145,6 +146,64 @@ def test_it_is_not_ready_within_15_s_of_losing_a_service(
         proxies[service].reset_all()
         wait_until(lambda: ready(url), 30, f"ready with the {service}")
     worker.kill()
+
+
+def test_a_failing_part_is_named_and_only_an_essential_one_makes_it_unready(site: Site) -> None:
+    site.module = "faulty_app"
+    faults = site.folder / "faults"
+    faults.mkdir()
+    worker = site.worker("-Q", "default", "-c", "1", *HTTP, FAULTY_PARTS=str(faults))
+    url = url_of(worker)
+    wait_until(lambda: asked(f"{url}/readyz") == (200, "ok\n"), 30, "it is ready")
+    metric = "aztask_part_failing{part=schedules}"
+    wait_until(lambda: samples(url).get(metric) == 0, 30, "the part is listed")
+
+    (faults / "schedules").touch()
+    named = r"part schedules fails since \d{4}-\d\d-\d\dT[\d:]+Z: Injected: schedules"
+    wait_until(lambda: re.search(named, asked(f"{url}/readyz")[1]), 60, "it is named")
+    assert asked(f"{url}/readyz")[0] == 200, "tasks are run"
+    assert samples(url)[metric] == samples(url)["aztask_worker_ready{}"] == 1
+    assert site.app().send(work.name, ["meanwhile"]).get(timeout=30) == "meanwhile"
+    wait_until(lambda: "schedules" in _failing(site), 30, "the heartbeat names it")
+    examined = command(site, "doctor", "--json")
+    found = [json.loads(line) for line in examined.stdout.splitlines()]
+    assert any(
+        line["level"] == "warning" and line["text"].startswith("schedules fails since ")
+        for line in found
+    ), found
+    assert worker.log.count("Traceback") == 1, "it is logged once"
+    assert asked(f"{url}/readyz")[0] == 200, "after longer than an essential part may fail"
+    (faults / "schedules").unlink()
+    wait_until(lambda: asked(f"{url}/readyz") == (200, "ok\n"), 90, "it works again")
+    assert samples(url)[metric] == 0
+    wait_until(lambda: _failing(site) == {}, 30, "the heartbeat, too")
+
+    (faults / "receive").touch()
+    wait_until(lambda: not ready(url), 60, "it is not ready while it receives nothing")
+    assert "part intake default fails since" in asked(f"{url}/readyz")[1]
+    assert asked(f"{url}/healthz")[0] == 200
+    (faults / "receive").unlink()
+    wait_until(lambda: asked(f"{url}/readyz") == (200, "ok\n"), 90, "it receives again")
+    assert worker.stop() == 0, worker.log
+
+
+def command(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of the app, as a user gives it."""
+    return subprocess.run(
+        [sys.executable, "-m", "aztask", "-A", "ledger_app", *arguments],
+        env=site.environment,
+        cwd=site.folder,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+def _failing(site: Site) -> dict[str, str]:
+    """{part: since when it fails}, as ``aztask workers`` shows it for the only worker."""
+    (line,) = command(site, "workers", "--json").stdout.splitlines()
+    return {each["part"]: each["since"] for each in json.loads(line)["failing"]}
 
 
 def test_the_exporter_counts_what_is_in_the_queues(site: Site) -> None:

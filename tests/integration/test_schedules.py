@@ -16,12 +16,13 @@ from typing import Any
 import azurite
 import pytest
 from harness import Site, site_in, wait_until
+from neighbour import neighbour_of
 
 from aztask import App
 from aztask.results.base import State
 from aztask.results.schedules import schedules_of
-from aztask.results.tables.client import TimeBudget
 from aztask.schedules.stored import Made, read_made
+from aztask.stores.tables.client import TimeBudget
 
 SECONDS = 12.0
 ARGUMENTS = ("-c", "1", "--pool", "threads", "--lease", "2s", "--max-lease", "60s")
@@ -93,7 +94,7 @@ def test_another_worker_completes_what_one_that_died_began(step: str, tmp_path: 
 def test_workers_that_are_killed_lose_no_occurrence(where: str, tmp_path: Path) -> None:
     """Three workers, one of which is killed each second or so and replaced."""
     dice = random.Random(7)
-    with site_on(where, tmp_path) as site:
+    with site_on(where, tmp_path) as site, neighbour_of(site):
         workers = [site.worker(*ARGUMENTS) for _ in range(3)]
         wait_until(lambda: len(occurrences(site.app())) >= 2, 60, "they have begun")
         until = time.monotonic() + SECONDS

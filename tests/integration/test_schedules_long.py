@@ -23,6 +23,7 @@ import azurite
 import pytest
 from clockfile import ClockFile
 from harness import Site, Worker, site_in, wait_until
+from neighbour import neighbour_of
 
 from aztask import App
 from aztask.results.base import State
@@ -51,14 +52,15 @@ def site_on(where: str, folder: Path, schedules: dict[str, Any], **extra: str) -
         "extra": {"SCHEDULES": json.dumps(schedules), **extra},
     }
     if where == "local":
-        with site_in(folder / "site", **options) as site:
+        with site_in(folder / "site", **options) as site, neighbour_of(site):
             yield site
         return
     with azurite.storing(folder / "azurite") as services:
         results = azurite.account_of(*services)
         with site_in(folder / "site", results=results, **options) as site:
             site.app().results.create()  # type: ignore[union-attr]
-            yield site
+            with neighbour_of(site):
+                yield site
 
 
 def occurrences(app: App, name: str) -> list[Made]:

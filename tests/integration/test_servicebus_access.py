@@ -21,7 +21,7 @@ from aztask.address.urls import parse_broker
 from aztask.brokers.delivery import Renewed, Settled
 from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.emulator.broker.access import sign
-from aztask.emulator.tls import server_context
+from aztask.emulator.emulator import server_context
 from aztask.errors import AztaskError, ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.settlement import Complete

@@ -38,9 +38,10 @@ from aztask.brokers.base import (
 )
 from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.brokers.servicebus.broker import ServiceBusBroker
-from aztask.deadletters.view import DeadLetters, Selection
+from aztask.emulator.amqp import encode, sections
 from aztask.events.sink import read_events
 from aztask.message.envelope import Envelope
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.results.base import State
 from aztask.settlement import Complete, DeadLetter, Defer
 from aztask.testing import RunningEmulator
@@ -103,6 +104,29 @@ def test_odd_types_are_read_in_one_batch_with_their_neighbours(
     peeked = broker.peek(queue)
     assert [each.envelope.problem for each in peeked] == [""] * 80
     assert receiver.settle([(each, Complete()) for each in deliveries]) == [Settled()] * 80
+
+
+def test_ids_of_every_type_are_received_in_one_batch_with_their_neighbours(
+    bus: RunningEmulator, broker: ServiceBusBroker
+) -> None:
+    queue = queue_on(broker)
+    kinds = [
+        *(encode.ulong(7), b"\x98" + bytes(range(16)), encode.binary(b"\xff\x00")),
+        *(b"\x82" + bytes(8), encode.boolean(True), b"\x83" + bytes(8), encode.symbol("m")),
+        *(encode.list_of([encode.uint(1)]), encode.NULL),
+    ]
+    data = encode.described(sections.DATA, encode.binary(b"0"))
+    payloads = [encode.fields(sections.PROPERTIES, [each]) + data for each in kinds]
+    good = [encoded(plain(n)) for n in range(len(kinds) + 1)]
+    mixed = [each for pair in zip(good, payloads, strict=False) for each in pair] + good[-1:]
+    send_raw(bus.port, queue, mixed)
+    receiver = broker.receiver(queue, lease=LEASE)
+    deliveries = taken(receiver, len(mixed))
+    assert {each.delivery_count for each in deliveries} == {1}
+    assert [each.envelope.body for each in deliveries[::2]] == [b"%d" % n for n in range(len(good))]
+    assert all(isinstance(each.envelope.message_id, str) for each in deliveries)
+    results = receiver.settle([(each, Complete()) for each in deliveries])
+    assert results == [Settled()] * len(mixed)
 
 
 def test_what_cannot_be_read_arrives_alone_and_can_be_settled(
@@ -286,7 +310,9 @@ def test_dead_letters_that_cannot_be_read_are_listed_shown_kept_and_purged(
     report = DeadLetters(app, "default").replay(Selection(everything=True))
     assert (report.done, report.lost, report.unreadable) == (1, 0, 1)
     assert [each.envelope.headers["id"] for each in app.broker.peek("default")] == ["good"]
-    assert "could not be read, so not replayed" in dlq(site, "replay", "--all", "--yes")
+    assert "could not be read or sent again, so not replayed" in dlq(
+        site, "replay", "--all", "--yes"
+    )
     assert [each.id for each in DeadLetters(app, "default").list()] == [bad.id]
     dlq(site, "purge", bad.id, "--yes")
     assert DeadLetters(app, "default").list() == []

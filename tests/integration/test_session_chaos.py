@@ -8,7 +8,8 @@ from pathlib import Path
 
 from harness import Site, wait_until
 from hostilemessages import MALFORMED, send_raw, taken_as_it_is, task_payload
-from killing import kill_while_they_last
+from killing import KILL, kill_while_they_last
+from neighbour import neighbour_of
 from session_app import step
 from test_session_tasks import LEASE, on_service_bus, send
 
@@ -24,7 +25,12 @@ ARGUMENTS = ("-Q", "orders", "-c", "4")
 def test_random_kills_keep_every_session_in_order(tmp_path: Path) -> None:
     """In the middle of each session there is a message that cannot be read."""
     dice = random.Random(SEED)
-    with emulator() as bus, taken_as_it_is(), on_service_bus(tmp_path / "site", bus) as site:
+    with (
+        emulator() as bus,
+        taken_as_it_is(),
+        on_service_bus(tmp_path / "site", bus) as site,
+        neighbour_of(site),
+    ):
         app = site.app()
         app.queue("orders", sessions=True, lease=LEASE)
         names = [f"s{number}" for number in range(SESSIONS)]
@@ -37,7 +43,7 @@ def test_random_kills_keep_every_session_in_order(tmp_path: Path) -> None:
                 bad = task_payload(app.codec, step.name, [], f"bad-{name}", name)
                 send_raw(bus.port, "orders", [spoil(bad)], session=name)
             send(app, step.name, name, int(number), seconds, task_id=each)
-        kill_while_they_last(site, dice, ids, ARGUMENTS, least=5)
+        kill_while_they_last(site, dice, ids, ARGUMENTS, least=5, kinds=[KILL])
         for each in ids:
             records = [record.state for record in app.results.history(each)]
             assert records == [State.SUCCEEDED], f"{each}, seed {SEED}"

@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 from azurite import Azurite
 from damaging import NOTE_DAMAGES, SqlOutsider
-from harness import Site, wait_until
+from harness import Site, Worker, wait_until
 from ledger_app import rejecting, work
 from storage import storage_site
 
 from aztask import App
-from aztask.deadletters.view import DeadLetters, Selection
+from aztask.brokers.delivery import Settled
 from aztask.message.envelope import Envelope
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.results.deadindex import IndexedDeadLetter, index_for
-from aztask.settlement import Complete
+from aztask.settlement import Complete, DeadLetter
 from aztask.support.clock import Clock
 
 ALL = Selection(everything=True)
@@ -71,7 +72,7 @@ def command(site: Site, *arguments: str) -> list[dict[str, Any]]:
 def notes(app: App) -> set[str]:
     index = index_for(app.broker, app.results)
     assert index is not None
-    return {each.key for each in index.page("default", 0, 1000)}
+    return {each.key for each in index.notes("default")}
 
 
 def test_a_hundred_dead_letters_are_listed_grouped_shown_replayed_and_purged(site: Site) -> None:
@@ -192,8 +193,8 @@ def test_killed_between_the_note_and_the_dead_letter(site: Site) -> None:
     assert site.counts("start") == {"k": 1}
 
 
-def test_killed_between_the_dead_letter_and_the_deletion(site: Site) -> None:
-    """It is stored twice at most, and a replay of both copies runs once."""
+def two_copies(site: Site) -> Worker:
+    """Leave two copies of one dead letter; returns the worker, which goes on."""
     app = site.app()
     arguments = ("-Q", "default", "-c", "1", "--lease", "2s")
     app.send(rejecting.name, ["k", "no"], task_id="t")
@@ -205,13 +206,59 @@ def test_killed_between_the_dead_letter_and_the_deletion(site: Site) -> None:
     wait_until(lambda: app.broker.stats("default").total == 0, 30, "the original is deleted")
     assert app.broker.stats("default").dead == 2
     assert site.counts("start") == {"k": 1}
+    return worker
+
+
+def test_killed_between_the_dead_letter_and_the_deletion(site: Site) -> None:
+    """It is stored twice at most; all count one, and a replay of both copies runs once."""
+    app, worker = site.app(), two_copies(site)
     letters = DeadLetters(app, "default")
-    assert {each.id for each in letters.list()} == {"t"}
-    letters.replay(ALL)
+    plain = App("plain", broker=site.broker)  # without a result store: no index
+    for view in (letters, DeadLetters(plain, "default")):  # two copies are one dead letter
+        assert [each.id for each in view.list()] == ["t"]
+        assert [group.count for group in view.groups()] == [1]
+        assert view.count(ALL) == 1
+    plain.close()
+    report = letters.replay(ALL)
+    assert (report.done, report.ids, report.lost) == (1, ["t"], 0)
     wait_until(lambda: site.counts("start") == {"k": 2}, 30, "the replay runs")
     wait_until(lambda: app.broker.stats("default").total == 0, 30, "both are settled")
     assert worker.stop() == 0, worker.log
     assert site.counts("start") == {"k": 2}
+
+
+@pytest.mark.parametrize("selected", ["all", "by id", "without results"])
+def test_a_purge_counts_both_copies_as_one(selected: str, site: Site) -> None:
+    worker = two_copies(site)
+    assert worker.stop() == 0, worker.log
+    app = App("plain", broker=site.broker) if selected == "without results" else site.app()
+    selection = Selection(frozenset({"t"})) if selected == "by id" else ALL
+    assert DeadLetters(app, "default").purge(selection).done == 1
+    assert app.broker.stats("default").dead == 0
+
+
+def test_copies_of_a_unique_task_are_held_back_as_one(site: Site) -> None:
+    """Another task holds its key by now: neither copy is replayed."""
+    app = App("lone", broker=site.broker, results=site.results)
+
+    @app.task(unique="arguments")
+    def lone(key: str) -> None: ...
+
+    lone.with_options(task_id="first").delay("a")
+    receiver = app.broker.receiver("default", lease=30.0)
+    for number in range(2):
+        (delivery,) = receiver.receive(1, 10.0)
+        assert receiver.settle([(delivery, DeadLetter("rejected"))]) == [Settled()]
+        if number == 0:
+            app.broker.send("default", [delivery.envelope])  # as if its deletion had not happened
+    app.unique_engine(lone.name).ended(app.message_in(delivery.envelope, "default", "0"))
+    assert lone.with_options(task_id="second").delay("a").id == "second"
+    letters = DeadLetters(app, "default")
+    report = letters.replay(ALL)
+    assert (report.done, report.held_back, report.lost) == (0, 1, 0)
+    assert report.blocked == {"first": "second"}
+    assert letters.count(ALL) == 1
+    app.close()
 
 
 def test_the_note_is_made_before_the_dead_letter_is_stored(site: Site) -> None:

@@ -44,13 +44,13 @@ from aztask.results.base import (
 )
 from aztask.results.deadindex import IndexedDeadLetter
 from aztask.results.tables import blobs as tables_blobs
-from aztask.results.tables import client as tables_client
 from aztask.results.tables import index as tables_index
 from aztask.results.tables import leftovers
-from aztask.results.tables.client import TimeBudget
 from aztask.results.tables.rows import DAMAGE
 from aztask.results.tables.store import TablesResults
 from aztask.settlement import Abandon, Complete, DeadLetter
+from aztask.stores.tables import client as tables_client
+from aztask.stores.tables.client import TimeBudget
 
 KEY = RunKey("a")
 LONG = b"x" * 200_000
@@ -198,10 +198,10 @@ def test_the_answers_to_everything_else_are_lost(
     note = IndexedDeadLetter("orders", Envelope(b"x", message_id="m"), "r", "d", 1.0, 1)
     losing(tables.table, "POST", 1)
     results.dead_index.note([note])
-    assert len(direct.dead_index.page("orders", 0, 10)) == 1
+    assert len(list(direct.dead_index.notes("orders"))) == 1
     losing(tables.table, "POST", 1)
     results.dead_index.drop("orders", ["m"])
-    assert direct.dead_index.page("orders", 0, 10) == []
+    assert list(direct.dead_index.notes("orders")) == []
 
 
 # -- away, slow, refused ---------------------------------------------------------------------
@@ -215,7 +215,7 @@ CALLS: dict[str, Callable[[TablesResults], object]] = {
     "purge": lambda store: store.purge(1.0),
     "workers": lambda store: store.workers(),
     "check": lambda store: store.check(),
-    "dead": lambda store: store.dead_index.page("q", 0, 5),
+    "dead": lambda store: list(store.dead_index.notes("q")),
 }
 
 
@@ -559,12 +559,11 @@ def test_half_of_a_note_of_a_dead_letter_is_dropped_too(direct: TablesResults) -
     table.upsert_entity({"PartitionKey": "d-q", "RowKey": "k-m2", "number": "../x"})
     table.create_entity({"PartitionKey": "d-q", "RowKey": "n-zzz", "key": b"x"})
     index.drop("q", {"m0", "m1", "m2"})
-    assert [each.key for each in index.page("q", 0, 1)] == ["m1"]
-    assert [each.key for each in index.page("q", 0, 9)] == ["m1", "m2", "m3"]
+    assert [each.key for each in index.notes("q")] == ["m1", "m2", "m3"]
     assert index.keep_only("q", {"m3"}, 5.0) == 2
-    assert [each.key for each in index.page("q", 0, 9)] == ["m3"]
+    assert [each.key for each in index.notes("q")] == ["m3"]
     index.note(letters[:3])
-    assert sorted(each.key for each in index.page("q", 0, 9)) == ["m0", "m1", "m2", "m3"]
+    assert sorted(each.key for each in index.notes("q")) == ["m0", "m1", "m2", "m3"]
 
 
 def test_a_damaged_row_is_in_quarantine_although_its_finder_died(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,9 +24,14 @@ from proxy import Proxy, proxied
 from test_kills import runs_allowed
 
 from aztask import App
-from aztask.deadletters.view import DeadLetters
 from aztask.errors import TaskCancelled
+from aztask.message.payload import StoredValue, names_in
+from aztask.operate.deadletters.view import DeadLetters
+from aztask.payloads.store import Kind, new_name
 from aztask.results.base import Provisioned, State
+from aztask.results.tables.store import TablesResults
+from aztask.results.workflows import Change
+from aztask.stores.tables.client import TimeBudget
 
 LEASE = 2.0
 ARGUMENTS = ("-Q", "default", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", "60s")
@@ -53,6 +59,30 @@ def machines(services: str, tmp_path: Path) -> Iterator[list[Site]]:
         assert isinstance(app.results, Provisioned)
         app.results.create()
         yield [one, two]
+
+
+KINDS = ("t-a", "x", "c-0", "i-0-x", "w", "d-q", "k-n", "s-s", "u-0", "g-w;part", "o-0", "e-0", "z")
+"""The partitions of each kind, see `aztask.results.tables.names`, and one of a kind to come."""
+
+
+def test_every_row_of_every_kind_is_scanned_for_payloads(machines: list[Site]) -> None:
+    results = machines[0].app().results
+    assert isinstance(results, TablesResults)
+    hidden = {}
+    for kind in KINDS:
+        stored = StoredValue.of(new_name(Kind.ARGUMENTS, None, kind), b"data")
+        first, second = str(stored)[:90].encode(), str(stored)[90:].encode()
+        row = {"PartitionKey": kind, "RowKey": "scanned", "part9": first, "part10": second}
+        assert results._requests.insert(TimeBudget(), row)
+        hidden[stored.name] = kind
+    long = StoredValue.of(new_name(Kind.ARGUMENTS, None, "long"), b"data")
+    document = Change("w", "long", b"x" * 200_000 + str(long).encode())
+    assert results.workflows.write([document]) != [None]
+    hidden[long.name] = "a document in a blob"
+    found = {name for row in results.scan() for name in names_in(row)}
+    assert [kind for name, kind in hidden.items() if name not in found] == []
+    for kind in KINDS:
+        results._requests.delete(TimeBudget(), kind, "scanned")
 
 
 def total(site: Site) -> int:
@@ -162,6 +192,10 @@ class Account:
     def through_the_proxy(self) -> str:
         return azurite.account_of(self.queues, *self.stores, table=self.tables.port)
 
+    @property
+    def past_the_proxy(self) -> str:
+        return azurite.account_of(self.queues, *self.stores)
+
 
 @pytest.fixture
 def account(tmp_path: Path) -> Iterator[Account]:
@@ -225,6 +259,56 @@ def test_rights_that_are_missing_keep_deliveries_waiting_and_the_worker_alive(
         assert worker.stop() == 0, worker.log
         assert site.lines() == []
         assert total(site) == 1
+
+
+def test_background_parts_go_on_after_the_tables_have_refused_them(
+    account: Account, tmp_path: Path
+) -> None:
+    """Reads are refused for longer than each part waits; heartbeats and outcomes are written."""
+    text, past = account.through_the_proxy, account.past_the_proxy
+    extra = {"AZTASK_OWNER": "refused", "SCHEDULES": json.dumps({"often": {"every": 1}})}
+    with site_in(tmp_path / "site", joint=False, broker=text, results=text, extra=extra) as site:
+        site._app = App("ledger", broker=past, results=past, owner="refused")
+        site._app.broker.declare("default")
+        assert isinstance(site._app.results, Provisioned)
+        site._app.results.create()
+        site.module = "schedule_app"
+        worker = site.worker("-Q", "default", "-c", "1")
+        wait_until(lambda: len(site.lines("end")) >= 2, 60, "the schedule runs")
+        account.tables.hook = lambda line, seen: "forbid" if line.startswith(b"GET") else None
+        shown: dict[str, list[str]] = {}
+
+        def all_fail() -> bool:
+            for each in failing(site, past):
+                shown.setdefault(each["part"], []).append(each["since"])
+            chores = any(part.startswith("chore ") for part in shown)
+            return chores and {"schedules", "control"} <= shown.keys()
+
+        wait_until(all_fail, 120, "each part is shown as failing")
+        for since in shown.values():
+            assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*", since[0])
+        assert len(set(shown["control"])) == 1, "since when does not move while nothing works"
+        account.tables.hook = None
+        before = len(site.lines("end"))
+        wait_until(lambda: len(site.lines("end")) >= before + 2, 90, "the schedule goes on")
+        wait_until(lambda: failing(site, past) == [], 90, "nothing fails any more")
+        assert worker.process.poll() is None
+        assert "Traceback" not in worker.log, "it is a known reason"
+        assert worker.stop() == 0, worker.log
+
+
+def failing(site: Site, address: str) -> list[dict[str, str]]:
+    """The failing parts of the site's worker, as ``aztask workers`` lists them."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "aztask", "-A", "ledger_app", "workers", "--json"],
+        env={**site.environment, "LEDGER_BROKER": address, "LEDGER_RESULTS": address},
+        cwd=site.folder,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    return [each for line in listed.stdout.splitlines() for each in json.loads(line)["failing"]]
 
 
 def command(folder: Path, services: str, *arguments: str) -> subprocess.CompletedProcess[str]:

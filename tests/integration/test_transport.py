@@ -363,11 +363,11 @@ UNDECODABLE = {
 }
 
 
-def test_undecodable_messages_are_dead_lettered_once_and_never_seen(connect, broker):
+def test_undecodable_messages_are_dead_lettered_once_and_never_seen(connect, broker, caplog):
     broker.send("q", list(UNDECODABLE.values()))
     connection = connect()
     connection.Producer().publish("good", routing_key="q")
-    consumer = consume(connection, accept=["json", "msgpack", "text/plain", "pickle"])
+    consumer = consume(connection, accept=["json", "msgpack", "text/plain"])
     message = drain(connection, consumer)
     assert message.payload == "good"
     message.ack()
@@ -376,6 +376,26 @@ def test_undecodable_messages_are_dead_lettered_once_and_never_seen(connect, bro
     dead = dead_letters(broker)
     assert {reason for reason, _ in dead} == {"undecodable"}
     assert [body for _, body in dead] == [envelope.body for envelope in UNDECODABLE.values()]
+    assert caplog.text.count("is not delivered but dead-lettered (undecodable)") == len(dead)
+    assert "accept_content" in caplog.text
+
+
+def test_a_consumer_gets_every_type_that_it_accepts_itself(connect, broker):
+    connection = connect()
+    for serializer in ("pickle", "yaml", "json"):
+        if serializer in kombu.serialization.registry.name_to_type:
+            connection.Producer().publish({"a": 1}, routing_key="q", serializer=serializer)
+    consumer = consume(connection, accept=["pickle", "json"])
+    drain(connection, consumer, 2)
+    assert [message.payload for message in consumer.got] == [{"a": 1}] * 2
+    for message in consumer.got:
+        message.ack()
+    nothing_comes(connection)
+    consumer.cancel()
+    connection.Producer().publish({"a": 2}, routing_key="q", serializer="pickle")
+    consume(connection)  # it names no types: Kombu disables pickle then
+    nothing_comes(connection)
+    assert {reason for reason, _ in dead_letters(broker)} == {"undecodable"}
 
 
 def test_a_compressed_message_is_decompressed_here(connect):

@@ -15,7 +15,7 @@ import azurite
 import pytest
 from harness import Site, site_in, wait_until
 
-from aztask.deadletters.view import DeadLetters, Selection
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.results.base import State
 from aztask.results.uniques import uniques_of
 
@@ -137,7 +137,8 @@ def test_a_dead_letter_frees_the_key_and_its_replay_takes_it_again(tmp_path: Pat
         assert second != first
         letters = DeadLetters(site.app(), "default")
         report = letters.replay(Selection(ids=frozenset({first})))
-        assert (report.done, report.blocked) == (0, {first: second})
+        assert (report.done, report.held_back, report.lost) == (0, 1, 0)
+        assert report.blocked == {first: second}
         ended = subprocess.run(
             [sys.executable, "-m", "aztask", "dlq", "replay", first, "--yes", "-A", "unique_app"],
             env=site.environment,
@@ -148,6 +149,8 @@ def test_a_dead_letter_frees_the_key_and_its_replay_takes_it_again(tmp_path: Pat
             text=True,
         )
         assert f"not replayed: {first} is unique, and task {second} holds its key" in ended.stderr
+        assert "1 dead letter of unique tasks not replayed" in ended.stderr
+        assert ended.returncode == 0, ended.stderr  # it was received: not counted as leased
         site.app().broker.purge("default")
         site.app().results.cancel(second, time.time())  # type: ignore[union-attr]
         assert letters.replay(Selection(ids=frozenset({first}))).done == 1

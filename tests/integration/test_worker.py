@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+from celery import Celery
 from harness import Site, wait_until
 from ledger_app import (
     awaiting,
@@ -31,11 +32,11 @@ from ledger_app import (
 )
 
 from aztask import App
-from aztask.deadletters.view import DeadLetters, Selection
 from aztask.errors import BrokerError, ResultTimeout, TaskCancelled, TaskExpired, TaskFailed
 from aztask.events.sink import read_events
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.results.base import State
 from aztask.task import Task
 
@@ -302,6 +303,21 @@ def test_unknown_and_undecodable_messages_do_not_block(site: Site) -> None:
     reasons = sorted(each.dead_letter_reason or "" for each in dead)
     assert reasons == ["undecodable"] * 3 + ["unknown-task"] * 2
     assert b"\xc1garbage" in [each.envelope.body for each in dead]
+    assert worker.stop() == 0
+
+
+def test_a_pickle_of_a_celery_app_is_a_dead_letter_with_a_line_in_the_log(site: Site) -> None:
+    """Celery's own workers may read it; ours never do."""
+    path = site.broker.removeprefix("local://")
+    celery = Celery("ledger", broker=f"aztask+local://{path}")
+    celery.conf.update(task_default_queue="default", task_serializer="pickle")
+    celery.send_task("ledger.echo", (1,), task_id="pickled")
+    worker = start(site)
+    broker = site.app().broker
+    wait_until(lambda: broker.stats("default").dead == 1, 20, "a dead letter")
+    (dead,) = broker.peek("default", dead_letter=True)
+    assert dead.dead_letter_reason == "undecodable"
+    wait_until(lambda: "application/x-python-serialize" in worker.log, 10, "a line in the log")
     assert worker.stop() == 0
 
 

@@ -1,4 +1,4 @@
-"""A chord of many members under random kills of its workers and its sender."""
+"""A chord of many members under random kills of workers, pool processes and its sender."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import pytest
 from azurite import Azurite, account_of, running, storing
 from bus import bus_site
 from harness import Site, Worker, site_in, wait_until
+from killing import Strikes
+from neighbour import neighbour_of
 
 from aztask.brokers.base import QueueOptions
 from aztask.results.base import Provisioned, State
@@ -116,6 +118,13 @@ def outage(
     site: Site, count: int, away: Callable[[], AbstractContextManager[None]], capsys
 ) -> None:
     """The store is away amid the chord, and a worker is killed meanwhile: it ends, and right."""
+    with neighbour_of(site):
+        outage_beside(site, count, away, capsys)
+
+
+def outage_beside(
+    site: Site, count: int, away: Callable[[], AbstractContextManager[None]], capsys
+) -> None:
     dice = random.Random(SEED)
     app = site.app()
     result = app.workflows.result("w")
@@ -146,7 +155,8 @@ def outage(
 def start_worker(site: Site, lease: float = LEASE) -> Worker:
     """A worker with three processes."""
     pool = ("--pool", "processes", "-c", "3")
-    return site.worker(*pool, "--lease", f"{lease}s", "--max-lease", "60s")
+    draining = ("--shutdown-timeout", "300ms", "--shutdown-grace", "2s")
+    return site.worker(*pool, *draining, "--lease", f"{lease}s", "--max-lease", "60s")
 
 
 def prepare(site: Site) -> None:
@@ -157,6 +167,12 @@ def prepare(site: Site) -> None:
 
 def chaos(site: Site, count: int, capsys, lease: float = LEASE) -> None:
     """Send a chord until its sender survives, kill workers until it ends, and check everything."""
+    with neighbour_of(site):
+        chaos_beside(site, count, capsys, lease)
+
+
+def chaos_beside(site: Site, count: int, capsys, lease: float) -> None:
+    """As `chaos`, beside an app with a broker of its own on the same store."""
     dice = random.Random(SEED)
     app = site.app()
     result = app.workflows.result("w")
@@ -167,7 +183,7 @@ def chaos(site: Site, count: int, capsys, lease: float = LEASE) -> None:
     restarts, extra = checked(site, count)
     with capsys.disabled():
         print(
-            f"\nchaos seed {SEED}: a chord of {count}: {kills} workers and {sender_kills} senders "
+            f"\nchaos seed {SEED}: a chord of {count}: {kills}, {sender_kills} senders "
             f"killed / extra runs {extra} / starts that a fault struck {restarts}"
         )
 
@@ -185,9 +201,10 @@ def checked(site: Site, count: int) -> tuple[int, int]:
     for number in range(1, count + 3):
         history = app.results.history(f"w.{number}")
         if number > 1:  # node 1 is the join
-            (run,) = history
-            assert run.state is State.SUCCEEDED
-            restarts += run.starts - 1
+            *struck, last = history
+            assert all(run.state is State.RETRYING for run in struck)  # its pool process was killed
+            assert last.state is State.SUCCEEDED
+            restarts += sum(run.starts for run in history) - 1
     extra = sum(ends.values()) - (count + 1)
     assert set(ends) == {f"m{number}" for number in range(count)} | {"m"}
     assert extra <= restarts
@@ -217,30 +234,26 @@ def kill_workers(
     start: Callable[[], Worker],
     done: Callable[[], bool],
     count: int,
-) -> int:
-    """Kill one of the workers now and then until all is done; how many were killed.
+) -> Strikes:
+    """Strike one of the workers now and then until all is done; returns what was struck.
 
-    Between two kills some members end: on a busy machine, workers take longer to start than they
+    Between two strikes some members end: on a busy machine, workers take longer to start than they
     would live, and a chord of 10,000 would never end.
     """
-    kills, give_up_at = 0, time.monotonic() + 180.0 + count / 3
-    next_kill, ended = time.monotonic() + 0.5, 0
-    while not done() or kills < 2:
+    give_up_at = time.monotonic() + 180.0 + count / 3
+    strikes, next_strike, ended = Strikes(dice, start), time.monotonic() + 0.5, 0
+    while not done() or strikes.total < 2:
         assert time.monotonic() < give_up_at, f"it does not end: {site.folder}"
         time.sleep(0.05)
-        up = [number for number, worker in enumerate(workers) if worker.log]
-        if time.monotonic() < next_kill or not up:  # starting takes long on a busy machine
+        if time.monotonic() < next_strike:
             continue
         now = site.ledger.read_bytes().count(b"end ") if site.ledger.exists() else 0
         if now - ended < count // PAUSES and not done():
             continue
-        victim = dice.choice(up)
-        workers[victim].kill()
-        workers[victim].wait()
-        workers[victim] = start()
-        kills, ended = kills + 1, now
-        next_kill = time.monotonic() + dice.uniform(0.6, 1.5)
-    return kills
+        if strikes.strike(workers):
+            ended, next_strike = now, time.monotonic() + dice.uniform(0.6, 1.5)
+    strikes.finish()
+    return strikes
 
 
 def left(site: Site) -> int:

@@ -14,7 +14,7 @@ from azurite import account_of, storing
 from aztask import App, chord
 from aztask.canvas.place import Place
 from aztask.results.base import Provisioned, State
-from aztask.results.tables.client import TimeBudget
+from aztask.stores.tables.client import TimeBudget
 from aztask.workflows.engine import engine_for
 from aztask.workflows.joins import TaskEnd
 

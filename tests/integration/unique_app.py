@@ -9,10 +9,10 @@ from ledger_app import app, gather, kinds, note, work
 from aztask import RetryPolicy, chain, chord, group
 from aztask.canvas.graphs import Graph
 from aztask.uniqueness import engine
-from aztask.worker.pipeline import memberkeys
+from aztask.worker.pipeline import workflowkeys
 
 engine.UNSENT_SECONDS = 1.0
-memberkeys.LONGEST_WAIT = 1.0
+workflowkeys.LONGEST_WAIT = 1.0
 
 NEVER = RetryPolicy(max_retries=0)
 LARGE = 3_000

@@ -16,9 +16,17 @@ every mutant.
 
 The rules of a run:
 
-1. The tests run once unchanged, under coverage, to learn which test reaches which line.
+1. The tests that concern the drawn modules run once unchanged, under coverage, to learn which test
+   reaches which line. ``near.json`` says which these are (``--map`` writes it, in some minutes),
+   and what they reach is kept by the content of the tree.
 2. Mutants are drawn by seed: the same seed draws the same mutants from the same source.
-3. A mutant lives in memory only. A forked process imports the changed source in place of the
-   module, so nothing in the tree changes and several can run side by side.
-4. Text for people is not changed: log calls, texts of errors, docstrings, strings with spaces.
+3. A mutant is a file in a copy of the tree, one copy for each process, and a run checks that the
+   module which the tests have imported is that file's; ``copies.py`` says why. Nothing in the tree
+   itself changes.
+4. Before all others two planted mutants are tried, one that is known to be noticed and one that
+   changes nothing. A run that judges them wrongly ends with exit code 2: its score means nothing.
+5. Text for people is not changed: log calls, texts of errors, docstrings, strings with spaces.
+
+``--small`` draws a dozen mutants, for the check of every change: `.ci/run` seeds it with the
+commit.
 """

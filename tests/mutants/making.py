@@ -288,9 +288,12 @@ def _node_changes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def _is_removable(node: cst.CSTNode) -> bool:
-    """Whether it is a statement that can go: a ``raise``, or a call for its effect."""
+    """Whether it is a statement that can go: a ``raise``, or a call for its effect.
+
+    The ``...`` of a protocol's method does nothing.
+    """
     if isinstance(node, cst.Expr):
-        return not isinstance(node.value, cst.Yield | cst.BaseString)
+        return not isinstance(node.value, cst.Yield | cst.BaseString | cst.Ellipsis)
     return isinstance(node, cst.Raise)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
+
 MODULES = (
     "aztask.lease.bounds",
     "aztask.lease.held",
@@ -18,11 +20,21 @@ MODULES = (
     "aztask.message.message",
     "aztask.message.headers",
     "aztask.message.envelope",
-    "aztask.engine.leases",
     "aztask.engine.messages",
     "aztask.engine.queues",
+    "aztask.engine.receiving",
+    "aztask.engine.sending",
     "aztask.engine.sessions",
+    "aztask.engine.settling",
     "aztask.results.local.store",
+    "aztask.results.controls",
+    "aztask.results.deadindex",
+    "aztask.results.uniques",
+    "aztask.stores.changing",
+    "aztask.stores.local.rows",
+    "aztask.stores.owning",
+    "aztask.stores.rows",
+    "aztask.stores.tables.rows",
     "aztask.brokers.local.receiver",
     "aztask.brokers.storagequeue.receiver",
     "aztask.brokers.storagequeue.renewal",
@@ -37,21 +49,97 @@ MODULES = (
     "aztask.worker.pipeline.redelivery",
     "aztask.worker.pipeline.refusals",
     "aztask.worker.pipeline.settling",
-    "aztask.worker.pipeline.verdict",
+    "aztask.worker.pipeline.decisions",
     "aztask.worker.pipeline.work",
     "aztask.worker.pool.dispatcher",
     "aztask.worker.pool.requests",
     "aztask.worker.pool.timelimits",
+    "aztask.worker.lane",
+    "aztask.worker.core",
+    "aztask.worker.limiting.slots",
+    "aztask.worker.limiting.stage",
+    "aztask.worker.limiting.parking",
+    "aztask.worker.pipeline.workflowends",
+    "aztask.worker.pipeline.workflowkeys",
+    "aztask.worker.pipeline.putoffs",
+    "aztask.worker.pipeline.removal",
+    "aztask.worker.pipeline.rotation",
+    "aztask.worker.pipeline.uniquekeys",
+    "aztask.limits.breakers",
+    "aztask.limits.claiming",
+    "aztask.limits.control",
+    "aztask.limits.failurewindow",
+    "aztask.limits.holders",
+    "aztask.limits.permits",
+    "aztask.limits.rates",
+    "aztask.limits.scale",
+    "aztask.limits.slots",
+    "aztask.limits.storeclock",
+    "aztask.schedules.claims",
+    "aztask.schedules.deciding",
+    "aztask.schedules.engine",
+    "aztask.schedules.rules",
+    "aztask.schedules.runner",
+    "aztask.schedules.schedules",
+    "aztask.schedules.states",
+    "aztask.schedules.stored",
+    "aztask.schedules.template",
+    "aztask.schedules.triggers",
+    "aztask.schedules.view",
+    "aztask.uniqueness.claims",
+    "aztask.uniqueness.engine",
+    "aztask.uniqueness.keys",
+    "aztask.uniqueness.rules",
+    "aztask.workflows.bits",
+    "aztask.workflows.documents",
+    "aztask.workflows.edits",
+    "aztask.workflows.engine",
+    "aztask.workflows.result",
+    "aztask.workflows.graph",
+    "aztask.workflows.inputs",
+    "aztask.workflows.joins",
+    "aztask.workflows.mailing",
+    "aztask.workflows.pace",
+    "aztask.workflows.packing",
+    "aztask.workflows.repair",
+    "aztask.workflows.rows",
+    "aztask.workflows.starting",
+    "aztask.workflows.views",
+    "aztask.payloads.holders",
+    "aztask.payloads.opening",
+    "aztask.payloads.store",
+    "aztask.payloads.payloads",
+    "aztask.payloads.place",
+    "aztask.sending.asyncsend",
+    "aztask.app.workflows",
+    "aztask.sending.ids",
+    "aztask.sending.publisher",
+    "aztask.sending.queueplan",
+    "aztask.sending.send",
+    "aztask.sending.sendevents",
+    "aztask.sending.sent",
+    "aztask.sending.sessionrules",
+    "aztask.sending.unique",
 )
 
 TESTS = (
     "tests/contract",
     "tests/unit/brokers",
+    "tests/unit/canvas",
     "tests/unit/engine",
+    "tests/unit/explain",
     "tests/unit/lease",
+    "tests/unit/limits",
     "tests/unit/message",
+    "tests/unit/payloads",
     "tests/unit/results",
+    "tests/unit/schedules",
+    "tests/unit/sending",
+    "tests/unit/testing",
+    "tests/unit/uniqueness",
     "tests/unit/worker",
+    "tests/unit/workflows",
+    "tests/unit/test_breaker.py",
     "tests/unit/test_retry.py",
     "tests/unit/test_settlement.py",
 )
@@ -73,6 +161,11 @@ class Source:
         """Its name with its package, by which marks call it: ``servicebus.receiver``."""
         return ".".join(self.name.split(".")[1:][-2:])
 
+    @property
+    def relative(self) -> Path:
+        """Its path in the tree."""
+        return self.path.relative_to(ROOT) if self.path.is_absolute() else self.path
+
 
 def find(names: tuple[str, ...] | list[str]) -> list[Source]:
     """The sources, found without importing them. Raises SystemExit for an unknown module."""
@@ -86,8 +179,8 @@ def find(names: tuple[str, ...] | list[str]) -> list[Source]:
 
 
 def _path(name: str) -> Path | None:
-    """The file of a module. A package's parent is not imported: the mutant must come first."""
-    path = Path(*name.split("."))
+    """The file of a module, which is not imported: the mutant must come first."""
+    path = ROOT.joinpath(*name.split("."))
     for candidate in (path.with_suffix(".py"), path / "__init__.py"):
         if candidate.is_file():
             return candidate.resolve()

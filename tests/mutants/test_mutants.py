@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +13,10 @@ import pytest
 
 pytest.importorskip("mutmut", reason="mutmut is installed by `tox -e mutants`")
 
-from . import marks
+from . import marks, planted
 from .making import mutants_of
 from .modules import MODULES, Source, find
-from .reach import Reach, is_local
+from .reach import NEAR, Reach, is_local
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +50,7 @@ def afters(line):
         ("a(b)", {"pass"}),
         ("a(b, c=1)", {"pass", "a(b, )", "a(b, c=2)"}),
         ("raise ValueError('text')", {"pass"}),
+        ("...", set()),
         ("return 'key'", {"return 'XXkeyXX'"}),
         ("return 'text for people'", set()),
         ("logger.info('text %s', a)", set()),
@@ -132,6 +135,14 @@ def test_a_module_that_is_not_there_is_named():
         find(["aztask.nowhere"])
 
 
+def test_every_module_has_the_tests_that_concern_it():
+    near = json.loads(NEAR.read_text())
+    assert set(near) <= set(MODULES)
+    assert [name for name, each in near.items() if not each["tests"]] == []
+    files = {file for each in near.values() for file in each["tests"]}
+    assert [file for file in sorted(files) if not (ROOT / file).is_file()] == []
+
+
 def test_every_mark_fits_a_mutant():
     known = {mutant.key for source in find(MODULES) for mutant in mutants_of(source)}
     assert [key for key in marks.read() if key not in known] == []
@@ -154,14 +165,14 @@ def test_a_mark_is_read_as_it_is_written(tmp_path):
 
 
 def test_a_change_is_tried_with_the_tests_of_its_lines_nearest_first():
-    source = Source("aztask.made", Path("/made.py"), "X = 1\ndef f(a):\n    return a + X\n")
+    source = Source("aztask.made", Path("made.py"), "X = 1\ndef f(a):\n    return a + X\n")
     reach = Reach(
         {
             "tests/unit/test_other.py::a": 0.1,
             "tests/unit/test_made.py::b": 5.0,
             "tests/c.py::c": 1.0,
         },
-        {"/made.py": {1: [""], 3: ["tests/unit/test_other.py::a", "tests/unit/test_made.py::b"]}},
+        {"made.py": {1: [""], 3: ["tests/unit/test_other.py::a", "tests/unit/test_made.py::b"]}},
     )
     constant, *_, inner = mutants_of(source)
     expected = [["tests/unit/test_made.py::b"], ["tests/unit/test_other.py::a"]]
@@ -176,6 +187,8 @@ def test_a_change_is_tried_with_the_tests_of_its_lines_nearest_first():
 def test_only_the_local_broker_and_store_are_tried_with():
     assert is_local("tests/unit/lease/test_state.py::test_a[servicebus]")
     assert is_local("tests/contract/test_contract_leases.py::test_a[local-memory-x]")
+    assert is_local("tests/contract/test_contract_payloads.py::test_a[folder]")
+    assert is_local("tests/contract/test_contract_owners.py::test_a")
     assert not is_local("tests/contract/test_contract_leases.py::test_a[servicebus]")
     assert not is_local("tests/contract/test_contract_results.py::test_a[tables]")
 
@@ -183,10 +196,12 @@ def test_only_the_local_broker_and_store_are_tried_with():
 # -- a run -------------------------------------------------------------------------------------
 
 
-def run(*options, cwd=ROOT):
+def run(*options, path=None):
+    """Run the tool; `path` comes before all others when it imports."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.mutants", "--processes", "1", *options],
-        cwd=cwd, capture_output=True, text=True, timeout=250, check=False,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(path or "")},
+        capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
@@ -204,6 +219,51 @@ def test_a_run_tells_noticed_from_survived_and_changes_no_file():
     assert out.count("# survived: settlement.py:") == 6
     assert "too low" in out
     assert module.read_bytes() == before
+
+
+def test_a_mutant_that_the_tests_do_not_load_ends_the_run(tmp_path):
+    """As if an import hook, or another copy of the package, came before the mutant."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import builtins, pathlib\n"
+        "opened = pathlib.Path.write_text\n"
+        "def write(path, text, **options):\n"
+        "    text = text.replace('__mutant__ =', '__other__ =')\n"
+        "    return opened(path, text, **options)\n"
+        "pathlib.Path.write_text = write\n"
+    )
+    command = ["--module", "aztask.settlement", "--draw", "1"]
+    code, out = run(*command, "--tests", "tests/unit/test_settlement.py", path=tmp_path)
+    assert code == 2
+    assert "the run is blind: the tests did not load the mutant" in out
+
+
+def test_a_run_is_blind_whose_planted_mutant_is_not_noticed(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib\n"
+        "opened = pathlib.Path.write_text\n"
+        "def write(path, text, **options):\n"
+        "    changed = 'if message.resubmit_count > self.max_retries:'\n"
+        "    text = text.replace(changed, changed.replace('>', '>='))\n"
+        "    return opened(path, text, **options)\n"
+        "pathlib.Path.write_text = write\n"
+    )
+    command = ["--module", "aztask.settlement", "--draw", "1"]
+    code, out = run(*command, "--tests", "tests/unit/test_settlement.py", path=tmp_path)
+    assert code == 2
+    assert "the run is blind: the planted mutant retry RetryPolicy._retry" in out
+    assert "was not noticed" in out
+
+
+def test_a_planted_mutant_that_changes_nothing_has_the_text_of_its_module():
+    assert planted.unchanged().code == planted.noticed().source.text
+    assert planted.noticed().code != planted.noticed().source.text
+
+
+def test_a_small_draw_tries_other_modules_for_another_seed():
+    listed = [run("--small", "--list", "--seed", seed)[1] for seed in ("a1", "a1", "b2")]
+    assert listed[0] == listed[1]
+    assert listed[0] != listed[2]
+    assert listed[0].count("\n+ ") == 12
 
 
 def test_a_seed_draws_the_same_again_and_another_one_others():

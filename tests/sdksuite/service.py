@@ -16,11 +16,10 @@ from unittest.mock import patch
 import certifi
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from aztask.emulator.background import BackgroundEmulator
-from aztask.emulator.emulator import Emulator
+from aztask.emulator.emulator import CERTIFICATE_FILE, Emulator, server_context
 from aztask.emulator.options import Options
-from aztask.emulator.tls import CERTIFICATE_FILE, server_context
 from aztask.testing import Right, Rule
+from aztask.testing.servicebus import BackgroundEmulator
 
 HOST = "localhost"
 CERTIFICATES = "SUITE_CERTIFICATES"

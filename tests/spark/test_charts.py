@@ -4,8 +4,7 @@ import pytest
 
 from aztask.spark.report import charts
 from aztask.spark.report.charts import LogScale, round_up
-from aztask.spark.report.marks import Circle, Group, Label, Line, Rect
-from aztask.spark.report.text import MAX_LENGTH
+from aztask.spark.report.marks import MAX_LENGTH, Circle, Group, Label, Line, Rect
 
 HOSTILE = "<b>\x1b[31m\n\u202e" + 200 * "x"
 COUNTS = dict.fromkeys((each.column for each in charts.OUTCOMES), 0)

@@ -12,13 +12,12 @@ import pytest
 from events_site import random_event, write_log
 
 from aztask.spark import compact, place_of
-from aztask.spark.events.columns import DAMAGED
 from aztask.spark.events.compactfiles import is_sound, plan_of, read_compacted
 from aztask.spark.events.compaction import CHUNK_BYTES, _chunks, compact_chunk
 from aztask.spark.events.directory import Directory
-from aztask.spark.events.lines import read_lines
+from aztask.spark.events.lines import DAMAGED, read_lines
 from aztask.spark.events.places import EventPlace
-from aztask.spark.events.portions import Portion, read_portion
+from aztask.spark.events.source import Portion, read_portion
 from aztask.support.failpoint import VARIABLE
 
 NOW = 2_000_000_000.0

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 
 from aztask import App
 from aztask.cli import main
-from aztask.deadletters.view import DeadLetters
 from aztask.errors import ConfigurationError
+from aztask.operate.deadletters.view import DeadLetters
 from aztask.spark import Target, dead_letters, submit
 from aztask.spark.deadletters.letters import replay, selections
 from aztask.testing import emulator

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -14,8 +15,8 @@ from letters import TASK, bury, errors
 from aztask import App, CapabilityError, ConfigurationError, QueueNotFound
 from aztask.brokers.base import MessageState
 from aztask.cli import main
-from aztask.deadletters.view import DeadLetters
 from aztask.message.envelope import Envelope
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.results.deadindex import IndexedDeadLetter, index_for
 from aztask.settlement import DeadLetter
 from aztask.spark import Target
@@ -28,7 +29,7 @@ from aztask.spark.deadletters.letters import (
     selections,
     size,
 )
-from aztask.spark.queries import translated_errors
+from aztask.spark.session import translated_errors
 
 MODULE = """
 import os
@@ -48,8 +49,8 @@ def deliver(name):
 REPLAY = """
 import sys
 from aztask import App
-from aztask.deadletters.view import Selection
-from aztask.deadletters.positions import Positions
+from aztask.operate.deadletters.view import Selection
+from aztask.operate.deadletters.letters import Positions
 from aztask.spark.deadletters.letters import replay
 
 selected = Selection(positions=Positions(map(int, sys.argv[1:])))
@@ -177,6 +178,30 @@ def test_a_selection_is_replayed_from_a_snapshot(spark, tmp_path):
     app.close()
 
 
+def test_a_snapshot_whose_letters_are_removed_replayed_and_added_to_meanwhile(spark, tmp_path):
+    """Between the plan and a read, and between a selection and its replay: what is left is read and
+    replayed, the rest is told as lost, and a letter that came later is never taken for another.
+    """
+    app = App("shop", broker=f"local://{tmp_path}/q.db")
+    bury(app, "default", list(errors(20)))
+    letters, target = DeadLetters(app, "default"), Target(broker=f"local://{tmp_path}/q.db")
+    frame = dead_letters(spark, target, ["default"], slices=3)
+    before = {row["id"]: row["position"] for row in frame.collect()}
+    assert letters.purge(Selection(frozenset({"t0", "t1"}))).done == 2
+    bury(app, "default", [("later", "x", "rejected", "")])
+    assert {row["id"] for row in frame.collect()} == before.keys() - {"t0", "t1"}
+    selected = selections(frame)
+    assert letters.replay(Selection(frozenset({"t2", "t3"}))).done == 2
+    assert letters.purge(Selection(frozenset({"lonely"}))).done == 1
+    report = replay(app, selected)["default"]
+    assert (report.done, report.lost) == (16, 3)
+    assert [each.id for each in letters.list()] == ["later"]
+    assert letters.purge(Selection(everything=True)).done == 1
+    assert frame.collect() == []
+    assert replay(app, selected)["default"].done == 0
+    app.close()
+
+
 def test_the_drivers_own_app_stays_open(spark, shop):
     """Where the slices are found, the program may be using the app itself."""
     shop.app.broker.declare("default")
@@ -267,6 +292,26 @@ def test_a_storage_queue_that_hides_some_needs_the_index(spark, azurite, tmp_pat
     assert replay(app, selected)["many"].done == 13
     assert app.broker.stats("many").dead == 27
     app.close()
+
+
+def test_copies_on_a_storage_queue_are_one_row_and_hide_nothing(spark, azurite, tmp_path):
+    """A worker that was killed between storing a dead letter and deleting its original left two."""
+    broker = azurite.connection_string
+    with closing(App("copied", broker=broker)) as app:
+        app.broker.declare("copied")
+        ((delivery, why),) = bury(app, "copied", [("a", "x", "rejected", "why")])
+        app.broker.send("copied", [delivery.envelope])
+        receiver = app.broker.receiver("copied", lease=30.0)
+        (again,) = receiver.receive(1, 10.0)
+        receiver.settle([(again, why)])
+        receiver.close()
+        assert app.broker.stats("copied").dead == 2
+        frame = dead_letters(spark, Target(broker_env="SPARK_SHOP_AZURITE"), ["copied"])
+        assert [row["id"] for row in frame.collect()] == ["a"]
+        selected = selections(frame)
+        report = replay(app, selected)["copied"]
+        assert (size(selected["copied"]), report.done, report.lost) == (1, 1, 0)
+        assert app.broker.stats("copied").dead == 0
 
 
 def run(capsys, *arguments):

@@ -163,7 +163,7 @@ def test_many_tasks_and_the_data_source_read_the_same_rows(spark, log, monkeypat
     compact(None, place_of(directory), now=BEGIN + 2.5 * 3600)
     whole = read_events(spark, directory, check_duplicates=False)
     expected = rows(whole.events), rows(whole.odd)
-    monkeypatch.setattr("aztask.spark.events.portions.PARTITION_BYTES", 40_000)
+    monkeypatch.setattr("aztask.spark.events.source.PARTITION_BYTES", 40_000)
     dealt = read_events(spark, directory, check_duplicates=False)
     assert dealt.events.rdd.getNumPartitions() > whole.events.rdd.getNumPartitions() > 1
     assert (rows(dealt.events), rows(dealt.odd)) == expected

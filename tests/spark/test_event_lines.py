@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from aztask.events.event import EVENT_KINDS, Event, from_line, quote, to_line
 from aztask.events.sink import LINE_LIMIT, EventReader
 from aztask.spark.events import lines as eventlines
-from aztask.spark.events.columns import (
+from aztask.spark.events.lines import (
     ARROW,
+    BLOCK,
     CLOCK_BACK,
     CORRUPT,
     EMPTY,
@@ -22,8 +23,8 @@ from aztask.spark.events.columns import (
     NULS,
     TOO_LONG,
     TORN,
+    read_lines,
 )
-from aztask.spark.events.lines import BLOCK, read_lines
 
 GOOD = {
     "id": "n-1",
@@ -89,6 +90,27 @@ def test_every_field_arrives():
     text = to_line(event, event.id, event.ts, quote(event.worker)).encode()
     events, others = rows(text + line())
     assert [as_event(row) for row in events] == [event, from_line(line())]
+    assert others == []
+
+
+@pytest.mark.usefixtures("way")
+def test_what_an_operator_did_arrives():
+    event = Event(
+        "operator_acted",
+        "",
+        "",
+        "orders",
+        ts=12.5,
+        worker="ann@desk",
+        id="n-1",
+        reason="purge 3 dead letters (3 of orders)",
+        by="ann@desk",
+        action="purge",
+        selected=3,
+        done=2,
+    )
+    events, others = rows(to_line(event, event.id, event.ts, quote(event.worker)).encode())
+    assert [as_event(row) for row in events] == [event]
     assert others == []
 
 

@@ -1,14 +1,18 @@
 """A stream of events reads each file once as it appears, over restarts."""
 
+import json
 import random
 import time
 
 import pytest
 from events_site import line, random_event
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
 from aztask.azure.container import container_client
-from aztask.errors import ConfigurationError
-from aztask.spark import place_of, stream_events
+from aztask.errors import AztaskError, ConfigurationError
+from aztask.spark import compact, place_of, stream_events
+from aztask.spark.events.compactfiles import Origin
+from aztask.spark.events.stream import EventFilesStream
 
 FOLDER = "date=2026-09-21/hour=10"
 SETTLE = 0.2
@@ -69,6 +73,112 @@ def test_an_event_from_a_clock_that_is_far_off_does_not_make_the_others_late(spa
     found, batches = run(spark, frame, tmp_path / "checkpoint", tmp_path / "sink")
     assert batches == 3
     assert set(found) >= {"w1-1-0", "w1-1-1", "w1-1-3", "w1-2-0", "w1-3-0"}
+
+
+def write(folder, **files):
+    """Files with the events of these numbers, in their order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, numbers in files.items():
+        (folder / f"{name}.jsonl").write_bytes(events(*numbers))
+        time.sleep(0.01)
+    time.sleep(2 * SETTLE)
+
+
+def ids(*numbers):
+    return sorted(f"e-{number}" for number in numbers)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("batch", [None, 1])
+def test_what_was_compacted_while_the_query_did_not_run_is_read(spark, tmp_path, keep, batch):
+    """Of the compacted file only the sources that the query had not read."""
+    log, places = tmp_path / "log", (tmp_path / "checkpoint", tmp_path / "sink")
+    frame = stream_events(spark, log, max_files_per_trigger=batch, settle_seconds=SETTLE)
+    write(log / FOLDER, a=[1, 2], m=[3])
+    assert run(spark, frame, *places)[0] == ids(1, 2, 3)
+    write(log / FOLDER, b=[4, 5], k=[6], z=[7])  # between and around the names that were read
+    report = compact(None, place_of(str(log)), keep=keep)
+    assert (report.source_files, report.events) == (5, 7)
+    write(log / FOLDER.replace("10", "11"), c=[8])
+    assert run(spark, frame, *places)[0] == ids(*range(1, 9))
+    compact(None, place_of(str(log)))
+    assert run(spark, frame, *places)[0] == ids(*range(1, 9))  # nothing is new
+
+
+def test_a_stream_reads_each_row_of_a_compacted_file_once(tmp_path):
+    """Without the stream's own removal of second copies: the batches themselves are right."""
+    log = tmp_path / "log"
+    write(log / FOLDER, a=[1, 2], m=[3])
+    stream = EventFilesStream(place_of(str(log)), None, SETTLE, "error")
+    first = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    write(log / FOLDER, b=[4, 5], k=[6], z=[7])
+    compact(None, place_of(str(log)))
+    again = EventFilesStream(place_of(str(log)), None, SETTLE, "error")
+    end = again.latestOffset(first, ReadAllAvailable())
+    assert rows_of(again, first, end) == ids(4, 5, 6, 7)
+    assert rows_of(again, again.initialOffset(), first) == ids(1, 2, 3), "a batch is repeatable"
+    assert again.latestOffset(end, ReadAllAvailable()) == end
+
+
+def rows_of(stream, start, end):
+    batches = [b for portion in stream.partitions(start, end) for b in stream.read(portion)]
+    return sorted(key for batch in batches for key in batch.column("id").to_pylist())
+
+
+def undivide(monkeypatch):
+    """Compact as earlier releases did."""
+
+    def to_json(self):
+        return json.dumps({"sources": self.sources, "duplicates": self.duplicates})
+
+    monkeypatch.setattr(Origin, "to_json", to_json)
+
+
+@pytest.mark.parametrize(
+    ("undivided", "found"), [("read", ids(1, 2, 3)), ("skip", []), ("error", None)]
+)
+def test_files_that_an_earlier_release_compacted(tmp_path, monkeypatch, undivided, found):
+    log = tmp_path / "log"
+    write(log / FOLDER, a=[1])
+    stream = EventFilesStream(place_of(str(log)), None, SETTLE, undivided)
+    read = {"until": stream.latestOffset(stream.initialOffset(), ReadAllAvailable())["until"]}
+    write(log / FOLDER, b=[2, 3])
+    undivide(monkeypatch)
+    compact(None, place_of(str(log)))
+    time.sleep(2 * SETTLE)
+    stream = EventFilesStream(place_of(str(log)), None, SETTLE, undivided)
+    if found is None:
+        with pytest.raises(AztaskError, match="set the option undivided"):
+            stream.latestOffset(read, ReadAllAvailable())
+        return
+    end = stream.latestOffset(read, ReadAllAvailable())
+    assert rows_of(stream, read, end) == found
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_a_new_query_reads_files_that_an_earlier_release_compacted(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    write(log / FOLDER, a=[1], b=[2, 3])
+    undivide(monkeypatch)
+    compact(None, place_of(str(log)))
+    write(log / FOLDER, c=[4])
+    stream = EventFilesStream(place_of(str(log)), 1, SETTLE, "error")
+    start, found = stream.initialOffset(), []
+    while (end := stream.latestOffset(start, ReadMaxFiles(1))) != start:
+        found += rows_of(stream, start, end)
+        start = end
+    assert sorted(found) == ids(1, 2, 3, 4)
+
+
+def test_a_query_that_runs_while_an_earlier_release_compacts_goes_on(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    write(log / FOLDER, a=[1], b=[2])
+    stream = EventFilesStream(place_of(str(log)), None, SETTLE, "error")
+    end = stream.latestOffset({"until": 1}, ReadAllAvailable())
+    undivide(monkeypatch)
+    compact(None, place_of(str(log)))
+    time.sleep(2 * SETTLE)
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
 
 
 def test_a_container(spark, tmp_path, blobs):

@@ -5,7 +5,7 @@ from datetime import date
 
 import pytest
 
-from aztask.spark.submission.ids import NAMESPACE, id_maker, task_id
+from aztask.spark.submission.submission import NAMESPACE, id_maker, task_id
 
 
 @pytest.mark.parametrize("key", ["a.png", "", "ключ", 42, -1, 2**62, date(2026, 1, 2)])

@@ -15,7 +15,7 @@ IMPORTS = (
     *(
         "aztask.spark.submission.send",
         "aztask.spark.submission.datasource",
-        "aztask.spark.events.portions",
+        "aztask.spark.events.source",
     ),
     *("aztask.brokers.storagequeue.broker", "aztask.brokers.servicebus.broker", "azure.identity"),
     *("azure.storage.blob", "azure.data.tables", "msgpack", "certifi", "mine", "parts.deep"),

@@ -4,7 +4,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 
 from aztask.errors import AztaskError, ConfigurationError, DecodeError
-from aztask.spark.queries import translated, translated_errors
+from aztask.spark.session import translated, translated_errors
 
 STACK = "\n'Project ['x]\n\tat org.apache.spark.sql.Dataset\n"
 

@@ -6,7 +6,7 @@ from aztask.adaptive.advice import Advice, Evidence
 from aztask.adaptive.observation import bin_of
 from aztask.lease.bounds import Bounds
 from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence, gathered
-from aztask.spark.recommendation.recommendation import prefetch_of, recommended, split_of
+from aztask.spark.recommendation.recommend import prefetch_of, recommended, split_of
 
 BOUNDS = Bounds(30.0, 7 * 86400.0)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from aztask.errors import SubmitFailed
-from aztask.spark.submission.report import SubmitReport
 from aztask.spark.submission.send import PartitionReport
+from aztask.spark.submission.submit import SubmitReport
 
 ABOUT = {"submission_id": "one", "task": "shop.resize", "queue": "default", "seconds": 1.23456}
 

@@ -14,8 +14,8 @@ from events_site import random_event
 
 from aztask.events.event import Event
 from aztask.spark.events.statistics import SPREADS
+from aztask.spark.report import marks
 from aztask.spark.report import page as page_module
-from aztask.spark.report import text
 from aztask.spark.report.page import render
 from aztask.spark.report.summary import MAX_STEPS, STEPS, Summary, step_of
 
@@ -164,15 +164,15 @@ def test_no_events_make_a_page_that_says_so():
     ],
 )
 def test_durations(value, shown):
-    assert text.seconds(value) == shown
+    assert marks.seconds(value) == shown
 
 
 def test_shares_and_moments():
-    assert text.share(0.00001) == "< 0.01 %"
-    assert text.share(0.0) == "0.00 %"
-    assert text.share(0.5) == "50.0 %"
-    assert text.moment(9e18) == "9e+18"
-    assert text.per_second(0.01) == "36/h"
+    assert marks.share(0.00001) == "< 0.01 %"
+    assert marks.share(0.0) == "0.00 %"
+    assert marks.share(0.5) == "50.0 %"
+    assert marks.moment(9e18) == "9e+18"
+    assert marks.per_second(0.01) == "36/h"
 
 
 def test_steps_are_few():

@@ -14,9 +14,8 @@ from proxy import Proxy
 from aztask import App
 from aztask.errors import BrokerError
 from aztask.events.sink import read_events
-from aztask.spark.submission.ids import task_id
 from aztask.spark.submission.send import send_partition
-from aztask.spark.submission.submission import Submission
+from aztask.spark.submission.submission import Submission, task_id
 
 ROWS = 20
 _names = count(1)

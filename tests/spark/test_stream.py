@@ -9,7 +9,7 @@ from drain import drained, executions
 from aztask.errors import ConfigurationError, SubmitFailed
 from aztask.spark import stream, task_id
 from aztask.spark.failures import ended_well
-from aztask.spark.submission.tables import read_stream
+from aztask.spark.submission.target import read_stream
 
 SCHEMA = "path STRING, width INT"
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from aztask.message.codec import Codec
-from aztask.spark.submission.values import plain
+from aztask.spark.submission.matching import plain
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 CASES = [

@@ -10,7 +10,7 @@ from aztask.cli.main import run
 from aztask.events.event import Event
 from aztask.events.sink import FileEventSink
 from aztask.spark import read_events, workflow_statistics
-from aztask.spark.events.columns import ARROW, CLOCK_BACK, WORKFLOW
+from aztask.spark.events.lines import ARROW, CLOCK_BACK, WORKFLOW
 from aztask.spark.events.statistics import plain
 
 # chain(1, group 2 of (3, 4), 5): node 2 is the group

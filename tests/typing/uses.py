@@ -203,6 +203,7 @@ app.receive("films", wait=timedelta(seconds=1))
 app.send("shop.long", ["a"], delay=timedelta(seconds=5), expires=timedelta(hours=1))
 app.send("shop.long", ["a"], eta=tomorrow, expires=tomorrow)
 long.with_options(delay=timedelta(seconds=5), expires=tomorrow).delay("a")
+long.s("a").with_options(delay=timedelta(seconds=5), expires=60)
 long.with_options(eta=tomorrow, expires=3600).delay("a")
 assert_type(RetryPolicy(delay=timedelta(seconds=1)).delay, float)
 long.with_options(delay=tomorrow)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

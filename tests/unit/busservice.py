@@ -23,7 +23,7 @@ from azure.servicebus.exceptions import (
 )
 from still import Still
 
-from aztask.brokers.servicebus import private, receiver, session
+from aztask.brokers.servicebus import private
 
 LEASE = 60.0
 
@@ -266,6 +266,4 @@ def install(monkeypatch: pytest.MonkeyPatch) -> BusService:
     monkeypatch.setattr(private, "forget", forget)
     for name in ("settle_many", "renew_many", "open_link", "pull", "release"):
         monkeypatch.setattr(private, name, getattr(service, name))
-    monkeypatch.setattr(receiver, "time", service.time)
-    monkeypatch.setattr(session, "time", service.time)
     return service

@@ -9,7 +9,7 @@ from aztask.emulator.amqp.performatives import Attach, Transfer
 from aztask.emulator.amqp.sections import cut
 from aztask.emulator.broker.client import Client
 from aztask.emulator.broker.entities import Entity
-from aztask.emulator.broker.intake import new_message
+from aztask.emulator.broker.producer import new_message
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import Options
 from aztask.support.clock import Clock

@@ -11,12 +11,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aztask import App
 from aztask.canvas.graphs import Chain, Chord, Graph, Group, Signature
 from aztask.canvas.plan import ROOT, Plan, Slot
 
 
 class FakeTask:
-    """A task that accepts any arguments."""
+    """A task that accepts any arguments, of an app without a broker."""
+
+    sender = App("graphs")
 
     def __init__(self, name: str) -> None:
         self.name = name

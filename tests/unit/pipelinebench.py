@@ -158,7 +158,7 @@ class Bench:
 
     def succeed(self, items: list[WorkItem]) -> None:
         for item in items:
-            self.pipeline.verdicts.succeeded(item, b"\x01")
+            self.pipeline.decisions.succeeded(item, b"\x01")
 
     def states(self, *ids: str) -> list[str]:
         found = [self.app.results.get(task_id) for task_id in ids]

@@ -225,7 +225,7 @@ class Bench:
 
     def __init__(self, monkeypatch, *, dead_letter=False, offset=0.0):
         self.time = Still(1000.0)
-        self.clock = Clock(monotonic=self.time.monotonic, wall=self.time.wall)
+        self.clock = Clock(self.time.monotonic, self.time.wall, self._sleep)
         self.service, self.poison = Service(self.time), Service(self.time)
         self.thread_pool = ThreadPool()
         self.requests = QueueRequests("q", self.service, self.clock)
@@ -242,7 +242,6 @@ class Bench:
         self.waited: list[float] = []
         self.slept: list[float] = []
         monkeypatch.setattr(storage_renewal, "wait", self._wait)
-        monkeypatch.setattr(storage_delivery.time, "sleep", self._sleep)
 
     def delivery(self, name="m-0", *, lease=10.0, text="text"):
         """A delivery that was received now."""

@@ -16,3 +16,6 @@ class Still:
 
     def wall(self) -> float:
         return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aztask.appoptions import AppOptions, QueueOptionNames
+from aztask.app.options import AppOptions, QueueOptionNames
 from aztask.config import QueueSettings, Settings
 
 GENERATOR = Path(__file__).parents[2] / "docs" / "generate" / "settings.py"

@@ -5,7 +5,9 @@ checker itself on small trees that each break one rule.
 """
 
 import ast
+import io
 import re
+import tokenize
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -21,13 +23,14 @@ LAYERS = {
     "engines": "engine azure retry",
     "brokers": "brokers",
     "leases": "lease",
-    "stores": "config results payloads connections",
+    "stores": "config stores results payloads connections",
     "advice": "events adaptive",
-    "tasks": "appoptions session context result hooks canvas workflows schedules uniqueness"
-    " taskname taskoptions task handler models transport sending receiving",
-    "app": "app apphandlers applimits apppayloads appqueues appschedules embedded loading __init__",
-    "care": "limits deadletters doctor explain",
+    "tasks": "session context result hooks canvas workflows schedules uniqueness"
+    " taskoptions task handler transport sending",
+    "app": "app embedded __init__",
+    "care": "limits",
     "worker": "worker",
+    "operate": "operate",
     "telemetry": "telemetry",
     "edges": "backend emulator testing top migration django cli spark __main__",
 }
@@ -35,8 +38,8 @@ LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in 
 
 # Who may import a library that only some parts need.
 LIBRARIES = {
-    "azure": ("brokers", "results", "azure", "events", "payloads.blob", "spark"),
-    "kombu": ("transport", "message.codec", "sending.publisher"),
+    "azure": ("brokers", "results", "stores", "azure", "events", "payloads.blob", "spark"),
+    "kombu": ("transport", "message.codec", "message.jsonencoding", "sending.publisher"),
     "click": ("cli",),
     "pyspark": ("spark",),
     "py4j": ("spark",),
@@ -60,8 +63,18 @@ EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")
 # What a layer offers from above it (`aztask.support.late`), and nothing else.
 LATE = {("app", "aztask.testing.inline")}
 
-FILE_LINES = 450
+FILE_LINES = 420
+"""Lines of code: docstrings, comments and blank lines do not count, so that none is left out."""
+
 FUNCTION_LINES = 60
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 @dataclass
@@ -71,7 +84,6 @@ class Module:
     name: str
     path: Path
     tree: ast.Module
-    lines: int
     imports: list[tuple[str, int]] = field(default_factory=list)
     local_imports: list[tuple[str, int]] = field(default_factory=list)
 
@@ -88,7 +100,7 @@ def read(package):
         parts = path.relative_to(package.parent).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         text = path.read_text(encoding="utf-8")
-        modules[name] = Module(name, path, ast.parse(text), text.count("\n"))
+        modules[name] = Module(name, path, ast.parse(text))
     for module in modules.values():
         _collect(module, module.tree, modules.keys(), local=False)
     return modules
@@ -182,8 +194,8 @@ def check_late(module, root):
 
 def check_size(module, root):
     """A file holds one noun, a function fits a screen, and a file says what it is for."""
-    if module.lines >= FILE_LINES:
-        yield 1, f"has {module.lines} lines; {FILE_LINES} are too many"
+    if (lines := code_lines(module)) >= FILE_LINES:
+        yield 1, f"has {lines} lines of code; {FILE_LINES} are too many"
     if module.tree.body and not ast.get_docstring(module.tree):
         yield 1, "has no docstring"
     for node in ast.walk(module.tree):
@@ -191,6 +203,20 @@ def check_size(module, root):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > FUNCTION_LINES:
                 yield node.lineno, f"{node.name} has {lines} lines; {FUNCTION_LINES} are enough"
+
+
+def code_lines(module):
+    """How many lines of a module hold code."""
+    text = module.path.read_text()
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(module.tree):
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
 
 
 def check_cycles(modules):
@@ -260,7 +286,7 @@ def test_the_checker_sees_the_package():
         ({"novelty.py": ""}, "novelty is in no layer"),
         (
             {"app.py": "import azure.storage.queue"},
-            "only brokers, results, azure, events, payloads.blob, spark may",
+            "only brokers, results, stores, azure, events, payloads.blob, spark may",
         ),
         ({"worker/a.py": "from kombu import Producer"}, "only transport, message.codec"),
         ({"app.py": "import click.testing"}, "only cli may"),
@@ -291,7 +317,7 @@ def test_the_checker_sees_the_package():
         ),
         ({"app.py": "def f():\n    late('aztask.worker.x', 'y')"}, "aztask.worker.x late: that"),
         ({"app.py": "def f(name):\n    late(name, 'y')"}, "imports a variable late"),
-        ({"app.py": "x = 1\n" * 450}, "has 452 lines"),
+        ({"app.py": "x = 1\n" * 420}, "has 420 lines of code"),
         ({"app.py": "def f():\n" + "    x = 1\n" * 60}, "f has 61 lines"),
     ],
     ids=range(25),

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from aztask import App
+from aztask.app.loading import load_app
 from aztask.errors import ConfigurationError
-from aztask.loading import load_app
 
 APP = "from aztask import App\napp = App('shop')\nother = App('other')\n"
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.errors import CodecError, ConfigurationError, DecodeError
+from aztask.handler import read_body, reader_of
 from aztask.message.bounds import MessageLimits
-from aztask.models import read_body, reader_of
 
 LIMITS = MessageLimits()
 

@@ -73,6 +73,9 @@ def test_arguments_that_do_not_fit_are_refused_before_the_send(app):
         add.map(["ab"])
     app.broker.declare("default")
     assert messages(app) == []
+    with pytest.raises(TypeError) as refused:
+        add.map(["x" * 200_000])
+    assert len(str(refused.value)) < 200, "a line that can be read"
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,14 @@ Rules
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
+from aztask.address.owner import file_name
 from aztask.brokers.base import (
-    AnySession,
-    Capabilities,
     MessageState,
     Peeked,
     Position,
@@ -30,99 +28,59 @@ from aztask.brokers.base import (
     Receiver,
     ReceiverOptions,
 )
-from aztask.brokers.listing import Listing, listing
 from aztask.brokers.local.inspection import LocalInspector
+from aztask.brokers.local.kind import KIND
 from aztask.brokers.local.mailboxes import LocalMailboxes
 from aztask.brokers.local.payload import MESSAGE_LIMIT, envelope_of, new_message, payload_of
 from aztask.brokers.local.receiver import LocalReceiver, WakeUp, sequence_number
 from aztask.brokers.local.session import SessionReceiver
-from aztask.brokers.mailboxes import PREFIX
+from aztask.brokers.skeleton import BrokerSkeleton
 from aztask.engine import Database, Engine, PeekedMessage, QueueSettings
-from aztask.errors import (
-    BrokerError,
-    ConfigurationError,
-    InvalidQueueName,
-    QueueNotFound,
-)
+from aztask.errors import QueueNotFound
 from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
-CAPABILITIES: Final = Capabilities(
-    name="local",
-    sessions=True,
-    defer=True,
-    update=True,
-    release=True,
-    duplicate_detection=True,
-    atomic_resubmit=True,
-    native_dead_letter=True,
-    dead_by_position=True,
-    paged_peek=True,
-    cancel_scheduled=True,
-    peeks_leases=True,
-    remote=False,
-    max_message_bytes=MESSAGE_LIMIT,
-    receive_limit=1000,
-)
 DEFAULTS: Final = QueueSettings(max_deliveries=1000, dead_letter_expired=True)
 """High limits: aztask has its own delivery limit, which is lower and gives a clearer reason."""
 
 MAILBOX_LEASE: Final = 60.0
 
-_NAME: Final = re.compile(r"[a-z0-9._](?:-?[a-z0-9._])*", re.ASCII)
-_NAME_LIMIT: Final = 63
 
-
-class LocalBroker:
+class LocalBroker(BrokerSkeleton):
     """Queues in `database`. Any thread may call; other processes may use the same file.
 
     clock: injected in tests. Raises the errors of the engine (`aztask.engine.engine`, rule 3).
     """
 
+    title = "local queue"
+
     def __init__(self, database: Database, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(KIND)
         self.engine = Engine(database, clock=clock)
         self._database = database
         self._clock = clock
         self._wakeups: dict[str, WakeUp] = {}
         self._ensured: set[str] = set()
         self._lock = threading.Lock()
-        self._closed = False
 
     @property
-    def capabilities(self) -> Capabilities:
-        """All capabilities of the engine; no call waits for a network."""
-        return CAPABILITIES
+    def identity(self) -> str:
+        """The broker's name for `aztask.address.owner`: the id that the file holds."""
+        return file_name(self._database.file_id())
 
-    def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
-        """Create the queue, or apply the given options to the existing one."""
-        self._usable()
-        check_name(queue)
+    def _declare(self, queue: str, options: QueueOptions) -> None:
         with self._database.transaction():
             if self.engine.create_queue(queue, replace(DEFAULTS, **_changes(options))):
                 return
             if changes := _changes(options.explicit()):
                 self.engine.update_queue(queue, replace(self.engine.queue(queue), **changes))
 
-    def check_name(self, queue: str) -> None:
-        """Raise InvalidQueueName unless the name is allowed here."""
-        check_name(queue)
-
-    def delete(self, queue: str) -> None:
-        """Delete the queue and everything in it. Raises QueueNotFound."""
-        self._usable()
-        check_name(queue)
+    def _delete(self, queue: str) -> None:
         self.engine.delete_queue(queue)
         self._ensured.discard(queue)
 
-    def listing(self) -> Listing:
-        """All queues of the file, except mailboxes; an emulator may have created some of them."""
-        self._usable()
-        names = [name for name in self.engine.queues() if not name.startswith(PREFIX)]
-        return listing(names, check_name)
-
-    def queues(self) -> list[str]:
-        """The sorted names of the queues that aztask can use."""
-        return list(self.listing().queues)
+    def _names(self) -> list[str]:
+        return self.engine.queues()  # an emulator may have created some of them
 
     def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
         """Store all envelopes or none; when this returns, they are in the file."""
@@ -143,70 +101,35 @@ class LocalBroker:
         """Refuse an envelope that could not be stored; see `Broker.check`."""
         payload_of(envelope, MESSAGE_LIMIT - reserve)
 
-    def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
-        """Remove scheduled messages by message id; returns how many were removed."""
-        self._usable()
+    def _cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
         return len(self.engine.cancel_scheduled_ids(queue, message_ids))
 
-    def receiver(
-        self,
-        queue: str,
-        *,
-        lease: float,
-        prefetch: int = 0,
-        session: str | AnySession | None = None,
-        dead_letter: bool = False,
-        delete: bool = False,
-        poll_ceiling: float | None = None,
-    ) -> Receiver:
-        """A receiver whose leases last `lease` seconds. It fetches nothing in advance.
-
-        A missing queue is created, with sessions if `session` is given.
-        """
-        self._usable()
-        if not 0 < lease <= CAPABILITIES.max_lease_seconds:
-            raise ConfigurationError(
-                f"a lease of {lease!r} s is not possible here; choose more than 0 and at most "
-                f"{CAPABILITIES.max_lease_seconds:.0f} s"
-            )
+    def _receiver(self, options: ReceiverOptions, poll_ceiling: float | None) -> Receiver:
+        """A missing queue is created, with sessions if the options name one."""
+        session, queue = options.session, options.queue
         self._ensure(queue, sessions=session is not None)
-        kind = LocalReceiver if session is None or dead_letter else SessionReceiver
-        options = ReceiverOptions(queue, lease, session, dead_letter, delete, MESSAGE_LIMIT)
+        kind = LocalReceiver if session is None or options.dead_letter else SessionReceiver
         return kind(self.engine, self.wakeup(queue), options)
 
-    def stats(self, queue: str) -> QueueStats:
-        """The queue's counts. Raises QueueNotFound."""
-        self._usable()
-        check_name(queue)
+    def _stats(self, queue: str) -> QueueStats:
         return QueueStats(queue, *self.engine.stats(queue))
 
-    def peek(
-        self,
-        queue: str,
-        *,
-        dead_letter: bool = False,
-        after: Position | None = None,
-        limit: int = 100,
+    def _peek(
+        self, queue: str, dead_letter: bool, after: Position | None, limit: int
     ) -> list[Peeked]:
-        """Read messages without leasing them, in order of position, starting behind `after`."""
-        self._usable()
-        check_name(queue)
         start = 0 if after is None else sequence_number(after) + 1
         return [
             _peeked(message)
             for message in self.engine.peek(queue, start, limit, dead_letter=dead_letter)
         ]
 
-    def purge(self, queue: str, *, dead_letter: bool = False) -> int:
-        """Delete all messages that are not leased; returns how many were deleted."""
-        self._usable()
-        check_name(queue)
+    def _purge(self, queue: str, dead_letter: bool) -> int:
         return self.engine.purge(queue, dead_letter=dead_letter)
 
     def inspector(self) -> LocalInspector:
         """The inspector that ``aztask doctor`` and a starting worker use."""
         self._usable()
-        return LocalInspector(self.engine, check_name)
+        return LocalInspector(self.engine)
 
     def mailboxes(self) -> LocalMailboxes:
         """The mailboxes of this file."""
@@ -217,9 +140,7 @@ class LocalBroker:
 
         return LocalMailboxes(self._database, self.engine, self.send, receiver)
 
-    def close(self) -> None:
-        """End all receivers. Leased messages stay leased until their leases end."""
-        self._closed = True
+    def _close(self) -> None:
         for wakeup in list(self._wakeups.values()):
             wakeup.close()
 
@@ -247,28 +168,14 @@ class LocalBroker:
 
     def _ensure(self, queue: str, *, sessions: bool = False) -> None:
         if queue not in self._ensured:
-            check_name(queue)
+            self.check_name(queue)
             self.engine.create_queue(queue, replace(DEFAULTS, sessions=sessions))
             self._ensured.add(queue)
-
-    def _usable(self) -> None:
-        if self._closed:
-            raise BrokerError("the local broker was closed; make another one")
 
 
 def _in_sessions(envelopes: Sequence[Envelope]) -> bool:
     """Whether a queue created by this send has sessions: only if all envelopes name one."""
     return all(envelope.session is not None for envelope in envelopes) and bool(envelopes)
-
-
-def check_name(queue: str) -> None:
-    """Raise InvalidQueueName unless the local broker allows the name."""
-    if len(queue) > _NAME_LIMIT or not _NAME.fullmatch(queue):
-        shown = queue if len(queue) <= 2 * _NAME_LIMIT else queue[:_NAME_LIMIT] + "..."
-        raise InvalidQueueName(
-            f"{shown!a} cannot name a queue: use 1 to {_NAME_LIMIT} lower-case letters, "
-            "digits, '.', '_' and single hyphens between them"
-        )
 
 
 def _changes(options: QueueOptions) -> dict[str, Any]:

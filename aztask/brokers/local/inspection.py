@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from aztask.brokers.inspection import QueueFacts, Right
+from aztask.brokers.local.kind import KIND
 from aztask.engine import IN_MEMORY, Engine
 from aztask.engine.filesystem import MOUNTINFO, file_bytes, file_system
 from aztask.errors import QueueNotFound
@@ -26,16 +26,15 @@ PLACE: Final = "file"
 class LocalInspector:
     """Inspects the queues of the file. A missing queue is no problem: it is created on use."""
 
-    def __init__(self, engine: Engine, check_name: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._check_name = check_name
 
     def facts(self, queue: str) -> QueueFacts:
         """The queue's settings. A lease is set by the receiver, not by the queue.
 
         Raises InvalidQueueName.
         """
-        self._check_name(queue)
+        KIND.check_name(queue)
         try:
             known = self._engine.queue(queue)
         except QueueNotFound:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -24,9 +23,10 @@ from aztask.brokers.base import (
     Settled,
     Unknown,
 )
+from aztask.brokers.delivery import OwnDelivery, unsettled
 from aztask.brokers.local.payload import envelope_of, new_message, payload_of
 from aztask.engine import Engine, Leased, NewMessage, Waiter, Watch
-from aztask.errors import AlreadySettled, ConfigurationError
+from aztask.errors import ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,
@@ -67,11 +67,10 @@ class WakeUp:
         self.notify()
 
 
-@dataclass(slots=True, eq=False)
-class LocalDelivery(Delivery):
-    """A delivery that knows whether it was settled."""
+class LocalDelivery(OwnDelivery):
+    """A delivery of the local broker."""
 
-    settled: bool = False
+    __slots__ = ()
 
 
 class LocalReceiver:
@@ -215,7 +214,7 @@ class LocalReceiver:
 
         If the process dies, either all settlements took effect, clones included, or none did.
         """
-        ours = [_unsettled(delivery) for delivery, _ in pairs]
+        ours = [unsettled(LocalDelivery, delivery) for delivery, _ in pairs]
         kinds = {type(settlement) for _, settlement in pairs}
         if kinds == {Complete}:
             answers = self._engine.complete(
@@ -275,17 +274,6 @@ def sequence_number(position: Position) -> int:
 
 def leases(deliveries: Sequence[Delivery]) -> list[tuple[int, str]]:
     return [(int(delivery.position), delivery.token) for delivery in deliveries]
-
-
-def _unsettled(delivery: Delivery) -> LocalDelivery:
-    if not isinstance(delivery, LocalDelivery):
-        raise ConfigurationError("this delivery came from another broker; settle it there")
-    if delivery.settled:
-        raise AlreadySettled(
-            f"message {delivery.position} of queue {delivery.queue!r} was already settled, or was "
-            "received and deleted; settle each delivery once"
-        )
-    return delivery
 
 
 def _mark(deliveries: Sequence[LocalDelivery], settled: bool) -> None:

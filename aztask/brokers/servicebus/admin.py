@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -29,6 +28,7 @@ from aztask.brokers.servicebus.administration import administration_client
 from aztask.brokers.servicebus.client import credential_of
 from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
+from aztask.support.clock import monotonic
 
 ADMIN_VARIABLE: Final = "AZTASK_SERVICEBUS_ADMIN"
 ADMIN_PORT: Final = 5300
@@ -141,7 +141,7 @@ class Administration:
 
         A starting worker asks twice, and an unreachable administration takes long to fail.
         """
-        now = time.monotonic()
+        now = monotonic()
         at, known = self._recent.get(queue, (0.0, None))
         if known is None or now - at > RECENT_SECONDS:
             at, known = now, self._read(queue, now)
@@ -156,7 +156,7 @@ class Administration:
         try:
             return self.properties(queue)
         except BrokerUnavailable as error:
-            self._silent = (time.monotonic(), error)
+            self._silent = (monotonic(), error)
             return error
         except AztaskError as error:
             return error

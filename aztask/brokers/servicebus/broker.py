@@ -15,7 +15,6 @@ Rules
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,9 +26,9 @@ from azure.core.credentials import TokenCredential
 from azure.servicebus import ServiceBusReceivedMessage
 
 from aztask.address.addresses import ServiceBusAddress
+from aztask.address.owner import service_name
 from aztask.brokers.base import (
     AnySession,
-    Capabilities,
     MessageState,
     Peeked,
     Position,
@@ -38,50 +37,33 @@ from aztask.brokers.base import (
     Receiver,
     ReceiverOptions,
 )
-from aztask.brokers.listing import Listing, listing
 from aztask.brokers.servicebus.admin import Administration
 from aztask.brokers.servicebus.calibration import ClockCalibration
 from aztask.brokers.servicebus.client import BusClient
 from aztask.brokers.servicebus.clock import ServiceClock
 from aztask.brokers.servicebus.errors import SDK_ERRORS
 from aztask.brokers.servicebus.inspection import BusInspector
+from aztask.brokers.servicebus.kind import CAPABILITIES, KIND, MESSAGE_LIMIT
 from aztask.brokers.servicebus.lock import LockWatch
 from aztask.brokers.servicebus.mailboxes import BusMailboxes
-from aztask.brokers.servicebus.peeking import Peeking
+from aztask.brokers.servicebus.peeking import PAGE, Peeking
 from aztask.brokers.servicebus.purging import Purge
 from aztask.brokers.servicebus.receiver import BusReceiver
 from aztask.brokers.servicebus.senders import Senders
 from aztask.brokers.servicebus.session import SessionReceiver
-from aztask.brokers.servicebus.wire import (
-    MESSAGE_LIMIT,
-    check_name,
-    message_of,
-)
-from aztask.errors import AztaskError, BrokerError, ConfigurationError
+from aztask.brokers.servicebus.wire import message_of
+from aztask.brokers.skeleton import BrokerSkeleton
+from aztask.errors import AztaskError, ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-
-CAPABILITIES: Final = Capabilities(
-    name="servicebus",
-    sessions=True,
-    defer=True,
-    release=True,
-    fixed_lease=True,
-    duplicate_detection=True,
-    native_dead_letter=True,
-    paged_peek=True,
-    cancel_scheduled=True,
-    remote=True,
-    max_lease_seconds=300.0,
-    max_message_bytes=MESSAGE_LIMIT,
-    receive_limit=256,
-)
 
 LEASE_TOLERANCE: Final = 0.5
 
 
-class ServiceBusBroker:
+class ServiceBusBroker(BrokerSkeleton):
     """The queues of a namespace. Any thread may call; a forked child makes its own."""
+
+    title = "Service Bus queue"
 
     def __init__(
         self,
@@ -102,6 +84,7 @@ class ServiceBusBroker:
         max_message_bytes: raise it for the Premium tier.
         clock: injected in tests.
         """
+        super().__init__(KIND, replace(CAPABILITIES, max_message_bytes=max_message_bytes))
         self._client = BusClient(
             address, credential=credential, websockets=websockets, endpoint=endpoint
         )
@@ -109,83 +92,57 @@ class ServiceBusBroker:
         self._clock = clock
         self._service_clock = ServiceClock(clock)
         self._address = address
-        self._capabilities = replace(CAPABILITIES, max_message_bytes=max_message_bytes)
         self._senders: dict[str, Senders] = {}
         self._peeking = Peeking(self._client)
         self._lock_seconds: dict[str, float | None] = {}
         self._receivers: list[Receiver] = []
         self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._closed = False
+
+    @property
+    def identity(self) -> str:
+        """The broker's name for `aztask.address.owner`."""
+        return service_name(self._address)
 
     @property
     def server(self) -> tuple[str, int | None]:
         """The namespace's host name, and the port if the address names one."""
         return self._address.host, self._address.port
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """All capabilities, except leases chosen by the receiver and changes in place."""
-        return self._capabilities
-
     # -- queues ------------------------------------------------------------------------------
 
-    def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
-        """Create the queue, or apply the explicit options to the existing one."""
-        self._usable()
-        check_name(queue)
+    def _declare(self, queue: str, options: QueueOptions) -> None:
         self._admin.declare(queue, options)
         self._lock_seconds.pop(queue, None)
 
-    def check_name(self, queue: str) -> None:
-        """Raise InvalidQueueName unless the service allows the name."""
-        check_name(queue)
-
-    def delete(self, queue: str) -> None:
-        """Delete the queue and everything in it. Raises QueueNotFound."""
-        self._usable()
-        check_name(queue)
+    def _delete(self, queue: str) -> None:
         self._admin.delete(queue)
         self._forget(queue)
 
-    def listing(self) -> Listing:
-        """All queues of the namespace; needs the permission to manage."""
-        self._usable()
-        return listing(self._admin.queues(), check_name)
+    def _names(self) -> list[str]:
+        return self._admin.queues()  # needs the permission to manage
 
-    def queues(self) -> list[str]:
-        """The sorted names of the queues that aztask can use."""
-        return list(self.listing().queues)
-
-    def stats(self, queue: str) -> QueueStats:
-        """The queue's counts. Raises QueueNotFound."""
-        self._usable()
-        check_name(queue)
+    def _stats(self, queue: str) -> QueueStats:
+        """The service counts clock probes of processes that died. In a queue with few messages,
+        where a worker that empties it or a repair would wait for them, they are taken off.
+        """
         try:
-            return self._admin.stats(queue)
+            found = self._admin.stats(queue)
         except ConfigurationError:  # no permission to manage
             return self._peeking.counted(queue)
+        dead = self._peeking.without_probes(queue, found.dead or 0)
+        scheduled = found.scheduled
+        if scheduled and found.living <= PAGE:
+            with suppress(AztaskError, *SDK_ERRORS):  # without the permission to listen
+                scheduled = max(0, scheduled - self._peeking.probes(queue, scheduled))
+        return replace(found, dead=dead, scheduled=scheduled)
 
-    def peek(
-        self,
-        queue: str,
-        *,
-        dead_letter: bool = False,
-        after: Position | None = None,
-        limit: int = 100,
+    def _peek(
+        self, queue: str, dead_letter: bool, after: Position | None, limit: int
     ) -> list[Peeked]:
-        """Read messages without leasing them, in order of position, starting behind `after`."""
-        self._usable()
-        check_name(queue)
         return self._peeking.page(queue, dead_letter=dead_letter, after=after, limit=limit)
 
-    def purge(self, queue: str, *, dead_letter: bool = False) -> int:
-        """Delete all messages that are not leased; returns how many were deleted.
-
-        Scheduled messages are cancelled, which needs the permission to send.
-        """
-        self._usable()
-        check_name(queue)
+    def _purge(self, queue: str, dead_letter: bool) -> int:
+        """Scheduled messages are cancelled, which needs the permission to send."""
         lease = self._capabilities.max_lease_seconds
 
         def open_receiver(session: AnySession | None, delete: bool) -> Receiver:
@@ -202,9 +159,10 @@ class ServiceBusBroker:
 
     def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
         """Store all envelopes; see `Broker.send` for the errors."""
-        self._usable()
-        if queue not in self._senders:
-            check_name(queue)
+        if queue in self._senders:
+            self._usable()
+        else:
+            self._usable_for(queue)
         if not envelopes:
             return
         if not self._service_clock.known and any(envelope.delay for envelope in envelopes):
@@ -219,13 +177,8 @@ class ServiceBusBroker:
         limit = self._capabilities.max_message_bytes - reserve
         message_of(envelope, self._service_clock.now(), limit)
 
-    def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
-        """Remove scheduled messages by message id; returns how many were removed.
-
-        The service cancels by sequence number, so this peeks through the whole queue.
-        """
-        self._usable()
-        check_name(queue)
+    def _cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
+        """The service cancels by sequence number, so this peeks through the whole queue."""
         ids = frozenset(message_ids)
         found = self._peeking.all(
             queue,
@@ -234,30 +187,18 @@ class ServiceBusBroker:
         senders = self._senders_of(queue)
         return sum(senders.cancelled(int(each.position)) for each in found)
 
-    def receiver(
-        self,
-        queue: str,
-        *,
-        lease: float,
-        prefetch: int = 0,
-        session: str | AnySession | None = None,
-        dead_letter: bool = False,
-        delete: bool = False,
-        poll_ceiling: float | None = None,
-    ) -> Receiver:
-        """A receiver whose leases last as long as the queue's lock; `lease` must equal it.
+    def _receiver(self, options: ReceiverOptions, poll_ceiling: float | None) -> Receiver:
+        """The queue's lock decides: the lease must equal it.
 
         Raises ConfigurationError if the lock duration is known to be another. If it is not known,
         the receiver's `receive` raises the error as soon as its messages prove the difference.
         """
-        self._usable()
-        check_name(queue)
-        lease = self._checked_lease(queue, lease, dead_letter=dead_letter)
+        queue, session, dead_letter = options.queue, options.session, options.dead_letter
+        lease = self._checked_lease(queue, options.lease, dead_letter=dead_letter)
         watch = None
-        if not (delete or dead_letter):
+        if not (options.delete or dead_letter):
             watch = self._watch(queue, lease, in_session=session is not None)
-        limit = self._capabilities.max_message_bytes
-        options = ReceiverOptions(queue, lease, session, dead_letter, delete, limit)
+        options = replace(options, lease=lease)
         receiver: Receiver
         if session is None or dead_letter:
             receiver = BusReceiver(self._client, options, self.send, clock=self._clock, watch=watch)
@@ -278,12 +219,6 @@ class ServiceBusBroker:
 
         Raises ConfigurationError if the two differ.
         """
-        longest = self._capabilities.max_lease_seconds
-        if not 0 < lease <= longest:
-            raise ConfigurationError(
-                f"a lease of {lease!r} s is not possible here; choose more than 0 and at most "
-                f"{longest:.0f} s"
-            )
         if queue not in self._lock_seconds:
             self._lock_seconds[queue] = self._admin.lock_seconds(queue)
         actual = self._lock_seconds[queue]
@@ -335,11 +270,7 @@ class ServiceBusBroker:
             learn=self._learn_time,
         )
 
-    def close(self) -> None:
-        """Close all connections. Leased messages stay leased until their leases end."""
-        self._closed = True
-        if self._pid != os.getpid():
-            return
+    def _close(self) -> None:
         for receiver in self._receivers:
             receiver.close()
         for queue in list(self._senders):
@@ -352,7 +283,7 @@ class ServiceBusBroker:
 
     def _open_sender(self, queue: str) -> None:
         """Open a connection for sending; raises the service's refusal."""
-        check_name(queue)
+        self._usable_for(queue)
         with self._senders_of(queue).sender():
             pass
 
@@ -385,8 +316,6 @@ class ServiceBusBroker:
         self._service_clock.pin(found.time, found.after, found.before)
         self._service_clock.learn(found.time)
 
-    def _usable(self) -> None:
-        if self._closed:
-            raise BrokerError("the Service Bus broker was closed; make another one")
-        if self._pid != os.getpid():
-            raise BrokerError("this broker belongs to the parent process; make another one here")
+    def _usable_for(self, queue: str) -> None:
+        super()._usable_for(queue)
+        self._address.check_entity(queue)

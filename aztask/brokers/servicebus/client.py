@@ -9,10 +9,12 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from azure.core.credentials import (
@@ -36,7 +38,10 @@ from aztask.brokers.servicebus import private
 from aztask.brokers.servicebus.connecting import ConnectionOptions
 from aztask.brokers.servicebus.errors import SDK_ERRORS
 from aztask.brokers.servicebus.reading import decode_answers
+from aztask.brokers.servicebus.symptoms import tell_apart
 from aztask.support.threadpool import ThreadPool
+
+logger = logging.getLogger(__name__)
 
 REQUEST_SECONDS: Final = 10.0
 """How long one request may take if no lease requires less."""
@@ -70,8 +75,11 @@ class BusClient:
         self._closing: list[Future[None]] = []
 
     def sender(self, queue: str) -> ServiceBusSender:
-        """A sender, not connected yet."""
-        return self._client(SEND_SECONDS).get_queue_sender(queue)
+        """A sender, not connected yet. Raises ConfigurationError as `check_entity` does."""
+        self.address.check_entity(queue)
+        sender = self._client(SEND_SECONDS).get_queue_sender(queue)
+        tell_apart(sender)
+        return sender
 
     def receiver(
         self,
@@ -83,7 +91,11 @@ class BusClient:
         request_seconds: float = REQUEST_SECONDS,
         session_wait: float | None = None,
     ) -> ServiceBusReceiver:
-        """A receiver, not connected yet. Only one thread may use it at a time."""
+        """A receiver, not connected yet. Only one thread may use it at a time.
+
+        Raises ConfigurationError as `check_entity` does.
+        """
+        self.address.check_entity(queue)
         session_id: Any = NEXT_AVAILABLE_SESSION if isinstance(session, AnySession) else session
         receiver = self._client(request_seconds).get_queue_receiver(
             queue,
@@ -97,6 +109,7 @@ class BusClient:
             max_wait_time=session_wait,
             prefetch_count=0,
         )
+        tell_apart(receiver)
         return decode_answers(receiver)
 
     def _client(self, request_seconds: float) -> ServiceBusClient:
@@ -111,7 +124,8 @@ class BusClient:
         }
         address = self.address
         if address.emulator:
-            text = address.connection_string().reveal()
+            # Without EntityPath: the SDK compares it exactly, and answers with a ValueError.
+            text = replace(address, entity=None).connection_string().reveal()
             return ServiceBusClient.from_connection_string(text, **options)
         return ServiceBusClient(address.host, self._credential, **options)
 
@@ -137,8 +151,12 @@ class BusClient:
 
 
 def _close(handler: ServiceBusReceiver | ServiceBusSender) -> None:
-    with suppress(*SDK_ERRORS):  # the connection may be gone already
+    try:
         private.close(handler)
+    except SDK_ERRORS:
+        pass  # the connection is gone already
+    except Exception:  # no caller waits for this connection
+        logger.warning("a connection was not closed properly", exc_info=True)
 
 
 def credential_of(address: ServiceBusAddress, credential: TokenCredential | None) -> Any:

@@ -20,7 +20,7 @@ from azure.servicebus import TransportType
 from aztask.address.addresses import ServiceBusAddress
 from aztask.address.connection_strings import host_and_port
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.support.extras import install_command
+from aztask.support.late import install_command
 from aztask.support.masking import printable
 
 TRANSPORT_VARIABLE: Final = "AZTASK_SERVICEBUS_TRANSPORT"

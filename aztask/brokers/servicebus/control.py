@@ -32,6 +32,7 @@ from aztask.brokers.servicebus.client import BusClient, Connect
 from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_lost, is_refusal
 from aztask.errors import BrokerUnavailable
 from aztask.support.display import plural
+from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ MAX_TOKENS: Final = 200
 
 SHORTEST_OPENING: Final = 2.0
 """Seconds: the SDK needs half a second to open a connection, more on a busy machine."""
+
+LONGEST_BATCH: Final = 60.0
+"""Seconds for what has been posted by then: a few requests, each with its time-out."""
 
 RENEW: Final = "renew"
 
@@ -101,6 +105,7 @@ class Control:
         self._condition = threading.Condition(threading.Lock())
         self._receiver: ServiceBusReceiver | None = None
         self._thread: threading.Thread | None = None
+        self.part = Part(f"lease connection {queue}", longest=LONGEST_BATCH)
         self._closed = self._failing = False
 
     def carry_out(self, requests: Sequence[LockRequest]) -> None:
@@ -121,6 +126,7 @@ class Control:
         with self._condition:
             self._closed = True
             self._condition.notify()
+        self.part.stop()
 
     def _post(self, work: _Work) -> Future[Any]:
         with self._condition:
@@ -128,33 +134,42 @@ class Control:
                 raise BrokerUnavailable("the connection was closed; make another receiver")
             self._work.append(work)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._serve, name=f"aztask-bus-{self._queue}", daemon=True
-                )
+                self._thread = self.part.thread(self._serve, f"aztask-bus-{self._queue}")
                 self._thread.start()
             self._condition.notify()
         return work.future
 
     def _serve(self) -> None:
+        if not self._failing:
+            self.part.rest()  # it waits for work again, after whatever failed
         while batch := self._take():
-            requests = [request for work in batch for request in work.requests]
+            self.part.begin()
             try:
-                self._carry_out(requests)
-            except Exception:  # the verdicts stay unknown; the thread goes on serving others
-                logger.exception(
-                    "queue %s: %s failed; whether they took effect is unknown",
-                    self._queue,
-                    plural(len(requests), "lease operation"),
-                )
-            finally:
+                self._do(batch)
+            finally:  # no caller may wait without end
                 for work in batch:
-                    if work.call is None:
-                        work.future.set_result(None)
-            for work in batch:
-                if work.call is not None:
-                    self._call(work)
+                    if not work.future.done():
+                        work.future.set_exception(BrokerUnavailable("the request failed"))
+            if not self._failing:
+                self.part.rest()
+            self.part.idle()
         if self._receiver is not None:
             self._client.close(self._receiver)
+
+    def _do(self, batch: list[_Work]) -> None:
+        requests = [request for work in batch for request in work.requests]
+        try:
+            self._carry_out(requests)
+        except Exception as error:  # noqa: BLE001  # the thread goes on serving others
+            what = plural(len(requests), "lease operation")
+            self.part.failed(error, f"whether {what} took effect is unknown")
+        finally:
+            for work in batch:
+                if work.call is None:
+                    work.future.set_result(None)
+        for work in batch:
+            if work.call is not None:
+                self._call(work)
 
     def _take(self) -> list[_Work]:
         with self._condition:
@@ -201,6 +216,7 @@ class Control:
             error,
         )
         self._failing = True
+        self.part.trouble(error)
 
     def _answered(self) -> None:
         if self._failing:

@@ -10,6 +10,7 @@ from uuid import UUID
 from azure.servicebus import ServiceBusReceivedMessage
 
 from aztask.brokers.base import Delivery
+from aztask.brokers.delivery import OwnDelivery, unsettled
 from aztask.brokers.servicebus.reading import damage_of
 from aztask.brokers.servicebus.wire import (
     ENQUEUED,
@@ -19,13 +20,12 @@ from aztask.brokers.servicebus.wire import (
     epoch_of,
     position_of,
 )
-from aztask.errors import AlreadySettled, ConfigurationError
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
 
 
 @dataclass(slots=True, eq=False)
-class BusDelivery(Delivery):
-    """A delivery that knows its lock and whether it was settled.
+class BusDelivery(OwnDelivery):
+    """A delivery that knows its lock.
 
     lock: the lock token; None after receive-and-delete.
     message: the SDK's message.
@@ -35,7 +35,6 @@ class BusDelivery(Delivery):
 
     lock: UUID | None = None
     message: ServiceBusReceivedMessage | None = None
-    settled: bool = False
     attempted: bool = False
     holder: object = None
 
@@ -65,9 +64,9 @@ def delivery_of(
         envelope.session,
         reason,
         description,
-        lock,
-        message,
-        delete,
+        settled=delete,
+        lock=lock,
+        message=message,
     )
 
 
@@ -82,22 +81,12 @@ def ages(message: ServiceBusReceivedMessage) -> tuple[float, float] | None:
     return None if enqueued is None or locked is None else (enqueued, locked)
 
 
-def unsettled(deliveries: Sequence[Delivery]) -> list[BusDelivery]:
+def all_unsettled(deliveries: Sequence[Delivery]) -> list[BusDelivery]:
     """Check that all deliveries are ours and not settled.
 
     Raises AlreadySettled, ConfigurationError.
     """
-    ours = []
-    for delivery in deliveries:
-        if not isinstance(delivery, BusDelivery):
-            raise ConfigurationError("this delivery came from another broker; settle it there")
-        if delivery.settled:
-            raise AlreadySettled(
-                f"message {delivery.position} of queue {delivery.queue!r} was already settled, or "
-                "was received and deleted; settle each delivery once"
-            )
-        ours.append(delivery)
-    return ours
+    return [unsettled(BusDelivery, delivery) for delivery in deliveries]
 
 
 def verb_of(settlement: Settlement) -> tuple[str, str, str]:

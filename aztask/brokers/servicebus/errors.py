@@ -3,14 +3,14 @@
 Rules
 1. Three functions classify an error: was the lease lost (`is_lost`), had the request certainly no
    effect (`is_refusal`), and which error does the caller get (`error_of`).
-2. All errors that the SDK raises are handled: its own, those of its AMQP layer, and those of the
-   socket underneath.
+2. The errors of a request are the SDK's own, and those of the socket underneath (`SDK_ERRORS`). An
+   error of Python is a bug and is not caught as an outage; the module `symptoms` has turned those
+   that show a broken connection into the SDK's own.
 3. No text shows a secret: secrets in the SDK's texts are masked.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 from azure.core.exceptions import (
@@ -20,6 +20,7 @@ from azure.core.exceptions import (
     ResourceNotFoundError,
 )
 from azure.servicebus.exceptions import (
+    MessageAlreadySettled,
     MessageLockLostError,
     MessageNotFoundError,
     MessageSizeExceededError,
@@ -48,12 +49,8 @@ from aztask.errors import (
 from aztask.support.display import one_line
 from aztask.support.masking import mask
 
-SDK_ERRORS: Final = (
-    *(AzureError, OSError, ValueError, RuntimeError),
-    *(AttributeError, TypeError, LookupError, struct.error),
-)
-"""The errors of SDK calls whose connection breaks at a bad moment. AttributeError comes from links
-that the SDK itself has closed ([seen] azure-servicebus 7.15)."""
+SDK_ERRORS: Final = (AzureError, MessageAlreadySettled, OSError)
+"""The errors of the SDK's calls (rule 2)."""
 
 BUSY_SECONDS: Final = 10.0
 """The pause after "server busy" (the service's documentation, "Throttling operations")."""
@@ -88,10 +85,13 @@ def is_no_session(error: Exception) -> bool:
 def error_of(error: Exception, queue: str | None) -> AztaskError:
     """The error for the caller: one line, without secrets.
 
-    queue: the queue of the request; None for a request about all queues.
+    queue: the queue of the request; None for a request about all queues. Raises an error that is
+    none of a request (rule 2).
     """
     if isinstance(error, AztaskError):
         return error
+    if not isinstance(error, SDK_ERRORS):
+        raise error
     text = one_line(mask(str(error)), 300) or type(error).__name__
     name = "all queues" if queue is None else repr(queue)
     if isinstance(error, HttpResponseError) and error.status_code in _MANAGING:

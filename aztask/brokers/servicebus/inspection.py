@@ -3,7 +3,7 @@
 Rules
 1. Settings are read if we have the permission to manage. The permissions to listen and to send are
    checked by opening links and by a peek: nothing is received and nothing is sent.
-2. The clock is learned from a message that is scheduled two days ahead, peeked at and cancelled.
+2. The clock is learned from a message that is scheduled ahead, peeked at and cancelled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aztask.brokers.inspection import QueueFacts, Right
 from aztask.brokers.servicebus import private
 from aztask.brokers.servicebus.admin import Administration
 from aztask.brokers.servicebus.clock import ServiceClock
-from aztask.brokers.servicebus.wire import check_name
+from aztask.brokers.servicebus.kind import KIND
 from aztask.errors import AztaskError, BrokerError, BrokerUnavailable, QueueNotFound
 from aztask.support.finding import Finding, fine, warning
 
@@ -55,7 +55,8 @@ class BusInspector:
 
     def facts(self, queue: str) -> QueueFacts:
         """The queue's settings, in one request. Unread without the permission to manage."""
-        check_name(queue)
+        KIND.check_name(queue)
+        self._address.check_entity(queue)
         try:
             known = self._admin.recent(queue)
         except QueueNotFound:

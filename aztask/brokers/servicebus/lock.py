@@ -35,6 +35,7 @@ from aztask.brokers.servicebus.clock import STEP_SECONDS, ClockBounds
 from aztask.brokers.servicebus.delivery import ages
 from aztask.brokers.servicebus.errors import SDK_ERRORS
 from aztask.errors import AztaskError, LeaseRefused
+from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class LockWatch:
         self._hurry = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._part = Part(f"lock check {queue}")
         self._patient = True
         self._confirmed = managed
         self._refusal = ""
@@ -108,6 +110,7 @@ class LockWatch:
         """End the background search for pins."""
         self._closed = True
         self._hurry.set()
+        self._part.stop()
 
     def messages(
         self,
@@ -240,9 +243,7 @@ class LockWatch:
             if self._doubted is not None:
                 self._hurry.set()
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(
-                    target=self._search, name=f"aztask-lock-{self._queue}", daemon=True
-                )
+                self._thread = self._part.thread(self._search, f"aztask-lock-{self._queue}")
                 self._thread.start()
 
     def _search(self) -> None:
@@ -251,7 +252,9 @@ class LockWatch:
         tries = 0
         while pause is not None and not self._closed:
             tries += 1
+            self._part.begin()
             pause = self._search_once(min(FIRST_PAUSE * 2.0 ** min(tries, 10), longest))
+            self._part.rest()
             if pause:
                 self._hurry.wait(pause)
                 self._hurry.clear()
@@ -271,8 +274,8 @@ class LockWatch:
                 self._calibration.once()
         except (AztaskError, *SDK_ERRORS) as error:
             logger.debug("the lock duration of queue %s is not known yet: %s", self._queue, error)
-        except Exception:  # an unexpected SDK error: the next attempt may succeed
-            logger.exception("cannot find out the lock duration of queue %s; retrying", self._queue)
+        except Exception as error:  # noqa: BLE001  # an SDK may raise anything
+            self._part.failed(error)
         with self._lock:
             if actual is not None:
                 self._settle(actual)

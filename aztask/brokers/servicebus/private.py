@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import select
 import socket
 import ssl
@@ -31,11 +32,16 @@ from itertools import groupby
 from typing import Any, Final
 from uuid import UUID
 
+from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver, ServiceBusSender
 from azure.servicebus._pyamqp.cbs import CBSAuthenticator
 from azure.servicebus.exceptions import ServiceBusError
 
 from aztask.brokers.servicebus.reading import built, decode_answers, decode_here, supported
+from aztask.brokers.servicebus.symptoms import PYTHON_ERRORS, is_symptom
+from aztask.support.parts import Part
+
+logger = logging.getLogger(__name__)
 
 STATUSES: Final = {
     "complete": "completed",
@@ -50,6 +56,10 @@ LONGEST_READ: Final = 0.2
 
 GATHER: Final = 0.004
 """After this many seconds without another message, a receive returns fewer than its limit."""
+
+
+WATCHDOG: Final = Part("connection watchdog")
+KEEP_ALIVE: Final = Part("keeping connections alive")
 
 
 @cache
@@ -76,7 +86,7 @@ def _translated(handler: ServiceBusReceiver | ServiceBusSender) -> Iterator[None
         yield
     except Exception as error:  # noqa: BLE001  # its AMQP layer may raise any error
         link: Any = handler
-        raise link._handle_exception(error) from None
+        raise link._handle_exception(error) from None  # bugs as they are, see `symptoms`
 
 
 @contextlib.contextmanager
@@ -186,7 +196,12 @@ def _readable(sock: socket.socket | None, wait: float) -> bool:
     """Whether there is something to read within `wait` seconds; True if only a read can tell."""
     if sock is None or (isinstance(sock, ssl.SSLSocket) and sock.pending()):
         return True
-    return bool(select.select([sock], [], [], wait)[0])
+    try:
+        return bool(select.select([sock], [], [], wait)[0])
+    except ValueError:
+        if sock.fileno() < 0:  # another thread closed the connection
+            raise ConnectionError("the connection was closed") from None
+        raise
 
 
 def open_link(handler: ServiceBusReceiver | ServiceBusSender, timeout: float) -> None:
@@ -203,12 +218,10 @@ def open_link(handler: ServiceBusReceiver | ServiceBusSender, timeout: float) ->
     def created(auth: Any) -> None:
         create(auth)
         if hasattr(link._handler, "_keep_alive"):
-            link._handler._keep_alive = partial(keep_alive, handler)
+            link._handler._keep_alive = partial(_keep_alive, handler)
 
     link._create_handler = created
-    watchdog = threading.Timer(timeout, end, [handler])
-    watchdog.daemon = True
-    watchdog.start()
+    watchdog = WATCHDOG.alarm(timeout, end, handler)
     try:
         with _translated(link):
             link._open(timeout)
@@ -218,6 +231,12 @@ def open_link(handler: ServiceBusReceiver | ServiceBusSender, timeout: float) ->
     finally:
         watchdog.cancel()
         link._create_handler = create
+
+
+def _keep_alive(handler: ServiceBusReceiver | ServiceBusSender) -> None:
+    threading.current_thread().name = "aztask-keep-alive"
+    KEEP_ALIVE.adopt()
+    KEEP_ALIVE.run(lambda: keep_alive(handler))
 
 
 def keep_alive(
@@ -232,14 +251,18 @@ def keep_alive(
     client: Any = handler._handler
     connection, read_at = client._connection, time.monotonic()
     while client._connection is connection and not client._shutdown:
+        KEEP_ALIVE.rest()
         pause(1.0)
+        KEEP_ALIVE.begin()
         if time.monotonic() - read_at < client._keep_alive_interval:
             continue
         read_at = time.monotonic()
         credit = getattr(client._link, "current_link_credit", 0)
         try:
             connection.listen(batch=credit if has_unread(handler) else 0)
-        except Exception:  # noqa: BLE001  # the next caller of the connection gets its error
+        except Exception as error:  # the next caller of the connection gets its error
+            if isinstance(error, PYTHON_ERRORS) and not is_symptom(error, handler):
+                logger.exception("a connection was not kept alive because of an unexpected error")
             return
 
 
@@ -382,8 +405,9 @@ def release(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage | N
     if not is_open(receiver) or tag not in getattr(link, "_received_delivery_tags", ()):
         return False
     try:
-        handler.settle_messages(message._delivery_id, tag, "released")  # type: ignore[union-attr]
-    except Exception:  # noqa: BLE001  # any error of the AMQP layer: the caller abandons the message
+        with _translated(receiver):
+            handler.settle_messages(message._delivery_id, tag, "released")  # type: ignore[union-attr]
+    except (AzureError, OSError):  # the link failed: the caller abandons the message
         return False
     return True
 

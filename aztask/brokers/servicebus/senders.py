@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -27,18 +27,18 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from aztask.brokers.servicebus import private, sdktracing
 from aztask.brokers.servicebus.client import REQUEST_SECONDS, SEND_SECONDS, BusClient
+from aztask.brokers.servicebus.clockprobe import DUE_SECONDS, MARGIN, PREFIX, TIME_TO_LIVE
 from aztask.brokers.servicebus.encoding import encode_once
 from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_refusal
 from aztask.brokers.servicebus.wire import ENQUEUED, epoch_of
-from aztask.errors import MessageTooLarge, SendUnconfirmed
+from aztask.errors import BrokerError, MessageTooLarge, SendUnconfirmed
 from aztask.message.envelope import Envelope
 from aztask.support.clock import Clock
+from aztask.support.failpoint import hit
 
 MAX_SENDERS: Final = 4
 IDLE_SECONDS: Final = 1.0
 OPEN_SECONDS: Final = 10.0
-PROBE_SECONDS: Final = 2 * 86400.0
-PROBE_MARGIN: Final = 60.0
 
 Pair = tuple[Envelope, ServiceBusMessage]
 
@@ -54,6 +54,10 @@ class ClockProbe(NamedTuple):
     time: float
     after: float
     before: float
+
+
+class NoUsableTime(BrokerError):
+    """The service put no usable time on the message of a clock probe."""
 
 
 class Senders:
@@ -120,33 +124,44 @@ class Senders:
     def probed(
         self, clock: Clock, peek: Callable[[int], list[Any]], *, in_session: bool = False
     ) -> ClockProbe:
-        """Get a time from the service: schedule a message far ahead, peek at it, and cancel it.
+        """Get a time from the service: schedule a message, peek at it, and cancel it.
 
         peek: peeks at a sequence number; returns the messages from there on.
         in_session: the queue requires a session for every message.
-        Crash window: if the process dies in between, the message appears in two days and expires
-        at once. Raises LookupError if the service put no usable time on the message.
+        Crash window: if the process dies in between, the message is due soon, and expires or is
+        dropped by a worker; see `clockprobe`. Raises BrokerError if the service put no usable time
+        on the message.
         """
-        name = f"aztask-clock-{uuid.uuid4()}"
+        for ahead in DUE_SECONDS[:-1]:
+            with suppress(NoUsableTime):
+                return self._probed(clock, peek, ahead, in_session=in_session)
+        return self._probed(clock, peek, DUE_SECONDS[-1], in_session=in_session)
+
+    def _probed(
+        self, clock: Clock, peek: Callable[[int], list[Any]], ahead: float, *, in_session: bool
+    ) -> ClockProbe:
+        name = f"{PREFIX}{uuid.uuid4()}"
         probe = ServiceBusMessage(
             b"",
             message_id=name,
             session_id=name if in_session else None,
-            time_to_live=timedelta(seconds=1),
+            time_to_live=timedelta(seconds=TIME_TO_LIVE),
         )
-        due = clock.wall() + PROBE_SECONDS
+        due = clock.wall() + ahead
         with self.sender() as sender:
             after = clock.monotonic()
             (number,) = sender.schedule_messages(
                 probe, datetime.fromtimestamp(due, UTC), timeout=REQUEST_SECONDS
             )
             before = clock.monotonic()
+        hit("probed")
         try:
-            enqueued = epoch_of(peek(number)[0], ENQUEUED)
+            (found,) = [each for each in peek(number) if each.message_id == name] or [None]
+            enqueued = None if found is None else epoch_of(found, ENQUEUED)
         finally:
             self.cancelled(number)
-        if enqueued is None or abs(enqueued - due) < PROBE_MARGIN:
-            raise LookupError("the service does not say when it accepted the message")
+        if enqueued is None or abs(enqueued - due) < MARGIN:
+            raise NoUsableTime("the service does not say when it accepted the message")
         return ClockProbe(enqueued, after, before)
 
     @contextmanager
@@ -176,6 +191,9 @@ class Senders:
         except SDK_ERRORS as error:
             self._client.drop(sender)
             raise error_of(error, self._queue) from None
+        except BaseException:
+            self._client.drop(sender)
+            raise
         return sender
 
     def _back(self, sender: ServiceBusSender) -> None:

@@ -15,7 +15,6 @@ Rules
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -34,8 +33,9 @@ from aztask.brokers.base import (
 )
 from aztask.brokers.servicebus import private
 from aztask.brokers.servicebus.client import BusClient
+from aztask.brokers.servicebus.clockprobe import without_probes
 from aztask.brokers.servicebus.control import Control, Verdict
-from aztask.brokers.servicebus.delivery import BusDelivery, unsettled
+from aztask.brokers.servicebus.delivery import BusDelivery, all_unsettled
 from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_lost, is_no_session
 from aztask.brokers.servicebus.lock import LockWatch
 from aztask.brokers.servicebus.receiver import OPEN_SECONDS, BusReceiver, Send, request_seconds
@@ -98,19 +98,20 @@ class SessionReceiver(BusReceiver):
 
         Raises LeaseRefused if the lease differs from the queue's lock duration.
         """
-        until = time.monotonic() + wait
+        until = self._clock.monotonic() + wait
         deliveries: list[Delivery] = []
         refusal = self._watched()
         while not self._closed and not deliveries:
             self._accept_until = until
             try:
                 deliveries = self._owned(lambda link: self._turn(link, limit), drop_always=True)
+                deliveries = without_probes(deliveries, self.settle)
             except SDK_ERRORS as error:
                 if not self._closed:
                     self._pause(error, until)
             finally:
                 self._accept_until = None
-            if time.monotonic() >= until:
+            if self._clock.monotonic() >= until:
                 break
         if self._watch is not None and (deliveries or refusal):
             refusal = self._watch.verdict()
@@ -124,7 +125,7 @@ class SessionReceiver(BusReceiver):
         if not is_no_session(error) and not is_lost(error):
             raise error_of(error, self._queue) from None
         if self._session is not ANY_SESSION or is_lost(error):  # the service answered at once
-            time.sleep(max(0.0, min(SHORTEST_ACCEPT, until - time.monotonic())))
+            self._clock.sleep(max(0.0, min(SHORTEST_ACCEPT, until - self._clock.monotonic())))
 
     def _accept(self) -> ServiceBusReceiver:
         """Open a connection that holds a session; raise if none is free.
@@ -135,7 +136,7 @@ class SessionReceiver(BusReceiver):
         until = self._accept_until
         if until is None:
             raise SessionLockLostError(message="no session is held here")
-        wait = max(SHORTEST_ACCEPT, min(until - time.monotonic(), LONGEST_ACCEPT))
+        wait = max(SHORTEST_ACCEPT, min(until - self._clock.monotonic(), LONGEST_ACCEPT))
         link = self._client.receiver(
             self._queue,
             delete=self._delete,
@@ -153,7 +154,7 @@ class SessionReceiver(BusReceiver):
             if self._clock.monotonic() - asked_at > STALE * self._lease:
                 asked_at = self._clock.monotonic()
                 self._renew_session(link)
-        except SDK_ERRORS:
+        except BaseException:
             self._client.drop(link)
             raise
         finally:
@@ -172,7 +173,7 @@ class SessionReceiver(BusReceiver):
         deliveries = self._deliveries(messages, self._deadline - self._lease)
         now = self._clock.monotonic()
         self._held = [each for each in self._held if not each.settled and now < each.deadline]
-        self._held += unsettled(deliveries) if not self._delete else []
+        self._held += all_unsettled(deliveries) if not self._delete else []
         if not deliveries and not self._held and self._session is ANY_SESSION:
             self._retire()
         return deliveries
@@ -277,7 +278,7 @@ class SessionReceiver(BusReceiver):
         self, deliveries: Sequence[Delivery], seconds: float | None = None
     ) -> list[Renewed | Lost | Unknown]:
         """Extend the session's lease, and with it the leases of all its messages."""
-        ours = unsettled(deliveries)
+        ours = all_unsettled(deliveries)
         if not ours:
             return []
         asked_at = self._clock.monotonic()
@@ -311,7 +312,7 @@ class SessionReceiver(BusReceiver):
 
         For deliveries of a session that ended, this only finds out what happened (rule 5).
         """
-        unsettled([delivery for delivery, _ in pairs])
+        all_unsettled([delivery for delivery, _ in pairs])
         holds = [self._holds(delivery) for delivery, _ in pairs]
         held = [pair for pair, ours in zip(pairs, holds, strict=True) if ours]
         answers = iter(super().settle(held))
@@ -371,7 +372,7 @@ class SessionReceiver(BusReceiver):
     def close(self) -> None:
         """Stop receiving and release the session; ends a receive that is in progress."""
         super().close()
-        give_up_at = time.monotonic() + CLOSE_SECONDS
-        while (opening := self._opening) is not None and time.monotonic() < give_up_at:
+        give_up_at = self._clock.monotonic() + CLOSE_SECONDS
+        while (opening := self._opening) is not None and self._clock.monotonic() < give_up_at:
             private.end(opening)  # has no effect before its socket exists
-            time.sleep(SLICE)
+            self._clock.sleep(SLICE)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -29,29 +28,23 @@ import msgpack
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
 from aztask.brokers.base import MessageState, Peeked, Position
+from aztask.brokers.servicebus.kind import MESSAGE_LIMIT
 from aztask.brokers.servicebus.reading import damage_of
 from aztask.errors import (
     ConfigurationError,
     ContentRefused,
     DecodeError,
     EncodeError,
-    InvalidQueueName,
     MessageTooLarge,
 )
 from aztask.message.bounds import MessageLimits, check_msgpack
 from aztask.message.envelope import Envelope
-from aztask.support.masking import printable
 
 PACKED: Final = "aztask-packed"
 EXPIRES_AT: Final = "aztask-expires-at"
 
-MESSAGE_LIMIT: Final = 256 * 1024
-"""Bytes of a message with its properties in the Standard tier (the service's documented quota)."""
-
 ID_LIMIT: Final = 128
 """Characters of message ids, session ids and partition keys (the service's documented quota)."""
-
-NAME_LIMIT: Final = 260
 
 UNREADABLE: Final = "application/octet-stream"
 """Content type of an unreadable message."""
@@ -66,22 +59,8 @@ _LATEST: Final = datetime(9998, 12, 31, tzinfo=UTC).timestamp()
 _REASON: Final = b"DeadLetterReason"
 _DESCRIPTION: Final = b"DeadLetterErrorDescription"
 _OURS: Final = frozenset({PACKED.encode(), EXPIRES_AT.encode(), _REASON, _DESCRIPTION})
-_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?", re.ASCII)
 _NATIVE: Final = (str, bool, float)
 _STATES: Final = (MessageState.ACTIVE, MessageState.DEFERRED, MessageState.SCHEDULED)
-
-
-def check_name(queue: str) -> None:
-    """Raise InvalidQueueName unless Service Bus allows the name."""
-    if (
-        len(queue) > NAME_LIMIT
-        or not _NAME.fullmatch(queue)
-        or any(part in ("", ".", "..") for part in queue.split("/"))
-    ):
-        raise InvalidQueueName(
-            f"{printable(queue, 80)} cannot name a queue: use 1 to {NAME_LIMIT} letters, digits, "
-            "'.', '-', '_' and '/', a letter or digit first and last"
-        )
 
 
 def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> ServiceBusMessage:
@@ -98,17 +77,24 @@ def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> Se
     due = now + envelope.delay
     if due > _LATEST:
         raise ConfigurationError(f"a delay of {envelope.delay:g} s ends after the year 9998")
-    message = ServiceBusMessage(
-        envelope.body,
-        application_properties=properties,
-        session_id=envelope.session,
-        message_id=_checked_id(envelope.message_id, "message id") or None,
-        content_type=envelope.content_type,
-        correlation_id=envelope.correlation_id,
-        subject=envelope.subject,
-        partition_key=envelope.partition_key,
-        reply_to=_text(envelope.properties.get("reply_to")),
-    )
+    message_id = _checked_id(envelope.message_id, "message id") or None
+    try:
+        message = ServiceBusMessage(
+            envelope.body,
+            application_properties=properties,
+            session_id=envelope.session,
+            message_id=message_id,
+            content_type=envelope.content_type,
+            correlation_id=envelope.correlation_id,
+            subject=envelope.subject,
+            partition_key=envelope.partition_key,
+            reply_to=_text(envelope.properties.get("reply_to")),
+        )
+    except ValueError as error:  # a foreign message's field is longer than the service allows
+        raise EncodeError(
+            f"message {envelope.message_id!r} cannot be sent: {str(error).rstrip('.')}; leave it "
+            "among the dead letters, or send it anew"
+        ) from None
     raw = message.raw_amqp_message
     assert raw.properties is not None  # noqa: S101  # ServiceBusMessage makes them
     raw.properties.content_encoding = envelope.content_encoding
@@ -116,7 +102,7 @@ def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> Se
         message.scheduled_enqueue_time_utc = datetime.fromtimestamp(due, UTC)
     if envelope.expires_at is not None and envelope.expires_at < _LATEST:
         # the SDK writes whole seconds; the worker checks the exact time
-        left = max(1, math.ceil(envelope.expires_at - due))
+        left = max(1, math.ceil(max(0.0, envelope.expires_at - due)))  # it may be minus infinity
         if left < LONGEST_LIFE:  # otherwise only the worker checks it
             message.time_to_live = timedelta(seconds=left)
     priority = envelope.properties.get("priority")
@@ -221,7 +207,8 @@ def is_direct(message: ServiceBusReceivedMessage) -> bool:
 def state_of(message: ServiceBusReceivedMessage) -> MessageState:
     """The state of a peeked message; `MessageState.ACTIVE` if it is unknown."""
     state: Any = (message.raw_amqp_message.annotations or {}).get(b"x-opt-message-state", 0)
-    return _STATES[state] if state in range(len(_STATES)) else MessageState.ACTIVE
+    known = isinstance(state, int) and 0 <= state < len(_STATES)  # Decimal(1) is in a range, too
+    return _STATES[state] if known else MessageState.ACTIVE
 
 
 def peeked_of(message: ServiceBusReceivedMessage, *, dead_letter: bool) -> Peeked:

@@ -14,7 +14,6 @@ Rules
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
@@ -26,9 +25,8 @@ from azure.core.exceptions import AzureError
 from azure.storage.queue import QueueMessage
 
 from aztask.address.addresses import StorageQueueAddress
+from aztask.address.owner import service_name
 from aztask.brokers.base import (
-    AnySession,
-    Capabilities,
     MessageState,
     Peeked,
     Position,
@@ -37,29 +35,26 @@ from aztask.brokers.base import (
     Receiver,
     ReceiverOptions,
 )
-from aztask.brokers.listing import Listing, listing
-from aztask.brokers.mailboxes import PREFIX
+from aztask.brokers.skeleton import BrokerSkeleton
 from aztask.brokers.storagequeue.client import StorageClient
 from aztask.brokers.storagequeue.delivery import CONNECTIONS, QueueRequests
 from aztask.brokers.storagequeue.errors import failure_of
 from aztask.brokers.storagequeue.inspection import StorageInspector
+from aztask.brokers.storagequeue.kind import (
+    KIND,
+    PEEK_LIMIT,
+    POISON_SUFFIX,
+    poison_name,
+)
 from aztask.brokers.storagequeue.mailboxes import POLL, StorageMailboxes
-from aztask.brokers.storagequeue.names import POISON_SUFFIX, check_name, poison_name
 from aztask.brokers.storagequeue.polling import CEILING, Polling
-from aztask.brokers.storagequeue.receiver import RECEIVE_LIMIT, StorageReceiver
+from aztask.brokers.storagequeue.receiver import StorageReceiver
 from aztask.brokers.storagequeue.sending import MessageSender, judge
 from aztask.brokers.storagequeue.wire import (
-    ENVELOPE_LIMIT,
-    LONGEST_DELAY,
     TEXT_LIMIT,
     read_text,
     text_of,
     whole_seconds,
-)
-from aztask.errors import (
-    BrokerError,
-    CapabilityError,
-    ConfigurationError,
 )
 from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -69,25 +64,12 @@ RENEWERS: Final = 64
 MAILBOX_LEASE: Final = 60.0
 MANAGE_SECONDS: Final = 30.0
 READ_SECONDS: Final = 10.0
-PEEK_LIMIT: Final = 32
-
-CAPABILITIES: Final = Capabilities(
-    name="storagequeue",
-    update=True,
-    atomic_resubmit=True,
-    resubmit_in_place=True,
-    purges_leased=True,
-    remote=True,
-    max_lease_seconds=float(LONGEST_DELAY),
-    max_message_bytes=ENVELOPE_LIMIT,
-    receive_limit=RECEIVE_LIMIT,
-    receives_at_once=2,
-    default_lease_seconds=300.0,
-)
 
 
-class StorageQueueBroker:
+class StorageQueueBroker(BrokerSkeleton):
     """The queues of a storage account. Any thread may call; a forked child makes its own."""
+
+    title = "Storage queue"
 
     def __init__(
         self,
@@ -103,48 +85,31 @@ class StorageQueueBroker:
         credential: replaces azure-identity's default.
         clock: injected in tests.
         """
+        super().__init__(KIND)
         self._client = StorageClient(address, credential=credential, clock=clock)
-        self._endpoint = address.endpoint
+        self._address = address
         self._poll_ceiling = poll_ceiling
         self._clock = clock
         self._workers = ThreadPool("storage", CONNECTIONS)
         self._renewers = ThreadPool("renewals", RENEWERS)
         self._pollings: dict[str, WeakSet[Polling]] = {}
         self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._closed = False
+
+    @property
+    def identity(self) -> str:
+        """The broker's name for `aztask.address.owner`."""
+        return service_name(self._address)
 
     @property
     def server(self) -> tuple[str, int | None]:
         """The account's host name, and the port if the address names one."""
-        parts = urlsplit(self._endpoint)
+        parts = urlsplit(self._address.endpoint)
         return parts.hostname or "", parts.port
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Leases, updates in place and delays; no sessions, no deferring and no cancelling."""
-        return CAPABILITIES
 
     # -- queues ------------------------------------------------------------------------------
 
-    def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
-        """Create the queue and its dead-letter queue, if they are missing.
-
-        `options.lease` is ignored: a Storage queue has no lease, each receive sets its own.
-        """
-        self._usable()
-        check_name(queue)
-        for value, what in (
-            (options.sessions, "sessions"),
-            (options.duplicate_window, "duplicate detection"),
-            (options.max_deliveries, "their own delivery limit"),
-            (options.time_to_live, "their own time to live"),
-        ):
-            if value:
-                raise CapabilityError(
-                    f"Storage queues do not have {what}; remove the setting for {queue!r}, or use "
-                    "Service Bus"
-                )
+    def _declare(self, queue: str, options: QueueOptions) -> None:
+        """Its dead-letter queue too. A Storage queue has no lease: each receive sets its own."""
         for name in (queue, poison_name(queue)):
             self._create(name)
 
@@ -156,42 +121,25 @@ class StorageQueueBroker:
             if failure.code != "QueueAlreadyExists":
                 raise failure.error from None
 
-    def check_name(self, queue: str) -> None:
-        """Raise InvalidQueueName unless the service allows the name."""
-        check_name(queue)
-
-    def delete(self, queue: str) -> None:
-        """Delete the queue, its dead-letter queue, and their messages. Raises QueueNotFound."""
-        self._usable()
-        check_name(queue)
+    def _delete(self, queue: str) -> None:
         try:
             self._client.queue(queue).delete_queue(read_timeout=MANAGE_SECONDS)
         except AzureError as error:
             raise failure_of(error, queue).error from None
         self._if_there(poison_name(queue), "delete_queue")
 
-    def listing(self) -> Listing:
-        """All queues of the account, except mailboxes and the dead-letter queues of other queues.
-
-        A queue whose name has 57 characters or more is foreign. So is ``NAME-poison`` without a
+    def _names(self) -> list[str]:
+        """A queue whose name has 57 characters or more is foreign. So is ``NAME-poison`` without a
         queue ``NAME``.
         """
-        self._usable()
         try:
             names = {str(each.name) for each in self._client.service.list_queues()}
         except AzureError as error:
             raise failure_of(error, None).error from None
-        living = [n for n in names if n.removesuffix(POISON_SUFFIX) not in names - {n}]
-        return listing([name for name in living if not name.startswith(PREFIX)], check_name)
+        return [name for name in names if name.removesuffix(POISON_SUFFIX) not in names - {name}]
 
-    def queues(self) -> list[str]:
-        """The sorted names of the queues that aztask can use, without dead-letter queues."""
-        return list(self.listing().queues)
-
-    def stats(self, queue: str) -> QueueStats:
+    def _stats(self, queue: str) -> QueueStats:
         """The approximate number of all messages: the service does not count them by state."""
-        self._usable()
-        check_name(queue)
         total = self._count(queue)
         dead = self._if_there(poison_name(queue), "get_queue_properties")
         return QueueStats(
@@ -221,21 +169,10 @@ class StorageQueueBroker:
                 return None
             raise failure.error from None
 
-    def peek(
-        self,
-        queue: str,
-        *,
-        dead_letter: bool = False,
-        after: Position | None = None,
-        limit: int = 100,
+    def _peek(
+        self, queue: str, dead_letter: bool, after: Position | None, limit: int
     ) -> list[Peeked]:
         """The first messages that could be received now. The service shows at most 32."""
-        self._usable()
-        check_name(queue)
-        if after is not None:
-            raise CapabilityError(
-                f"a Storage queue shows only its first {PEEK_LIMIT} messages; peek without 'after'"
-            )
         name = poison_name(queue) if dead_letter else queue
         try:
             messages = self._client.queue(name).peek_messages(
@@ -248,12 +185,10 @@ class StorageQueueBroker:
             raise failure.error from None
         return [_peeked(message) for message in messages]
 
-    def purge(self, queue: str, *, dead_letter: bool = False) -> int:
-        """Delete all messages, also leased and delayed ones; returns approximately how many."""
-        self._usable()
-        check_name(queue)
+    def _purge(self, queue: str, dead_letter: bool) -> int:
+        """Leased and delayed ones too; returns approximately how many."""
         if dead_letter:
-            stats = self.stats(queue)
+            stats = self._stats(queue)
             if stats.dead:
                 self._if_there(poison_name(queue), "clear_messages")
             return stats.dead or 0
@@ -268,8 +203,7 @@ class StorageQueueBroker:
 
         A request that certainly had no effect is retried, for about two seconds.
         """
-        self._usable()
-        check_name(queue)
+        self._usable_for(queue)
         texts = [(self._text(envelope), envelope.delay) for envelope in envelopes]
         if not texts:
             return
@@ -288,44 +222,14 @@ class StorageQueueBroker:
         whole_seconds(envelope.delay)  # raises if the delay is invalid
         return text_of(envelope, delay=envelope.delay or None)
 
-    def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
-        """Not supported by Storage queues: raises CapabilityError."""
-        raise CapabilityError(
-            "Storage queues cannot cancel a delayed message by its id; cancel the task instead "
-            "(aztask cancel): a worker drops it when it is due"
-        )
-
-    def receiver(
-        self,
-        queue: str,
-        *,
-        lease: float,
-        prefetch: int = 0,
-        session: str | AnySession | None = None,
-        dead_letter: bool = False,
-        delete: bool = False,
-        poll_ceiling: float | None = None,
-    ) -> Receiver:
-        """A receiver whose leases last `lease` seconds. It fetches nothing in advance."""
-        self._usable()
-        check_name(queue)
-        if session is not None:
-            raise CapabilityError(
-                f"queue {queue!r} is declared with sessions=True, but Storage queues have no "
-                "sessions; remove it, or use Service Bus or local://"
-            )
-        if not 0 < lease <= CAPABILITIES.max_lease_seconds:
-            raise ConfigurationError(
-                f"a lease of {lease!r} s is not possible here; choose more than 0 and at most "
-                f"{CAPABILITIES.max_lease_seconds:.0f} s"
-            )
+    def _receiver(self, options: ReceiverOptions, poll_ceiling: float | None) -> Receiver:
         polling = Polling(poll_ceiling or self._poll_ceiling, clock=self._clock)
-        if not dead_letter:
+        if not options.dead_letter:
             with self._lock:
-                self._pollings.setdefault(queue, WeakSet()).add(polling)
+                self._pollings.setdefault(options.queue, WeakSet()).add(polling)
         return StorageReceiver(
             self._client,
-            ReceiverOptions(queue, lease, dead_letter=dead_letter, delete=delete),
+            options,
             polling,
             clock=self._clock,
             workers=self._workers,
@@ -346,11 +250,7 @@ class StorageQueueBroker:
         self._usable()
         return StorageInspector(self._client)
 
-    def close(self) -> None:
-        """Close connections. In a forked child nothing is closed."""
-        self._closed = True
-        if self._pid != os.getpid():
-            return
+    def _close(self) -> None:
         for queue in list(self._pollings):
             for polling in self._waiting(queue):
                 polling.close()
@@ -362,10 +262,6 @@ class StorageQueueBroker:
         """The pollings of this process's receivers of the queue."""
         with self._lock:
             return list(self._pollings.get(queue, ()))
-
-    def _usable(self) -> None:
-        if self._closed:
-            raise BrokerError("the Storage queue broker was closed; make another one")
 
 
 def _peeked(message: QueueMessage) -> Peeked:

@@ -10,7 +10,6 @@ Rules
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from azure.core.exceptions import AzureError
 
-from aztask.brokers.delivery import Delivery
+from aztask.brokers.delivery import OwnDelivery
 from aztask.brokers.storagequeue.errors import Effect, Failure, failure_of
 from aztask.brokers.storagequeue.messages import QueueMessages
 from aztask.brokers.storagequeue.wire import whole_seconds
@@ -54,11 +53,10 @@ class PendingRenewal:
 
 
 @dataclass(slots=True, eq=False)
-class StorageDelivery(Delivery):
+class StorageDelivery(OwnDelivery):
     """A delivery with the state of its renewals and its settlement.
 
     text: the message's text in the queue.
-    settled: the settlement is confirmed; nothing more may be done.
     unsure: one of our settlements may have taken effect.
     removed: we deleted the message.
     stored_dead: its copy is in the dead letters.
@@ -69,7 +67,6 @@ class StorageDelivery(Delivery):
     """
 
     text: str = ""
-    settled: bool = False
     unsure: bool = False
     removed: bool = False
     stored_dead: bool = False
@@ -186,5 +183,5 @@ def persist(
             return failure
         if clock.monotonic() + pause + SHORTEST_READ >= deadline:
             return failure
-        time.sleep(pause)
+        clock.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)

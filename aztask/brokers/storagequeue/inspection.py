@@ -23,7 +23,7 @@ from aztask.address.addresses import StorageQueueAddress
 from aztask.brokers.inspection import QueueFacts, Right
 from aztask.brokers.storagequeue.client import StorageClient
 from aztask.brokers.storagequeue.errors import failure_of
-from aztask.brokers.storagequeue.names import check_name, poison_name
+from aztask.brokers.storagequeue.kind import KIND, poison_name
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.support.finding import Finding, fine, problem, warning
 
@@ -48,7 +48,7 @@ class StorageInspector:
 
         Raises InvalidQueueName, BrokerUnavailable.
         """
-        check_name(queue)
+        KIND.check_name(queue)
         try:
             exists = self._exists(queue)
             dead_letters = self._exists(poison_name(queue)) if exists else None

@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -112,7 +111,7 @@ class StorageMailboxes:
         for queue in expired if remove else ():
             with suppress(AztaskError):  # another process may remove it too
                 self._do(queue, "delete_queue")
-        self._listed, self._listed_at = found, time.monotonic()
+        self._listed, self._listed_at = found, self._clock.monotonic()
         return found
 
     def receiver(self, name: str, *, delete: bool) -> Receiver:
@@ -121,7 +120,7 @@ class StorageMailboxes:
 
     def publish(self, exchange: str, key: str, envelope: Envelope, *, recent: bool = False) -> bool:
         """Send a copy to each mailbox that is bound for it; False if there is none."""
-        fresh = recent and time.monotonic() - self._listed_at < FRESH
+        fresh = recent and self._clock.monotonic() - self._listed_at < FRESH
         listed = self._listed if fresh else self._list()
         reached = False
         for queue, bindings in listed.items():

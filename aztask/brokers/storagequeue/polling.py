@@ -11,11 +11,11 @@ Rules
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from typing import Final
 
+from aztask.support import chance
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 FLOOR: Final = 0.02
@@ -33,7 +33,7 @@ class Polling:
         ceiling: float = CEILING,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        dice: Callable[[], float] = random.random,
+        dice: Callable[[], float] = chance.share,
     ) -> None:
         """ceiling: the longest pause, seconds. dice: gives random numbers from 0 to 1."""
         self._ceiling = ceiling

@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from azure.core.exceptions import AzureError
@@ -22,6 +23,7 @@ from aztask.brokers.base import (
     Settled,
     Unknown,
 )
+from aztask.brokers.delivery import own, unsettled
 from aztask.brokers.storagequeue.client import StorageClient
 from aztask.brokers.storagequeue.delivery import (
     FailedRequest,
@@ -30,8 +32,8 @@ from aztask.brokers.storagequeue.delivery import (
     reading_time,
 )
 from aztask.brokers.storagequeue.errors import Effect, failure_of
+from aztask.brokers.storagequeue.kind import RECEIVE_LIMIT, poison_name
 from aztask.brokers.storagequeue.messages import ReceivedMessage
-from aztask.brokers.storagequeue.names import poison_name
 from aztask.brokers.storagequeue.polling import Polling
 from aztask.brokers.storagequeue.renewal import ENDED, VANISHED, Renewals
 from aztask.brokers.storagequeue.settling import StorageSettler, check
@@ -42,13 +44,16 @@ from aztask.brokers.storagequeue.wire import (
     text_of,
     whole_seconds,
 )
-from aztask.errors import AlreadySettled, CapabilityError, ConfigurationError
+from aztask.errors import (
+    CapabilityError,
+    EncodeError,
+    MessageTooLarge,
+)
 from aztask.message.envelope import Envelope
 from aztask.settlement import Settlement
 from aztask.support.clock import Clock
 from aztask.support.threadpool import ThreadPool
 
-RECEIVE_LIMIT: Final = 32
 LONGEST_RECEIVE: Final = 15.0
 EARLY: Final = 2.0
 """A message this many seconds early is delivered: the service's time is known only to a second."""
@@ -160,15 +165,18 @@ class StorageReceiver:
     def _hide_again(self, delivery: StorageDelivery, written: WireMessage, left: float) -> None:
         """Hide the message for the next part of a long delay.
 
-        If the request fails, the message comes again after the lease.
+        If the request fails, the message comes again after the lease. A text without room for the
+        note of it stays as it is, and then this receive counts as a delivery.
         """
-        text = text_of(
-            written.envelope,
-            limit=TEXT_LIMIT,
-            due=written.due,
-            delay=written.delay,
-            hidden=written.hidden + 1,
-        )
+        text: str | None = None
+        with suppress(EncodeError, MessageTooLarge):  # it must not end the receive of the others
+            text = text_of(
+                written.envelope,
+                limit=TEXT_LIMIT,
+                due=written.due,
+                delay=written.delay,
+                hidden=written.hidden + 1,
+            )
         try:
             now = self._clock.monotonic()
             self._requests.hide(delivery, left, reading_time(delivery.deadline, now), text)
@@ -178,7 +186,7 @@ class StorageReceiver:
 
     def _only_deleted(self, deliveries: list[Delivery]) -> list[Delivery]:
         """Receive-and-delete: deliver only messages that were deleted; they cannot be settled."""
-        ours = [_ours(delivery) for delivery in deliveries]
+        ours = [own(StorageDelivery, delivery) for delivery in deliveries]
         if not ours:
             return []
         answers = self._workers.map(self._delete_one, ours)
@@ -202,7 +210,7 @@ class StorageReceiver:
             with delivery.lock:
                 return self._renewals.renew(delivery, lease)
 
-        return self._renewers.map(renew_one, [_ours(each) for each in deliveries])
+        return self._renewers.map(renew_one, [own(StorageDelivery, each) for each in deliveries])
 
     def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
         """Replace the message's content, which also renews the lease.
@@ -210,7 +218,7 @@ class StorageReceiver:
         If the task extended its lease beyond the receiver's, the longer duration is kept. If the
         answer is lost, the new token is lost with it. Raises MessageTooLarge.
         """
-        ours = _ours(delivery)
+        ours = own(StorageDelivery, delivery)
         lease = max(self._lease, ours.lease_seconds)
         text = text_of(envelope, limit=TEXT_LIMIT)
         with ours.lock:
@@ -238,14 +246,16 @@ class StorageReceiver:
         self, pairs: Sequence[tuple[Delivery, Settlement]]
     ) -> list[Settled | Lost | Unknown]:
         """Carry out the settlements in parallel. Each one succeeds or fails on its own."""
-        checked = [(_unsettled(delivery), settlement) for delivery, settlement in pairs]
+        checked = [
+            (unsettled(StorageDelivery, delivery), settlement) for delivery, settlement in pairs
+        ]
         for _, settlement in checked:
             check(settlement)
 
         def settle_one(pair: tuple[StorageDelivery, Settlement]) -> Settled | Lost | Unknown:
             delivery, settlement = pair
             with delivery.lock:
-                answer = self._settling.settle(_unsettled(delivery), settlement)
+                answer = self._settling.settle(unsettled(StorageDelivery, delivery), settlement)
                 delivery.settled = isinstance(answer, Settled)
                 return answer
 
@@ -265,19 +275,3 @@ def _due(message: ReceivedMessage, written: WireMessage) -> float | None:
     if written.delay is None or not message.put_at:
         return None
     return message.put_at + written.delay
-
-
-def _ours(delivery: Delivery) -> StorageDelivery:
-    if not isinstance(delivery, StorageDelivery):
-        raise ConfigurationError("this delivery came from another broker; settle it there")
-    return delivery
-
-
-def _unsettled(delivery: Delivery) -> StorageDelivery:
-    ours = _ours(delivery)
-    if ours.settled:
-        raise AlreadySettled(
-            f"message {delivery.position} of queue {delivery.queue!r} was already settled, or was "
-            "received and deleted; settle each delivery once"
-        )
-    return ours

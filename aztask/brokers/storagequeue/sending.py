@@ -8,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -44,7 +43,7 @@ class MessageSender:
             again = [n for n, failure in enumerate(failures) if failure and _is_retryable(failure)]
             if not again:
                 break
-            time.sleep(max(pause, *(_retry_after(failures[n]) for n in again)))
+            self._requests.clock.sleep(max(pause, *(_retry_after(failures[n]) for n in again)))
             tried = self._put_once([texts[n] for n in again])
             for n, failure in zip(again, tried, strict=True):
                 failures[n] = failure

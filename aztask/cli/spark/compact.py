@@ -7,10 +7,8 @@ from dataclasses import asdict
 import click
 
 from aztask.cli.options import Duration, app_option, json_option
-from aztask.cli.output import print_json
-from aztask.cli.progress import Progress
-from aztask.cli.spark.events import events_options
-from aztask.cli.spark.session import SessionOptions, open_session
+from aztask.cli.output import Progress, print_json
+from aztask.cli.spark.session import SessionOptions, events_options, open_session
 from aztask.support.display import plural
 
 
@@ -41,7 +39,7 @@ def command(
     """
     with open_session(spark_options, "aztask compact") as spark:
         from aztask.spark import compact, place_of
-        from aztask.spark.queries import translated_errors
+        from aztask.spark.session import translated_errors
 
         shown: list[Progress] = []
 

@@ -10,15 +10,21 @@ from typing import Any
 
 import click
 
-from aztask.cli.confirm import dry_run_option, yes_option
-from aztask.cli.deadletter_act import act_on
 from aztask.cli.group import Group
-from aztask.cli.options import NameList, Rate, all_names, app_option, json_option
-from aztask.cli.output import local_time, print_json, print_table
-from aztask.cli.progress import Progress
+from aztask.cli.letters import act_on
+from aztask.cli.options import (
+    NameList,
+    Rate,
+    all_names,
+    app_option,
+    dry_run_option,
+    json_option,
+    yes_option,
+)
+from aztask.cli.output import Progress, local_time, print_json, print_table
 from aztask.cli.spark.session import SessionOptions, open_session, session_options
 from aztask.cli.target import app_spec, open_app
-from aztask.deadletters.view import DeadLetters, Report
+from aztask.operate.deadletters.actions import replay_counted
 from aztask.spark.submission.target import Target
 from aztask.support.display import visible
 
@@ -87,7 +93,7 @@ class LetterOptions:
     def letters(self) -> Iterator[Any]:
         """Open a session and yield the DataFrame; Spark's errors in the block become one line."""
         from aztask.spark.deadletters.letters import dead_letters
-        from aztask.spark.queries import translated_errors
+        from aztask.spark.session import translated_errors
 
         if self._snapshot is None:
             with open_app():
@@ -189,17 +195,10 @@ def replay(
 
         selected = selections(letters)
     with open_app() as app:
-        meant = [(DeadLetters(app, queue), size(found)) for queue, found in selected.items()]
-        shown = Progress(sum(count for _, count in meant), "dead letters")
-
-        def act(letters: DeadLetters, progress: Callable[[Report], None]) -> Report:
-            def both(report: Report) -> None:
-                progress(report)
-                shown.show(report.done + report.lost)
-
-            return letters.replay(selected[letters.queue], rate=rate, progress=both)
-
-        act_on(meant, ("replay", "replayed"), act, dry_run=dry_run, yes=yes)
+        counted = {queue: (found, size(found)) for queue, found in selected.items()}
+        action = replay_counted(app, counted, rate=rate)
+        shown = Progress(action.count, "dead letters")
+        act_on(action, dry_run=dry_run, yes=yes, progress=shown.show)
 
 
 def _shown(value: Any) -> Any:

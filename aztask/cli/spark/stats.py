@@ -10,8 +10,7 @@ import click
 
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import print_json, print_table
-from aztask.cli.spark.events import events_options
-from aztask.cli.spark.session import SessionOptions, open_session
+from aztask.cli.spark.session import SessionOptions, events_options, open_session
 from aztask.errors import ConfigurationError
 from aztask.support.display import plural, visible
 
@@ -59,8 +58,8 @@ def command(
         check_installed(REPORT_LIBRARIES)
     with open_session(spark_options, "aztask stats") as spark:
         from aztask.spark import read_events
-        from aztask.spark.queries import translated_errors
         from aztask.spark.report.summary import summarize
+        from aztask.spark.session import translated_errors
 
         with translated_errors():
             events = read_events(spark, path, account_variable=account_variable)

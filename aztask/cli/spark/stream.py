@@ -9,8 +9,7 @@ import click
 
 from aztask.cli.options import Duration, app_option, json_option
 from aztask.cli.output import print_json
-from aztask.cli.spark.session import SessionOptions, open_session, session_options
-from aztask.cli.spark.submitoptions import submit_options
+from aztask.cli.spark.session import SessionOptions, open_session, session_options, submit_options
 from aztask.support.display import plural
 
 POLL_SECONDS = 1
@@ -54,7 +53,7 @@ def command(
     with open_session(spark_options, f"aztask stream {task}") as session:
         from aztask.spark import stream
         from aztask.spark.failures import ended_well
-        from aztask.spark.submission.tables import read_stream
+        from aztask.spark.submission.target import read_stream
 
         rows = read_stream(session, path, schema=schema, kind=kind, max_files=max_files)
         query = stream(rows, task, **about, **options)

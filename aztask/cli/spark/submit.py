@@ -10,10 +10,8 @@ from typing import Any
 import click
 
 from aztask.cli.options import app_option, json_option
-from aztask.cli.output import print_fields, print_json
-from aztask.cli.progress import Progress
-from aztask.cli.spark.session import SessionOptions, open_session, session_options
-from aztask.cli.spark.submitoptions import submit_options
+from aztask.cli.output import Progress, print_fields, print_json
+from aztask.cli.spark.session import SessionOptions, open_session, session_options, submit_options
 from aztask.errors import SubmitFailed
 
 POLL_SECONDS = 0.3
@@ -50,7 +48,7 @@ def command(
     """
     with open_session(spark_options, f"aztask submit {task}") as session:
         from aztask.spark import submit
-        from aztask.spark.submission.tables import read_table
+        from aztask.spark.submission.target import read_table
 
         table = read_table(session, path, kind=kind, schema=schema)
         try:

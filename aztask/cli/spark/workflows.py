@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import click
 
-from aztask.cli.failures import NotFound
 from aztask.cli.options import Text, app_option, json_option
 from aztask.cli.output import print_json, print_table
-from aztask.cli.spark.events import events_options
-from aztask.cli.spark.session import SessionOptions, open_session
+from aztask.cli.spark.session import SessionOptions, events_options, open_session
+from aztask.errors import NotFound
 from aztask.support.display import visible
 
 SLOWEST: Final = 10
@@ -40,7 +39,7 @@ def command(
     with open_session(spark_options, "aztask workflows") as spark:
         from aztask.spark import read_events, workflow_statistics
         from aztask.spark.events.statistics import plain
-        from aztask.spark.queries import translated_errors
+        from aztask.spark.session import translated_errors
 
         with translated_errors():
             events = read_events(spark, path, account_variable=account_variable)

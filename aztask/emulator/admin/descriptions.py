@@ -51,7 +51,7 @@ class EntitySnapshot:
 
     counts: of its messages. subscriptions: the number of a topic's subscriptions. base:
     ``sb://host``. filters: the numbers of SQL and of correlation filters of a topic's
-    subscriptions.
+    subscriptions. transfer_dead: the number of its transfer dead letters.
     """
 
     entity: Entity
@@ -59,6 +59,7 @@ class EntitySnapshot:
     subscriptions: int
     base: str
     filters: tuple[int, int]
+    transfer_dead: int = 0
 
 
 def _flag(text: str) -> bool:
@@ -175,7 +176,7 @@ def _queue(shown: EntitySnapshot) -> list[str]:
         *_some(entity, "UserMetadata"),
         *_times(entity),
         *_some(entity, "SupportOrdering"),
-        _counts(shown.counts),
+        _counts(shown),
         *_some(entity, "AutoDeleteOnIdle", "EnablePartitioning"),
         tag("EntityAvailabilityStatus", "Available"),
         *_forward(shown, "ForwardDeadLetteredMessagesTo", entity.forward_dead_letters_to),
@@ -198,7 +199,7 @@ def _topic(shown: EntitySnapshot) -> list[str]:
         *_some(entity, "UserMetadata"),
         *_times(entity),
         *_some(entity, "SupportOrdering"),
-        _counts(shown.counts),
+        _counts(shown),
         tag("SubscriptionCount", str(shown.subscriptions)),
         *_filter_counts(shown),
         *_some(entity, "AutoDeleteOnIdle", "EnablePartitioning"),
@@ -222,7 +223,7 @@ def _subscription(shown: EntitySnapshot) -> list[str]:
         tag("Status", entity.status.value),
         *_forward(shown, "ForwardTo", entity.forward_to),
         *_times(entity),
-        _counts(shown.counts),
+        _counts(shown),
         *_some(entity, "UserMetadata"),
         *_forward(shown, "ForwardDeadLetteredMessagesTo", entity.forward_dead_letters_to),
         *_some(entity, "AutoDeleteOnIdle"),
@@ -259,13 +260,14 @@ def _forward(shown: EntitySnapshot, name: str, path: str) -> list[str]:
     return [tag(name, f"{shown.base}/{path}")] if path else []
 
 
-def _counts(counts: Counts) -> str:
+def _counts(shown: EntitySnapshot) -> str:
+    counts = shown.counts
     numbers = {
         "ActiveMessageCount": counts.active + counts.leased + counts.deferred,
         "DeadLetterMessageCount": counts.dead,
         "ScheduledMessageCount": counts.scheduled,
         "TransferMessageCount": 0,
-        "TransferDeadLetterMessageCount": 0,
+        "TransferDeadLetterMessageCount": shown.transfer_dead,
     }
     inside = "".join(f"<d:{name}>{number}</d:{name}>" for name, number in numbers.items())
     return f'<CountDetails xmlns:d="{COUNTS}">{inside}</CountDetails>'

@@ -172,7 +172,9 @@ class Routes:
         below = self._namespace.subscriptions(entity) if entity.kind is Kind.TOPIC else []
         host = request.headers.get("host", "localhost")
         counts = self._broker.engine.stats(entity.path)
-        shown = EntitySnapshot(entity, counts, len(below), f"sb://{host}", _filter_counts(below))
+        filters = _filter_counts(below)
+        lost = self._namespace.transfer_dead(entity)
+        shown = EntitySnapshot(entity, counts, len(below), f"sb://{host}", filters, lost)
         url = f"{self._scheme}://{host}/{entity.path}"
         times = (entity.created, entity.updated)
         return atom.entry(url, entity.name, times, descriptions.description_of(shown))

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from aztask.emulator.admin.atom import CONNECT, INSTANCE, SCHEMA, children, instant, local, tag
-from aztask.emulator.amqp.types import Described, Timestamp
+from aztask.emulator.amqp.encode import Described, Timestamp
 from aztask.emulator.broker.entities import DEFAULT_RULE, SubscriptionRule
 from aztask.emulator.broker.filters import (
     TIMESPAN,

@@ -41,6 +41,7 @@ from aztask.emulator.amqp.frames import (
     Frame,
     Splitter,
 )
+from aztask.emulator.amqp.link import raw_fields
 from aztask.emulator.amqp.performatives import (
     Attach,
     Begin,
@@ -54,7 +55,6 @@ from aztask.emulator.amqp.performatives import (
     Transfer,
 )
 from aztask.emulator.amqp.session import Session, SessionHandler
-from aztask.emulator.amqp.terminus import raw_fields
 
 SASL_MECHANISMS = ["MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL"]
 SASL_OK, SASL_FAILED = 0, 1

@@ -32,6 +32,7 @@ from aztask.emulator.amqp.link import (
     Outbound,
     ReceivingLink,
     SendingLink,
+    parse_terminus,
 )
 from aztask.emulator.amqp.performatives import (
     Attach,
@@ -41,7 +42,6 @@ from aztask.emulator.amqp.performatives import (
     Flow,
     Transfer,
 )
-from aztask.emulator.amqp.terminus import parse_terminus
 
 WINDOW = 5000
 MAX_WAITING = 64 * 1024 * 1024

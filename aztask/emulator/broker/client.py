@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from aztask.emulator.amqp.errors import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.amqp.link import (
+    COORDINATOR,
     Inbound,
     Link,
     Outbound,
@@ -17,13 +18,12 @@ from aztask.emulator.amqp.link import (
     SendingLink,
 )
 from aztask.emulator.amqp.performatives import Disposition, Open
-from aztask.emulator.amqp.terminus import COORDINATOR
+from aztask.emulator.broker.acceptance import sendable
 from aztask.emulator.broker.access import Claims, Right, denied
 from aztask.emulator.broker.address import Address, parse_address
 from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.consumer import Consumer, PendingSession, receivable
 from aztask.emulator.broker.dispatch import Source
-from aztask.emulator.broker.intake import sendable
 from aztask.emulator.broker.nodes import CbsLink, ManagementLink, RequestLink
 from aztask.emulator.broker.producer import CREDIT, Producer
 from aztask.emulator.broker.requests import Replies, Responder
@@ -211,4 +211,5 @@ class Client:
 
 
 def _node(address: Address) -> str:
-    return f"{address.entity.lower()}{'/$dead' if address.dead else ''}"
+    inner = "/$transfer" * address.transfer + "/$dead" * address.dead
+    return f"{address.entity.lower()}{inner}"

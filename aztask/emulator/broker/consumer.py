@@ -18,12 +18,10 @@ from aztask.emulator.amqp.errors import (
     INVALID_FIELD,
     NOT_ALLOWED,
     NOT_FOUND,
-    NOT_IMPLEMENTED,
     AmqpError,
 )
-from aztask.emulator.amqp.link import Link, Outbound, SendingLink
+from aztask.emulator.amqp.link import Link, Outbound, SendingLink, with_filter
 from aztask.emulator.amqp.performatives import Disposition
-from aztask.emulator.amqp.terminus import with_filter
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.address import Address
 from aztask.emulator.broker.broker import Broker
@@ -236,11 +234,6 @@ def receivable(broker: Broker, address: Address, link: Link) -> Entity:
         raise AmqpError(
             NOT_FOUND, f"the messaging entity {address.entity[:300]!r} could not be found"
         )
-    if address.transfer:
-        raise AmqpError(
-            NOT_IMPLEMENTED,
-            "there are no transfer dead letters here: what cannot be forwarded stays in its queue",
-        )
     if entity.kind is Kind.TOPIC:
         raise AmqpError(NOT_ALLOWED, f"{entity.path!r} is a topic: receive from a subscription")
     if not entity.status.receives:
@@ -259,7 +252,7 @@ def receivable(broker: Broker, address: Address, link: Link) -> Entity:
         )
     if entity.sessions and not with_session and not address.dead:
         raise AmqpError(NOT_ALLOWED, f"{entity.path!r} requires sessions: receive from a session")
-    return entity
+    return broker.namespace.transfer(entity) if address.transfer else entity
 
 
 class PendingSession(Change):

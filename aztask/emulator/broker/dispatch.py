@@ -60,8 +60,8 @@ class Forwarding(Protocol):
     def pending(self) -> bool:
         """Whether there may be messages to move."""
 
-    def run(self) -> set[str]:
-        """Move messages; return the names of the queues that got some."""
+    def run(self) -> set[tuple[str, bool]]:
+        """Move messages; return the queues that got some; True: dead letters."""
 
 
 class DeliveryDispatcher:
@@ -157,8 +157,8 @@ class DeliveryDispatcher:
 
     def collect(self) -> list[Callable[[], None]]:
         """Receive for all marked sources; the returned calls deliver the messages."""
-        for queue in self._forwarding.run():
-            self.queue_changed(queue)
+        for queue, dead in self._forwarding.run():
+            self.queue_changed(queue, dead)
         marked, self._marked = self._marked, set()
         if not marked:
             return []

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from aztask.emulator.amqp import sections
+from aztask.emulator.amqp.encode import Described, Symbol, Timestamp
 from aztask.emulator.amqp.sections import Sections
-from aztask.emulator.amqp.types import Described, Symbol, Timestamp
 from aztask.emulator.broker.sql import Expression, NameLookup, parse_expression
 from aztask.errors import ConfigurationError
 

@@ -3,16 +3,27 @@
 Rules
 1. A message is moved in one transaction: it is in the old place or in the new one, never in both.
 2. A message is forwarded at most `MAX_HOPS` times (the service's limit), then dead-lettered.
-3. If the target was deleted or accepts no messages, they stay in the source until it does.
+3. What the target refuses goes to the transfer dead letters of its source, with the reason
+   (`acceptance` has the causes). A dead letter that is forwarded tells its first reason as well.
+4. What a subscription of a topic cannot take becomes a dead letter of that subscription, as on the
+   service; the other subscriptions get their copies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from aztask.emulator.amqp import sections
-from aztask.emulator.amqp.sections import Sections
 from aztask.emulator.broker import stored
+from aztask.emulator.broker.acceptance import (
+    Cause,
+    Refusal,
+    closed,
+    disabled,
+    refused,
+    sessionless,
+)
 from aztask.emulator.broker.entities import Entity, Kind
 from aztask.emulator.broker.namespace import Namespace
 from aztask.engine import Engine, Leased, NewMessage
@@ -24,6 +35,9 @@ BATCHES_PER_RUN = 10
 CHECK_EVERY = 0.1  # seconds between two checks for new dead letters
 _LEASE_SECONDS = 60.0
 HOPS_EXCEEDED = "MaxTransferHopCountExceeded"
+
+Place: TypeAlias = tuple[str, bool]
+"""An engine queue's name, and whether its dead letters are meant."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +81,7 @@ class Forwarder:
         if dead:
             self._engine.peek(path, 0, 0)  # makes the engine dead-letter expired messages
         wait = self._engine.pending(path, dead_letter=dead)
-        if wait <= 0 and self._targets(route) is not None:
+        if wait <= 0:
             self.pending = True
         else:
             self._quiet_until[route] = now + (CHECK_EVERY if dead else max(wait, CHECK_EVERY))
@@ -85,15 +99,15 @@ class Forwarder:
                     self._routes.append(_Route(entity, True))
         return self._routes
 
-    def run(self) -> set[str]:
-        """Move messages along all routes; return the names of the queues that got some.
+    def run(self) -> set[Place]:
+        """Move messages along all routes; return the places that got some.
 
         A message may pass several queues in one call.
         """
         if not self.pending:
             return set()
         self.pending = False
-        reached: set[str] = set()
+        reached: set[Place] = set()
         for _ in range(MAX_HOPS + 1):
             moved = set()
             for route in self.routes:
@@ -103,69 +117,95 @@ class Forwarder:
                 break
         return reached
 
-    def _move(self, route: _Route) -> set[str]:
+    def _move(self, route: _Route) -> set[Place]:
         source = route.source
-        reached: set[str] = set()
+        reached: set[Place] = set()
         if source.sessions and not route.dead:
-            return reached  # a queue with sessions cannot forward
-        targets = self._targets(route)
-        if targets is None:
-            return reached
+            return reached  # only in a file of an earlier release: it can no longer be created
         for _ in range(BATCHES_PER_RUN):
             messages = self._engine.receive(
                 source.path, BATCH, _LEASE_SECONDS, dead_letter=route.dead
             )
             for message in messages:
-                reached |= self._forward(route, targets, message)
+                if source.kind is Kind.TOPIC and not route.dead:
+                    reached |= self._fan_out(source, message)
+                else:
+                    reached |= self._forward(route, message)
             if len(messages) < BATCH:
                 break
         else:
             self.pending = True
         return reached
 
-    def _targets(self, route: _Route) -> list[Entity] | None:
-        """Return the targets of a route, or None if its messages must wait (rule 3)."""
-        source = route.source
-        if source.kind is Kind.TOPIC and not route.dead:
-            return self._namespace.subscriptions(source)
-        path = source.forward_dead_letters_to if route.dead else source.forward_to
-        target = self._namespace.find(path)
-        return [target] if target is not None and target.status.sends else None
+    def _fan_out(self, topic: Entity, message: Leased) -> set[Place]:
+        """Give each subscription with a matching rule its copy (rule 4)."""
+        cut = sections.cut(stored.unpack(message.payload).bare)
+        reached: set[Place] = set()
+        for target in self._namespace.subscriptions(topic):
+            if not any(rule.filter.matches(cut) for rule in target.rules):
+                continue
+            refusal = disabled(target)
+            if target.sessions and message.session is None:
+                refusal = refusal or sessionless("")
+            if refusal is None:
+                self._engine.send(target.path, [_new(message, message.payload)])
+            else:
+                self._bury(target, _new(message, message.payload), refusal)
+            reached.add((target.path, refusal is not None))
+        self._engine.complete(topic.path, [(message.seq, message.token)])
+        return reached
 
-    def _forward(self, route: _Route, targets: list[Entity], message: Leased) -> set[str]:
+    def _forward(self, route: _Route, message: Leased) -> set[Place]:
         source, lease = route.source, [(message.seq, message.token)]
         copy = stored.unpack(message.payload)
-        fan_out = source.kind is Kind.TOPIC and not route.dead
-        if copy.hops >= MAX_HOPS and not fan_out:
+        if copy.hops >= MAX_HOPS and not route.dead:
             text = f"forwarded {MAX_HOPS} times; the last queue was {source.path}"
-            if not route.dead:
-                self._engine.dead_letter(source.path, lease, HOPS_EXCEEDED, text)
-            return set()
-        if fan_out:
-            cut = sections.cut(copy.bare)
-            targets = [target for target in targets if _takes(target, cut)]
-            payload = message.payload
+            self._engine.dead_letter(source.path, lease, HOPS_EXCEEDED, text)
+            return {(source.path, True)}
+        path = source.forward_dead_letters_to if route.dead else source.forward_to
+        refusal = self._refusal(path, message, copy)
+        if refusal is not None:
+            place = self._namespace.transfer(source)
+            self._bury(
+                place, _new(message, message.payload), refusal, _first_reason(route, message)
+            )
+            reached = (place.path, True)
         else:
             copy = copy.forwarded(source.path if route.dead else None)
             if route.dead:
-                dead = (message.reason or "", message.description or "")
-                copy = stored.with_reasons(copy, *dead)
-            payload = copy.pack()
-        for target in targets:
-            self._store(target, message, payload, expiring=not route.dead)
+                copy = stored.with_reasons(copy, message.reason or "", message.description or "")
+            new = _new(message, copy.pack(), expiring=not route.dead)
+            target = self._namespace.get(path)
+            self._engine.send(target.path, [new])
+            reached = (target.path, False)
         self._engine.complete(source.path, lease, dead_letter=route.dead)
-        return {target.path for target in targets}
+        return {reached}
 
-    def _store(self, target: Entity, message: Leased, payload: bytes, *, expiring: bool) -> None:
-        if target.sessions and message.session is None:
-            return
-        expires = message.expires_at if expiring else None
-        new = NewMessage(payload, message.message_id, message.session, None, expires)
-        self._engine.send(target.path, [new])
+    def _refusal(self, path: str, message: Leased, copy: stored.StoredMessage) -> Refusal | None:
+        """Return why the target of a route refuses a message, or None if it accepts it."""
+        if copy.hops >= MAX_HOPS:  # a dead letter; others became dead letters of their queue
+            text = f"forwarded {MAX_HOPS} times; the next queue was {path}"
+            return Refusal(Cause("", HOPS_EXCEEDED), text, text)
+        target = self._namespace.find(path)
+        refusal = closed(path, target)
+        if refusal is not None or target is None:
+            return refusal
+        size = len(copy.annotations) + len(copy.bare)
+        return refused(self._namespace, target, message.session, size)
+
+    def _bury(self, place: Entity, message: NewMessage, refusal: Refusal, first: str = "") -> None:
+        description = (refusal.description + first)[: stored.MAX_REASON]
+        self._engine.send_dead(place.path, message, refusal.cause.reason, description)
 
 
-def _takes(subscription: Entity, message: Sections) -> bool:
-    """Return whether the subscription accepts messages and one of its rules matches."""
-    return subscription.status.sends and any(
-        rule.filter.matches(message) for rule in subscription.rules
-    )
+def _new(message: Leased, payload: bytes, *, expiring: bool = True) -> NewMessage:
+    expires = message.expires_at if expiring else None
+    return NewMessage(payload, message.message_id, message.session, None, expires)
+
+
+def _first_reason(route: _Route, message: Leased) -> str:
+    """Return what the description of a refused dead letter adds: why it was one before."""
+    if not route.dead:
+        return ""
+    first = ": ".join(text for text in (message.reason, message.description) if text)
+    return f" It was a dead letter before: {first or 'without a reason'}"

@@ -18,6 +18,7 @@ from uuid import UUID
 from aztask.emulator.amqp import encode
 from aztask.emulator.amqp.errors import NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.broker import stored
+from aztask.emulator.broker.acceptance import sendable
 from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.conditions import (
     ARGUMENT_ERROR,
@@ -27,8 +28,8 @@ from aztask.emulator.broker.conditions import (
 )
 from aztask.emulator.broker.consumer import Consumer
 from aztask.emulator.broker.entities import Entity
-from aztask.emulator.broker.intake import new_message, sendable
 from aztask.emulator.broker.locks import Lock
+from aztask.emulator.broker.producer import new_message
 from aztask.emulator.broker.settlement import SettlementAction, SettlementKind, settle
 from aztask.engine import Leased, PeekedMessage, SessionLease
 

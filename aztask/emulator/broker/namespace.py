@@ -4,6 +4,9 @@ Rules
 1. Every queue, topic and subscription has one engine queue of the same path. That of a topic holds
    its scheduled messages and those on their way to the subscriptions.
 2. The entity table and the engine's queues change in one transaction.
+3. The transfer dead letters of an entity are the dead letters of another engine queue, `transfer`
+   of its path. It is made when it is needed, so that older files need no change.
+4. A queue with sessions cannot forward, as on the service: nothing could take its messages.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ _STEPS = [
     "CREATE TABLE emulator_entities (key TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID",
 ]
 _MAX_RULES = 2000
+_TRANSFER = "/$Transfer"
 
 
 class EntityExists(ConfigurationError):
@@ -76,6 +80,29 @@ class Namespace:
         prefix = topic.key + SUBSCRIPTIONS.lower()
         return [entity for entity in self.all() if entity.key.startswith(prefix)]
 
+    def transfer(self, entity: Entity) -> Entity:
+        """Return the place of an entity's transfer dead letters; it is made at the first use.
+
+        It looks like a queue of its own, without sessions, time to live or forwarding.
+        """
+        place = Entity(
+            entity.path + _TRANSFER,
+            lock_seconds=entity.lock_seconds,
+            max_message_bytes=entity.max_message_bytes,
+        )
+        settings = _settings(place)
+        made = self.engine.create_queue(place.path, settings)
+        if not made and self.engine.queue(place.path) != settings:
+            self.engine.update_queue(place.path, settings)
+        return place
+
+    def transfer_dead(self, entity: Entity) -> int:
+        """Return the number of an entity's transfer dead letters."""
+        try:
+            return self.engine.stats(entity.path + _TRANSFER).dead
+        except QueueNotFound:
+            return 0  # none was ever made (rule 3)
+
     def create(self, entity: Entity) -> Entity:
         """Store a new entity. Raises EntityExists, QueueNotFound, ConfigurationError."""
         now = self.clock.wall()
@@ -118,8 +145,11 @@ class Namespace:
         if entity.kind is Kind.TOPIC:
             deleted += self.subscriptions(entity)
         with self.database.transaction() as connection:
+            queues = set(self.engine.queues())
             for each in deleted:
                 self.engine.delete_queue(each.path)
+                if each.path + _TRANSFER in queues:
+                    self.engine.delete_queue(each.path + _TRANSFER)
                 self.session_times.forget(each.path)
                 connection.execute("DELETE FROM emulator_entities WHERE key = ?", (each.key,))
         for each in deleted:
@@ -175,6 +205,11 @@ class Namespace:
     # -- inside
 
     def _check_targets(self, entity: Entity) -> None:
+        if entity.sessions and entity.forward_to:
+            raise ConfigurationError(
+                f"{entity.path!r} requires sessions, so it cannot forward; forward to"
+                " it, or create it without sessions"
+            )
         for target in (entity.forward_to, entity.forward_dead_letters_to):
             if target and self.get(target).kind is Kind.SUBSCRIPTION:
                 raise ConfigurationError(f"{target!r} is a subscription; forward to its topic")

@@ -2,15 +2,108 @@
 
 from __future__ import annotations
 
-from aztask.emulator.amqp import outgoing
-from aztask.emulator.amqp.errors import MESSAGE_SIZE_EXCEEDED, AmqpError
+from typing import Any
+from uuid import uuid4
+
+from aztask.emulator.amqp import outgoing, sections
+from aztask.emulator.amqp.errors import (
+    DECODE_ERROR,
+    INVALID_FIELD,
+    MESSAGE_SIZE_EXCEEDED,
+    AmqpError,
+)
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
+from aztask.emulator.amqp.sections import Sections
+from aztask.emulator.broker import stored
+from aztask.emulator.broker.acceptance import error_of, refused, sendable
 from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import as_amqp
-from aztask.emulator.broker.intake import messages_of, sendable
+from aztask.emulator.broker.entities import Entity
+from aztask.emulator.broker.namespace import Namespace
 from aztask.engine import NewMessage
 from aztask.errors import AztaskError
+
+# -- incoming messages: checks a transfer and makes the messages that the engine stores ----
+#
+# Rules
+# 1. A batch (message format 0x80013700) is a list of data sections, each a complete message. The
+#    envelope around them is ignored. All of the messages are stored, or none.
+# 2. A message without an id gets one, as on the service. SDKs rely on it ([seen] @azure/service-bus
+#    7.9 cannot settle a message without an id).
+# 3. A message is checked completely before any of it is stored.
+
+
+BATCH_FORMAT = 0x80013700
+MAX_KEY = 128
+MAX_BATCH = 4500
+
+
+def messages_of(
+    namespace: Namespace, entity: Entity, payload: bytes, message_format: int, now: float
+) -> list[NewMessage]:
+    """Return the messages of one transfer, ready to be stored.
+
+    now: UTC epoch seconds. Raises AmqpError if one of them is refused.
+    """
+    if message_format != BATCH_FORMAT:
+        return [new_message(namespace, entity, payload, now)]
+    envelope = sections.cut(payload)
+    if not envelope.data_items or len(envelope.data_items) > MAX_BATCH:
+        raise AmqpError(
+            DECODE_ERROR, f"a batch of {len(envelope.data_items)} messages; 1 to {MAX_BATCH}"
+        )
+    return [
+        new_message(namespace, entity, envelope.raw[start:end], now)
+        for start, end in envelope.data_items
+    ]
+
+
+def new_message(namespace: Namespace, entity: Entity, raw: bytes, now: float) -> NewMessage:
+    """Return one encoded message, ready to be stored. Raises AmqpError if it is refused.
+
+    now: UTC epoch seconds.
+    """
+    message = sections.cut(raw)
+    session = _session(message.property(sections.GROUP_ID))
+    refusal = refused(namespace, entity, session, len(raw))
+    if refusal is not None:
+        raise error_of(refusal)
+    message_id = _message_id(message.property(sections.MESSAGE_ID))
+    new = stored.to_stored(message)
+    if not message_id:
+        message_id = uuid4().hex
+        new = stored.with_message_id(new, message_id)
+    due = _due(message, now) if message.annotations else None
+    start = now if due is None else due
+    expires = None if new.ttl == stored.NO_TTL else start + new.ttl / 1000
+    return NewMessage(new.pack(), message_id, session, due, expires)
+
+
+def _session(value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or len(value) > MAX_KEY):
+        raise AmqpError(INVALID_FIELD, f"the session id must be a string of at most {MAX_KEY}")
+    return value
+
+
+def _message_id(value: Any) -> str:
+    """Return a message id as text: it may be a string, uuid, binary or number (part 3.2.11)."""
+    if value is None:
+        return ""
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    if len(text) > MAX_KEY:
+        raise AmqpError(INVALID_FIELD, f"the message id has {len(text)} characters, over {MAX_KEY}")
+    return text
+
+
+def _due(message: Sections, now: float) -> float | None:
+    due = message.annotations.get(stored.SCHEDULED_TIME)
+    if due is None:
+        return None
+    if not isinstance(due, int):
+        raise AmqpError(INVALID_FIELD, f"{stored.SCHEDULED_TIME} must be a timestamp")
+    return due / 1000 if due / 1000 > now else None
+
 
 CREDIT = 1000
 

@@ -17,9 +17,8 @@ from uuid import uuid4
 from aztask.emulator.amqp import encode, sections
 from aztask.emulator.amqp.decode import skip
 from aztask.emulator.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
-from aztask.emulator.amqp.link import Inbound, ReceivingLink, SendingLink
+from aztask.emulator.amqp.link import Inbound, ReceivingLink, SendingLink, raw_fields
 from aztask.emulator.amqp.sections import Sections
-from aztask.emulator.amqp.terminus import raw_fields
 from aztask.emulator.broker.conditions import status_of
 
 MAX_WAITING = 1000

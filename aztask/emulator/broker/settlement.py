@@ -8,10 +8,10 @@ from enum import Enum
 from typing import Any
 
 from aztask.emulator.amqp import outgoing
+from aztask.emulator.amqp.encode import Described
 from aztask.emulator.amqp.errors import INVALID_FIELD, AmqpError
 from aztask.emulator.amqp.link import Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
-from aztask.emulator.amqp.types import Described
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Change

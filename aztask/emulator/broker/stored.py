@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from aztask.emulator.amqp import encode, sections
 from aztask.emulator.amqp.decode import decode
+from aztask.emulator.amqp.link import raw_fields
 from aztask.emulator.amqp.sections import Sections
-from aztask.emulator.amqp.terminus import raw_fields
 
 VERSION = 1
 ANNOTATED = 2

@@ -13,10 +13,13 @@ import logging
 import sqlite3
 from typing import Final
 
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.engine import Database
-from aztask.results.base import RunRecord
+from aztask.results.base import UNFINISHED_SECONDS, RunRecord
 from aztask.results.damage import KEPT
-from aztask.results.local.rows import COLUMNS, StoredRun, rows_of, run_of
+from aztask.results.local.rows import COLUMNS, StoredRun, run_of
+from aztask.results.local.runowners import OURS, PURGED
+from aztask.stores.local.reading import rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +33,24 @@ _STEPS: Final = (
 _NOTE: Final = "INSERT INTO damaged_runs VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 _LIST: Final = (
     f"SELECT {COLUMNS} FROM runs WHERE id IN "  # constants
-    "(SELECT id FROM damaged_runs ORDER BY at DESC LIMIT ?) ORDER BY id DESC"
+    f"(SELECT damaged_runs.id FROM damaged_runs JOIN runs USING (id) WHERE {OURS} "
+    "OR typeof(runs.broker) <> 'text' ORDER BY at DESC LIMIT :limit) ORDER BY id DESC"
 )
-_PURGE: Final = "DELETE FROM runs WHERE id IN (SELECT id FROM damaged_runs WHERE at < ? LIMIT ?)"
+_PURGE: Final = f"""
+    DELETE FROM runs WHERE id IN (
+        SELECT damaged_runs.id FROM damaged_runs JOIN runs USING (id)
+        WHERE at < CASE WHEN typeof(runs.broker) = 'text' THEN :before ELSE :unowned END
+        AND ({PURGED} OR typeof(runs.broker) <> 'text') LIMIT :rows)
+"""
 PURGE_ROWS: Final = 2_000
 
 
 class LocalQuarantine:
     """The damaged rows. Each call runs in the caller's transaction or read."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, owner: Owner = NO_OWNER) -> None:
+        """owner: whose rows it deletes."""
+        self._mine = owner.broker
         database.migrate("damaged_runs", _STEPS)
 
     def note(self, connection: sqlite3.Connection, run: StoredRun, reason: str, at: float) -> None:
@@ -48,10 +59,13 @@ class LocalQuarantine:
             key = run.record.key
             logger.error(KEPT, key.task_id, key.generation, key.hop, reason)
 
-    def runs(self, connection: sqlite3.Connection, limit: int) -> list[RunRecord]:
-        """The runs in quarantine, the newest first."""
-        return [run_of(row).record for row in rows_of(connection, _LIST, (limit,))]
+    def runs(self, connection: sqlite3.Connection, limit: int, mine: str) -> list[RunRecord]:
+        """The runs in quarantine, the newest first. mine: whose, "" for those of everyone."""
+        values = {"mine": mine, "limit": limit}
+        return [run_of(row).record for row in rows_of(connection, _LIST, values)]
 
     def purge(self, connection: sqlite3.Connection, before: float) -> int:
         """Delete rows that were put into quarantine before that time; returns how many."""
-        return connection.execute(_PURGE, (before, PURGE_ROWS)).rowcount
+        unowned = before - UNFINISHED_SECONDS if self._mine else before
+        values = {"mine": self._mine, "before": before, "unowned": unowned, "rows": PURGE_ROWS}
+        return connection.execute(_PURGE, values).rowcount

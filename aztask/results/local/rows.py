@@ -6,7 +6,6 @@ whole query for one text that is not UTF-8. So every row is checked on its own (
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,13 +16,13 @@ from aztask.brokers.delivery import Position
 from aztask.message.message import COUNTER_LIMIT
 from aztask.results.base import Outcome, RunKey, RunRecord, Start, State, WorkerRecord
 from aztask.results.damage import Columns, Damaged, check_ends, check_owner
-from aztask.results.workerrow import damaged_worker, pack_running, read_worker
+from aztask.results.workerrow import damaged_worker, pack_failing, pack_running, read_worker
 from aztask.settlement import Complete, to_record
 
 _NAMES: Final = (
     "id", "task_id", "generation", "hop", "task", "queue", "state", "worker", "starts",
     "started_at", "settlement", "value", "error_type", "error", "traceback", "ended_at", "duration",
-    "owner", "position", "failures", "snoozes", "earlier", "note",
+    "owner", "position", "failures", "snoozes", "earlier", "note", "broker",
 )  # fmt: skip
 COLUMNS: Final = (
     f"{', '.join(_NAMES)}, typeof(saved), "
@@ -33,7 +32,8 @@ COLUMNS: Final = (
 _ERROR: Final = ("error_type", "error", "traceback")
 _SAVED_TYPES: Final = ("null", "blob")
 _WORKER_FIELDS: Final = (
-    "started_at", "queues", "running", "finished", "stopped", "leased", "tasks",
+    "started_at", "queues", "running", "finished", "stopped", "leased", "tasks", "broker",
+    "failing",
 )  # fmt: skip
 _OLDEST_WORKER: Final = 5
 """The fields of a worker's row in the first release."""
@@ -62,31 +62,6 @@ class StoredRun:
         return None if outcome is None or outcome.again else outcome
 
 
-def rows_of(connection: sqlite3.Connection, sql: str, values: Sequence[object]) -> list[Any]:
-    """All rows of a query. Text that is not UTF-8 is returned as bytes, and so counts as damaged.
-
-    During the call no other thread may use the connection.
-    """
-    try:
-        return connection.execute(sql, values).fetchall()
-    except sqlite3.OperationalError as error:
-        if "decode" not in str(error):
-            raise
-    usual = connection.text_factory
-    connection.text_factory = _text_or_bytes
-    try:
-        return connection.execute(sql, values).fetchall()
-    finally:
-        connection.text_factory = usual
-
-
-def _text_or_bytes(data: bytes) -> str | bytes:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data
-
-
 def run_of(row: Sequence[Any]) -> StoredRun:
     """The run in a row of `COLUMNS`. A row in quarantine is damaged, whatever it contains."""
     columns = Columns(dict(zip(_NAMES, row, strict=False)))
@@ -96,8 +71,25 @@ def run_of(row: Sequence[Any]) -> StoredRun:
             raise Damaged(str(reason))
         return _readable(columns, number, saved_type)
     except Damaged as damage:
-        key = _key_of(columns)
-        return StoredRun(number, RunRecord(key, "", "", State.UNREADABLE, damage=damage.reason))
+        return StoredRun(
+            number,
+            RunRecord(
+                _key_of(columns),
+                "",
+                "",
+                State.UNREADABLE,
+                damage=damage.reason,
+                broker=_broker_of(columns),
+            ),
+        )
+
+
+def _broker_of(columns: Columns) -> str:
+    """The owner of a damaged row, as far as it can be read."""
+    try:
+        return columns.text("broker", missing="")
+    except Damaged:
+        return ""
 
 
 def has_key(row: Sequence[Any]) -> bool:
@@ -150,6 +142,7 @@ def _readable(columns: Columns, number: int, saved_type: str) -> StoredRun:
         outcome,
         earlier=columns.starts(),
         note=columns.data("note"),
+        broker=columns.text("broker", missing=""),
     )
     if saved_type not in _SAVED_TYPES:
         raise Damaged(f"its checkpoint is {saved_type}, not bytes")
@@ -162,8 +155,8 @@ def key_of(key: RunKey) -> tuple[str, int, int]:
     return key.task_id, key.generation, key.hop
 
 
-def start_row(start: Start) -> tuple[Any, ...]:
-    """The column values of a new run."""
+def start_row(start: Start, broker: str | None = None) -> tuple[Any, ...]:
+    """The column values of a new run that belongs to `broker`."""
     return (
         *key_of(start.key),
         start.task,
@@ -172,6 +165,7 @@ def start_row(start: Start) -> tuple[Any, ...]:
         start.owner,
         start.worker,
         start.at,
+        broker,
     )
 
 
@@ -191,11 +185,11 @@ def outcome_row(outcome: Outcome) -> tuple[Any, ...]:
     )
 
 
-def worker_row(worker: WorkerRecord) -> tuple[Any, ...]:
-    """The column values of a worker's row."""
+def worker_row(worker: WorkerRecord, broker: str = "") -> tuple[Any, ...]:
+    """The column values of a worker's row, which belongs to `broker`."""
     record = (
         worker.started_at, worker.queues, worker.running, worker.finished, worker.stopped,
-        worker.leased, pack_running(worker.tasks),
+        worker.leased, pack_running(worker.tasks), broker, pack_failing(worker.failing),
     )  # fmt: skip
     return worker.name, worker.seen_at, msgpack.packb(record)
 

@@ -14,13 +14,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.engine import Database, Waiter
 from aztask.engine.filesystem import file_bytes
 from aztask.message.message import COUNTER_LIMIT
 from aztask.results.base import (
-    UNFINISHED_SECONDS,
     Cancelled,
     Finish,
+    Foreign,
+    Outdated,
     Owned,
     OwnedElsewhere,
     Recorded,
@@ -37,8 +39,6 @@ from aztask.results.controls import ControlStore
 from aztask.results.damage import Damaged, check_position
 from aztask.results.deadindex import DeadIndex
 from aztask.results.local.cancellations import LocalCancellations
-from aztask.results.local.controls import LocalControls
-from aztask.results.local.deadindex import LocalDeadIndex
 from aztask.results.local.quarantine import LocalQuarantine
 from aztask.results.local.rows import (
     COLUMNS,
@@ -46,18 +46,22 @@ from aztask.results.local.rows import (
     has_key,
     key_of,
     outcome_row,
-    rows_of,
     run_of,
     start_row,
     worker_of,
     worker_row,
 )
+from aztask.results.local.runowners import OURS, LocalRunOwners
+from aztask.results.local.scan import values_of
 from aztask.results.local.schedules import LocalSchedules
-from aztask.results.local.uniques import LocalUniques
-from aztask.results.local.workflows import KEPT, LocalWorkflows
+from aztask.results.local.workflows import LocalWorkflows
+from aztask.results.owners import foreign_id, is_foreign, is_other_broker, own_workers
 from aztask.results.schedules import ScheduleStore
+from aztask.results.startowner import is_newer
 from aztask.results.uniques import UniqueStore
 from aztask.results.workflows import WorkflowStore
+from aztask.stores.local.reading import rows_of
+from aztask.stores.local.rows import SqliteStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 _STEPS = (
@@ -90,19 +94,20 @@ _STEPS = (
 
 _START = """
     INSERT INTO runs (task_id, generation, hop, task, queue, position, owner, worker, starts,
-                      started_at, state)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?, 'started')
+                      started_at, broker, state)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, 'started')
     ON CONFLICT DO NOTHING
 """
 _TAKE_OVER = """
     UPDATE runs SET owner = ?, worker = ?, starts = starts + 1, started_at = ?, position = ?,
                     queue = ?, earlier = ?, state = 'started', settlement = NULL, error_type = NULL,
-                    error = NULL, traceback = NULL, ended_at = NULL, duration = NULL
+                    error = NULL, traceback = NULL, ended_at = NULL, duration = NULL,
+                    broker = coalesce(broker, ?)
     WHERE task_id = ? AND generation = ? AND hop = ?
 """
 _RECORD = """
     UPDATE runs SET state = ?, settlement = ?, value = ?, error_type = ?, error = ?, traceback = ?,
-                    ended_at = ?, duration = ?
+                    ended_at = ?, duration = ?, broker = coalesce(broker, ?)
     WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
 """
 _COUNT = """
@@ -111,7 +116,7 @@ _COUNT = """
 """
 _BURY = """
     UPDATE runs SET state = ?, settlement = ?, value = ?, error_type = ?, error = ?, traceback = ?,
-                    ended_at = ?, duration = ?, owner = NULL
+                    ended_at = ?, duration = ?, broker = coalesce(broker, ?), owner = NULL
     WHERE task_id = ? AND generation = ? AND hop = ?
 """
 _SAVE = """
@@ -124,30 +129,32 @@ _DISOWN = """
     WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
 """
 _EXPECT = """
-    INSERT INTO runs (task_id, generation, hop, task, queue, worker, starts, state, due_at, note)
-    VALUES (?, ?, ?, ?, ?, '', 0, 'pending', ?, ?)
+    INSERT INTO runs (task_id, generation, hop, task, queue, worker, starts, state, due_at, note,
+                      broker)
+    VALUES (?, ?, ?, ?, ?, '', 0, 'pending', ?, ?, ?)
     ON CONFLICT (task_id, generation, hop) DO UPDATE SET note = excluded.note
     WHERE excluded.note IS NOT NULL AND runs.note IS NULL
+    AND coalesce(runs.broker, excluded.broker, '') = coalesce(excluded.broker, runs.broker, '')
 """
-_WINDOW_END = """
-    SELECT MAX(id), COUNT(ended_at)
-    FROM (SELECT id, ended_at FROM runs WHERE id > ? ORDER BY id LIMIT ?)
+_OWN_IT = """
+    UPDATE runs SET broker = ?
+    WHERE task_id = ? AND generation = ? AND hop = ? AND broker IS NULL
 """
-_PURGE = f"""
-    DELETE FROM runs
-    WHERE id > ? AND id <= ? AND id NOT IN (SELECT id FROM damaged_runs) AND CASE
-        WHEN ended_at IS NOT NULL THEN ended_at < ?
-        WHEN state = 'pending' THEN coalesce(due_at, started_at) < ?
-        ELSE started_at < ? END
-    {KEPT}
-"""
-_OLD_ONES = "SELECT EXISTS (SELECT 1 FROM runs WHERE id > ? AND id <= ? AND ended_at < ?)"
+_FORGET = f"DELETE FROM runs WHERE task_id = :task AND {OURS}"
 _KEY = "task_id = ? AND generation = ? AND hop = ?"
-_LATEST = "ORDER BY generation DESC, hop DESC LIMIT 1"
+_LATEST = """
+    ORDER BY broker IS NOT NULL AND broker <> :mine AND :mine <> '', generation DESC, hop DESC
+    LIMIT 1
+"""
+"""The latest run of the store's owner; of another one only if there is none."""
+
+_NEWEST = "WHERE (broker IS NULL OR broker = ? OR ? = '') ORDER BY id DESC LIMIT ?"
+_NEWEST_IN = """
+    WHERE state = ? AND (broker IS NULL OR broker = ? OR ? = '') ORDER BY id DESC LIMIT ?
+"""
 _IN_ORDER = f"""AND typeof(generation) = 'integer' AND generation BETWEEN 0 AND {COUNTER_LIMIT}
     AND typeof(hop) = 'integer' AND hop BETWEEN 0 AND {COUNTER_LIMIT}"""
 
-PURGE_WINDOW = 2_000
 FIRST_WAIT = 0.001
 LONGEST_WAIT = 0.02
 WORKER_FORGOTTEN_SECONDS = 86400.0
@@ -158,17 +165,24 @@ class LocalResults:
 
     remote = False
 
-    def __init__(self, database: Database, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, database: Database, *, clock: Clock = SYSTEM_CLOCK, owner: Owner = NO_OWNER
+    ) -> None:
+        """owner: whose rows it makes and acts on; NO_OWNER: those of everyone."""
+        self.owner = owner
         self._database = database
         self._clock = clock
         database.migrate("results", _STEPS)
-        self._cancellations = LocalCancellations(database)
-        self._quarantine = LocalQuarantine(database)
-        self.dead_index: DeadIndex = LocalDeadIndex(database)
-        self.workflows: WorkflowStore = LocalWorkflows(database)
-        self.controls: ControlStore = LocalControls(database, clock)
-        self.schedules: ScheduleStore = LocalSchedules(database, clock)
-        self.uniques: UniqueStore = LocalUniques(database, clock)
+        self._mine = owner.broker or None
+        self._cancellations = LocalCancellations(database, owner)
+        self._run_owners = LocalRunOwners(database, clock, owner)
+        self._quarantine = LocalQuarantine(database, owner)
+        self.rows = SqliteStore(database, clock)
+        self.dead_index = DeadIndex(self.rows, owner)
+        self.workflows: WorkflowStore = LocalWorkflows(database, owner)
+        self.controls = ControlStore(self.rows, owner)
+        self.schedules: ScheduleStore = LocalSchedules(database, clock, owner)
+        self.uniques = UniqueStore(self.rows, owner)
 
     @property
     def transaction_key(self) -> str:
@@ -181,7 +195,7 @@ class LocalResults:
 
     def start(self, starts: Sequence[Start]) -> list[StartAnswer]:
         """Try to own each run. New runs, the usual case, cost one statement for all."""
-        rows = [start_row(each) for each in starts]
+        rows = [start_row(each, self._mine) for each in starts]
         with self._database.transaction() as connection:
             cancelled = self._cancellations.any(connection)
             stored = connection.executemany(_START, rows).rowcount
@@ -191,7 +205,10 @@ class LocalResults:
 
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
         """Record outcomes, each by compare-and-set on the run's owner."""
-        rows = [(*outcome_row(each.outcome), *key_of(each.key), each.owner) for each in finishes]
+        rows = [
+            (*outcome_row(each.outcome), self._mine, *key_of(each.key), each.owner)
+            for each in finishes
+        ]
         again = [
             (outcome.state is State.RETRYING, outcome.state is State.SNOOZED, *row[-4:])
             for outcome, row in zip((each.outcome for each in finishes), rows, strict=True)
@@ -213,9 +230,11 @@ class LocalResults:
         run = self._run(connection, record.key)
         if record.outcome is None or (run is not None and (run.record.damage or run.ended)):
             return False
+        if run is not None and is_foreign(self.owner, run.record.broker):
+            return False
         key = key_of(record.key)
-        connection.execute(_EXPECT, (*key, record.task, record.queue, record.due, None))
-        connection.execute(_BURY, (*outcome_row(record.outcome), *key))
+        connection.execute(_EXPECT, (*key, record.task, record.queue, record.due, None, self._mine))
+        connection.execute(_BURY, (*outcome_row(record.outcome), self._mine, *key))
         return True
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
@@ -239,6 +258,7 @@ class LocalResults:
                     run.queue,
                     now if run.due is None else run.due,
                     run.note,
+                    self._mine,
                 )
                 for run in runs
             ]
@@ -247,36 +267,52 @@ class LocalResults:
     def get(self, task_id: str) -> RunRecord | None:
         """The task's latest run. A cancelled task that no worker has received is cancelled, too."""
         with self._database.read() as connection:
-            record = self._latest(connection, task_id)
+            record = self._known(self._latest(connection, task_id), task_id)
             mark = self._cancellations.has(connection, task_id)
         if mark and (record is None or record.state in _WAITING):
             known = record or RunRecord(RunKey(task_id), "", "", State.PENDING)
             return replace(known, state=State.CANCELLED)
         return record
 
-    @staticmethod
-    def _latest(connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
-        """The latest row; a row whose own key is damaged counts only if there is no other."""
+    def _known(self, record: RunRecord | None, task_id: str) -> RunRecord | None:
+        """The record. Raises ForeignId if it belongs to another owner."""
+        if record is not None and is_foreign(self.owner, record.broker):
+            raise foreign_id("task", task_id, record.broker, self.owner)
+        return record
+
+    def _latest(self, connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
+        """The latest row; a row whose own key is damaged counts only if there is no other.
+
+        A row of another owner is the latest only if there is no own one.
+        """
         found: list[Any] = []
         for condition in ("", _IN_ORDER):
-            sql = f"SELECT {COLUMNS} FROM runs WHERE task_id = ? {condition} {_LATEST}"  # constants
-            found = rows_of(connection, sql, (task_id,)) or found
+            sql = f"SELECT {COLUMNS} FROM runs WHERE task_id = :task {condition} {_LATEST}"
+            values = {"task": task_id, "mine": self.owner.broker}
+            found = rows_of(connection, sql, values) or found
             if not found or has_key(found[0]):
                 break
         return run_of(found[0]).record if found else None
 
     def history(self, task_id: str) -> list[RunRecord]:
         """All runs of a task, oldest first."""
-        return self._select("WHERE task_id = ? ORDER BY generation, hop", task_id)
+        found = self._select("WHERE task_id = ? ORDER BY generation, hop", task_id)
+        own = [each for each in found if not is_foreign(self.owner, each.broker)]
+        if found and not own:
+            self._known(found[-1], task_id)
+        return own
 
-    def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
+    def recent(
+        self, *, state: State | None = None, limit: int = 100, everyone: bool = False
+    ) -> list[RunRecord]:
         """The newest runs, newest first; UNREADABLE lists the quarantine."""
-        if state is None:
-            return self._select("ORDER BY id DESC LIMIT ?", limit)
+        mine = "" if everyone else self.owner.broker
         if state is State.UNREADABLE:
             with self._database.read() as connection:
-                return self._quarantine.runs(connection, limit)
-        return self._select("WHERE state = ? ORDER BY id DESC LIMIT ?", state.value, limit)
+                return self._quarantine.runs(connection, limit, mine)
+        if state is None:
+            return self._select(_NEWEST, mine, mine, limit)
+        return self._select(_NEWEST_IN, state.value, mine, mine, limit)
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
         """Mark a task as cancelled, unless it has ended."""
@@ -296,8 +332,11 @@ class LocalResults:
         """Delete everything about a task."""
         with self._database.transaction() as connection:
             self._cancellations.drop(connection, task_id)
-            cursor = connection.execute("DELETE FROM runs WHERE task_id = ?", (task_id,))
-            return cursor.rowcount > 0
+            values = {"task": task_id, "mine": self.owner.broker}
+            if connection.execute(_FORGET, values).rowcount:
+                return True
+            self._known(self._latest(connection, task_id), task_id)
+            return False
 
     def wait_changed(self, version: int, timeout: float) -> int:
         """Read the file's change counter: at once after a write on this machine, else seldom."""
@@ -314,41 +353,48 @@ class LocalResults:
     def heartbeat(self, worker: WorkerRecord) -> None:
         """Store a worker's heartbeat; delete workers that have been silent for a day."""
         with self._database.transaction() as connection:
-            connection.execute("REPLACE INTO workers VALUES (?, ?, ?)", worker_row(worker))
+            connection.execute(
+                "REPLACE INTO workers VALUES (?, ?, ?)", worker_row(worker, self.owner.broker)
+            )
             connection.execute(
                 "DELETE FROM workers WHERE seen_at < ?",
                 (worker.seen_at - WORKER_FORGOTTEN_SECONDS,),
             )
 
-    def workers(self) -> list[WorkerRecord]:
+    def workers(self, *, everyone: bool = False) -> list[WorkerRecord]:
         """The known workers, newest heartbeat first, damaged rows last."""
         with self._database.read() as connection:
             rows = rows_of(connection, "SELECT name, seen_at, record FROM workers", ())
-        found = [worker_of(*row) for row in rows]
+        found = own_workers(self.owner, (worker_of(*row) for row in rows), everyone=everyone)
         return sorted(found, key=lambda worker: worker.seen_at, reverse=True)
 
     def purge(self, before: float) -> int:
-        """Delete runs that ended before that time, and cancellation marks of that age.
-
-        It goes through windows of rows in the order of their first starts, up to the first window
-        in which runs ended, but none of them long ago: this neither scans the whole table nor holds
-        the write lock for long. Rows that wait for their messages do not end the search.
-        """
+        """Delete own runs that ended before that time, and cancellation marks of that age."""
         with self._database.transaction() as connection:
             self._cancellations.purge(connection, before, self._clock.wall())
             deleted = self._quarantine.purge(connection, before)
-        last = 0
-        times = (before, before, before - UNFINISHED_SECONDS)
-        while True:
-            with self._database.transaction() as connection:
-                end, ended = connection.execute(_WINDOW_END, (last, PURGE_WINDOW)).fetchone()
-                if end is None:
-                    return deleted
-                gone = connection.execute(_PURGE, (last, end, *times)).rowcount
-                (old,) = connection.execute(_OLD_ONES, (last, end, before)).fetchone()
-            if ended and not gone and not old:
-                return deleted
-            last, deleted = end, deleted + gone
+        return deleted + self._run_owners.purge(before)
+
+    def owners(self) -> set[Owner]:
+        """Whose runs and cancellations it holds."""
+        with self._database.read() as connection:
+            return self._run_owners.owners(connection) | self._cancellations.owners(connection)
+
+    def adopt(self, old: Owner) -> int:
+        """Make the runs and cancellations of another owner its own; returns how many."""
+        if not is_other_broker(self.owner, old):
+            return 0
+        with self._database.transaction() as connection:
+            marks = self._cancellations.adopt(connection, old)
+        return marks + self._run_owners.adopt(old)
+
+    def unowned(self, before: float) -> int:
+        """How many runs without an owner are older than a time."""
+        return self._run_owners.unowned(before)
+
+    def scan(self) -> Iterator[bytes]:
+        """All values of the store that may refer to payloads."""
+        return values_of(self._database)
 
     def size(self) -> StoreSize:
         """Count the runs, and measure the file."""
@@ -369,23 +415,37 @@ class LocalResults:
         """Decide by the row, which our own start may just have made."""
         run = self._run(connection, start.key)
         assert run is not None  # noqa: S101  # the transaction has made it if it was missing
+        if is_foreign(self.owner, run.record.broker):
+            return Foreign(run.record.broker)
         if run.record.damage:
             return Unreadable(run.record.damage)
         if run.ended is not None:
+            if not run.record.broker:
+                connection.execute(_OWN_IT, (self._mine, *key_of(start.key)))
             return Recorded(run.ended)
         starts = run.record.starts
         if run.owner != start.owner:
-            if run.owner is not None and run.position != start.position:
-                return self._elsewhere(connection, run, start)
+            if (other := self._take_over(connection, run, start)) is not None:
+                return other
             starts += 1
-            values = (start.owner, start.worker, start.at, start.position, start.queue)
-            earlier = run.record.starts_before(owned=run.owner is not None).pack()
-            connection.execute(_TAKE_OVER, (*values, earlier, *key_of(start.key)))
         if self._cancellations.has(connection, start.key.task_id):
             return Cancelled(starts)
         sql = f"SELECT saved FROM runs WHERE {_KEY}"
         (saved,) = connection.execute(sql, key_of(start.key)).fetchone()
         return Owned(starts, saved, run.failures, run.snoozes)
+
+    def _take_over(
+        self, connection: sqlite3.Connection, run: StoredRun, start: Start
+    ) -> OwnedElsewhere | Outdated | Unreadable | None:
+        """Make the run ours; otherwise says why another copy or a newer delivery keeps it."""
+        if run.owner is not None and run.position != start.position:
+            return self._elsewhere(connection, run, start)
+        if is_newer(run.owner, start.owner):
+            return Outdated()
+        values = (start.owner, start.worker, start.at, start.position, start.queue)
+        earlier = run.record.starts_before(owned=run.owner is not None).pack()
+        connection.execute(_TAKE_OVER, (*values, earlier, self._mine, *key_of(start.key)))
+        return None
 
     def _elsewhere(
         self, connection: sqlite3.Connection, run: StoredRun, start: Start

@@ -11,12 +11,10 @@ Rules
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, Protocol, cast
-from uuid import uuid4
 
 from azure.core.credentials import TokenCredential
 from azure.storage.blob import ContainerClient
@@ -25,11 +23,12 @@ from aztask.address.addresses import BlobAddress, TablesAddress
 from aztask.azure.container import container_client
 from aztask.errors import AztaskError
 from aztask.results.base import RunKey
-from aztask.results.tables.client import TimeBudget
-from aztask.results.tables.errors import BLOB_ROLE, AlreadyExists, RowNotFound
 from aztask.results.tables.names import partition_of, row_of
 from aztask.results.tables.rows import INLINE_BYTES
-from aztask.support.clock import Clock
+from aztask.stores.tables.client import TimeBudget
+from aztask.stores.tables.errors import BLOB_ROLE, AlreadyExists, RowNotFound
+from aztask.support import chance
+from aztask.support.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ class Blobs:
         if data is None or len(data) <= INLINE_BYTES:
             return data, ""
         hour = hour_of(self._clock.wall())
-        name = f"{hour}/{partition}!{row}!{uuid4().hex}"
+        name = f"{hour}/{partition}!{row}!{chance.token()}"
         blob = self._container.get_blob_client(name)
         # the name is unique, so after a lost answer the blob may be written again
         call.request(
@@ -155,7 +154,7 @@ class Blobs:
 
     def measure(self, seconds: float) -> tuple[int, int, bool]:
         """Count for `seconds` at most: blobs, their bytes, and True if that is all of them."""
-        until = time.monotonic() + seconds
+        until = monotonic() + seconds
         count, size = 0, 0
         call = TimeBudget()
 
@@ -163,7 +162,7 @@ class Blobs:
             return list(next(pages, ()))
 
         pages = self._container.list_blobs(results_per_page=PAGE).by_page()
-        while time.monotonic() < until:
+        while monotonic() < until:
             page = call.request(ask, self.place, BLOB_ROLE)
             if not page:
                 return count, size, True

@@ -1,8 +1,9 @@
 """The index of ended runs: one row for each, so that no call reads the whole table.
 
-Partitions are named by shard, state and hour. The hours, and the milliseconds in the row keys,
-count down: one range of keys gives the newest rows first, and another one all rows older than a
-time. A row names its run and the blob of its value.
+Partitions are named by owner, shard, state and hour: each owner purges its own, and need not read
+the runs for that. Rows without an owner are in partitions ``i-...``. The hours, and the
+milliseconds in the row keys, count down: one range of keys gives the newest rows first, and another
+one all rows older than a time. A row names its run and the blob of its value.
 
 Rules
 1. The index row is written after the outcome, by the call that records it. If the process dies in
@@ -13,34 +14,32 @@ Rules
    there.
 3. A run whose row is damaged cannot decide: a listing shows it as damaged, and a purge puts it into
    quarantine. An index row that is damaged itself names no run; a purge deletes it.
+4. Runs without an owner are purged `UNFINISHED_SECONDS` later than own ones, by any owner. If one
+   of them is adopted, its old index row names a run that is listed elsewhere (rule 2).
 """
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, product
 from typing import Any, Final
 
-from aztask.results.base import RunKey, State
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.results.base import UNFINISHED_SECONDS, RunKey, State
 from aztask.results.damage import Columns, Damaged
 from aztask.results.tables.blobs import Blobs
-from aztask.results.tables.client import TableRequests, TimeBudget
-from aztask.results.tables.errors import RowConflict
 from aztask.results.tables.keeping import Keeping
-from aztask.results.tables.names import (
-    SHARDS,
-    is_blob_of,
-    is_run,
-    partition_of,
-    row_of,
-    shard_of,
-)
+from aztask.results.tables.names import is_blob_of, is_run, partition_of, row_of
 from aztask.results.tables.quarantine import Quarantine
 from aztask.results.tables.rows import DAMAGE, Run, run_of
+from aztask.stores.keys import SHARDS, shard_of
+from aztask.stores.tables.client import TableRequests, TimeBudget
+from aztask.stores.tables.errors import RowConflict
+from aztask.support import chance
+from aztask.support.clock import monotonic
 
 ENDED: Final = (
     State.SUCCEEDED,
@@ -56,7 +55,9 @@ PURGE_SECONDS: Final = 4.0
 """Seconds for one call: a worker's heartbeats wait until it ends."""
 
 PURGE_PAGE: Final = 200
+ADOPT_PAGE: Final = 200
 ENDING: Final = (
+    "broker",
     "key",
     "state",
     "starts",
@@ -73,6 +74,12 @@ _HOURS: Final = 10**7
 _MILLISECONDS: Final = 10**14
 _END: Final = "~"
 _SELECT: Final = ("PartitionKey", "RowKey", "partition", "row", "blob")
+_UNOWNED: Final = "i-"
+UNOWNED_PURGE_SECONDS: Final = 3600.0
+"""Seconds between two purges of rows without an owner, after one that found no more."""
+
+_Range = tuple[str, int, State]
+"""The broker that the runs belong to ("" for none), a shard and a state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +100,21 @@ def entity_of(run: Run) -> dict[str, Any]:
     at = run.ended_at or 0.0
     digest = sha256(f"{partition}!{row}".encode()).hexdigest()[:24]
     return {
-        "PartitionKey": f"i-{shard_of(partition)}-{run.state.value}-{_hours(at)}",
+        "PartitionKey": f"{_start(run.broker, shard_of(partition), run.state)}{_hours(at)}",
         "RowKey": f"{count_down(at)}-{digest}",
         "partition": partition,
         "row": row,
         "blob": run.body_blob,
     }
+
+
+def _prefix(broker: str) -> str:
+    """The beginning of the partitions of an owner; an older release sees only those without one."""
+    return f"im-{Owner(broker).mark}-" if broker else _UNOWNED
+
+
+def _start(broker: str, shard: int, state: State) -> str:
+    return f"{_prefix(broker)}{shard}-{state.value}-"
 
 
 class EndIndex:
@@ -110,10 +126,13 @@ class EndIndex:
         blobs: Blobs,
         quarantine: Quarantine,
         exists: Callable[[TimeBudget, str], bool],
+        owner: Owner = NO_OWNER,
     ) -> None:
-        """exists: whether a workflow is in the store."""
+        """exists: whether a workflow is in the store. owner: whose runs it purges."""
         self._exists = exists
-        self._after: dict[tuple[int, State], Entry] = {}
+        self._mine = owner.broker
+        self._unowned_at = 0.0
+        self._after: dict[_Range, Entry] = {}
         self._requests = requests
         self._blobs = blobs
         self._quarantine = quarantine
@@ -127,8 +146,12 @@ class EndIndex:
         entity = entity_of(run)
         self._requests.delete(call, entity["PartitionKey"], entity["RowKey"])
 
-    def newest(self, call: TimeBudget, states: Iterable[State], limit: int) -> list[Run]:
+    def newest(
+        self, call: TimeBudget, states: Iterable[State], limit: int, brokers: Iterable[str]
+    ) -> list[Run]:
         """The runs that ended last in one of these states, the newest first.
+
+        * `brokers`: whose runs; "" for those without an owner.
 
         Runs whose row is damaged by now are included.
         """
@@ -142,7 +165,8 @@ class EndIndex:
                 _SELECT,
             )
 
-        starts = [f"i-{shard}-{state.value}-" for state in states for shard in range(SHARDS)]
+        parts = product(sorted({self._mine, "", *brokers}), range(SHARDS), states)
+        starts = [_start(*each) for each in parts]
         found = chain.from_iterable(self._requests.each(call, page, starts))
         entries = sorted(map(_entry, found), key=lambda entry: entry.row)[:limit]
         return [run for run in self._requests.each(call, self._read, entries) if run is not None]
@@ -153,14 +177,18 @@ class EndIndex:
         Ranges are taken in random order, so that several workers seldom work on the same one. If
         they do, a run that another worker deleted is not counted.
 
-        Runs of workflows that exist are kept. The next call continues behind them.
+        Runs of workflows that exist are kept. The next call continues behind them. Runs without an
+        owner are looked for once an hour (rule 4).
         """
         deleted = 0
         call, keeping = TimeBudget(), Keeping(self._exists)
-        ranges = [(shard, state) for shard in range(SHARDS) for state in ENDED]
-        random.shuffle(ranges)
-        until = time.monotonic() + PURGE_SECONDS
-        while ranges and time.monotonic() < until:
+        ranges = list(product([self._mine], range(SHARDS), ENDED))
+        chance.shuffle(ranges)
+        until = monotonic() + PURGE_SECONDS
+        if self._mine and monotonic() >= self._unowned_at:
+            ranges += product([""], range(SHARDS), ENDED)  # last: own ones matter more
+            self._unowned_at = monotonic() + UNOWNED_PURGE_SECONDS
+        while ranges and monotonic() < until:
             pages = self._requests.each(
                 call, lambda call, which: self._old(call, which, before), ranges
             )
@@ -173,10 +201,52 @@ class EndIndex:
                 self._after.pop(which, None)
                 if len(entries) == PURGE_PAGE:
                     self._after[which] = entries[-1]
-                if time.monotonic() >= until:
+                if monotonic() >= until:
+                    self._unowned_at = 0.0
                     return deleted
             ranges = [which for which in ranges if which in self._after]
         return deleted
+
+    def unowned(self, call: TimeBudget, before: float) -> int:
+        """How many rows without an owner ended before a time, to the hour; a page of each range."""
+        ranges = product([""], range(SHARDS), ENDED)
+        count = partial(self._count, before=before)
+        return sum(self._requests.each(call, count, ranges))
+
+    def _count(self, call: TimeBudget, which: _Range, before: float) -> int:
+        start = _start(*which)
+        rows = self._requests.query(
+            call,
+            "PartitionKey gt @hour and PartitionKey lt @end",
+            {"hour": start + _hours(before), "end": start + _END},
+            PURGE_PAGE,
+            ("RowKey",),
+        )
+        return len(rows)
+
+    def adopt(self, call: TimeBudget, old: Owner) -> None:
+        """Move the index rows of `old`: write the new row, then delete the old one.
+
+        If the process dies in between, a run is listed twice; the old row names no run of its owner
+        (rule 2), and the next call deletes it.
+        """
+        first = _prefix(old.broker)
+        while rows := self._requests.query(
+            call,
+            "PartitionKey ge @first and PartitionKey lt @end",
+            {"first": first, "end": first + _END},
+            ADOPT_PAGE,
+        ):
+            call = TimeBudget()
+            self._requests.each(call, partial(self._move, first=first), rows)
+
+    def _move(self, call: TimeBudget, row: dict[str, Any], first: str) -> None:
+        place = _prefix(self._mine) + row["PartitionKey"].removeprefix(first)
+        names: dict[str, Any] = {
+            name: row[name] for name in ("partition", "row", "blob") if name in row
+        }
+        self._requests.ensure(call, {"PartitionKey": place, "RowKey": row["RowKey"], **names})
+        self._requests.delete(call, row["PartitionKey"], row["RowKey"])
 
     def _read(
         self, call: TimeBudget, entry: Entry, select: Sequence[str] | None = None
@@ -197,9 +267,10 @@ class EndIndex:
         same = (here["PartitionKey"], here["RowKey"]) == (entry.partition, entry.row)
         return run if same else None
 
-    def _old(self, call: TimeBudget, which: tuple[int, State], before: float) -> list[Entry]:
-        shard, state = which
-        start = f"i-{shard}-{state.value}-"
+    def _old(self, call: TimeBudget, which: _Range, before: float) -> list[Entry]:
+        start = _start(*which)
+        if which[0] != self._mine:
+            before -= UNFINISHED_SECONDS
         hour, instant = start + _hours(before), count_down(before) + _END
         if (after := self._after.get(which)) is not None:
             hour, instant = max((hour, instant), (after.partition, after.row))

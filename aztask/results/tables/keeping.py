@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aztask.results.tables.client import TimeBudget
 from aztask.results.workflows import workflow_of
+from aztask.stores.tables.client import TimeBudget
 
 
 class Keeping:

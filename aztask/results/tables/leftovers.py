@@ -9,23 +9,25 @@ Rules
 2. A blob is deleted if its row does not name it; a note of a sent run, once its message was due
    before the retention began; a run's row, when nothing has written it for the retention and
    `UNFINISHED_SECONDS` more. A row that is written in between is kept (ETag).
+3. Rows of other owners, and the blobs of such rows, stay. A note without an owner is deleted
+   `UNFINISHED_SECONDS` later than an own one.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.results.base import UNFINISHED_SECONDS
 from aztask.results.tables.blobs import Blobs
-from aztask.results.tables.client import TableRequests, TimeBudget
-from aztask.results.tables.errors import RowConflict
 from aztask.results.tables.keeping import Keeping
 from aztask.results.tables.names import is_row
-from aztask.results.tables.rows import DAMAGE, task_id_in
-from aztask.support.clock import Clock
+from aztask.results.tables.rows import DAMAGE, broker_in, task_id_in
+from aztask.stores.tables.client import TableRequests, TimeBudget
+from aztask.stores.tables.errors import RowConflict
+from aztask.support.clock import Clock, monotonic
 
 SWEEP_SECONDS: Final = 4.0
 COUNT_SECONDS: Final = 4.0
@@ -35,7 +37,8 @@ SETTLING_SECONDS: Final = 600.0
 _TASKS: Final = "PartitionKey ge 't-' and PartitionKey lt 't.'"
 _OLD: Final = f"{_TASKS} and Timestamp lt @written"
 _SELECT: Final = (
-    "PartitionKey", "RowKey", "Timestamp", "key", "due", "body_blob", "saved_blob", DAMAGE,
+    "PartitionKey", "RowKey", "Timestamp", "key", "due", "body_blob", "saved_blob", "broker",
+    DAMAGE,
 )  # fmt: skip
 _LATEST: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 86400.0
 
@@ -49,8 +52,10 @@ class Leftovers:
         blobs: Blobs,
         exists: Callable[[TimeBudget, str], bool],
         clock: Clock,
+        owner: Owner = NO_OWNER,
     ) -> None:
-        """exists: whether a workflow is in the store."""
+        """exists: whether a workflow is in the store. owner: whose rows it deletes."""
+        self._mine = owner.broker
         self._exists = exists
         self._requests = requests
         self._blobs = blobs
@@ -74,9 +79,9 @@ class Leftovers:
 
     def count_rows(self) -> tuple[int, bool]:
         """Count rows of tasks for some seconds; returns how many, and True if that is all."""
-        until = time.monotonic() + COUNT_SECONDS
+        until = monotonic() + COUNT_SECONDS
         rows, after = 0, None
-        while time.monotonic() < until:
+        while monotonic() < until:
             page, after = self._requests.page(TimeBudget(), _TASKS, {}, ("RowKey",), after)
             rows += sum(row["RowKey"].endswith("r") for row in page)
             if after is None:
@@ -85,8 +90,8 @@ class Leftovers:
 
     def _sweep_blobs(self, before: float) -> bool:
         limit = min(before, self._clock.wall() - SETTLING_SECONDS)
-        until = time.monotonic() + SWEEP_SECONDS
-        while time.monotonic() < until:
+        until = monotonic() + SWEEP_SECONDS
+        while monotonic() < until:
             found, place = self._blobs.older(TimeBudget(), limit, self._blobs_after)
             self._requests.each(TimeBudget(), self._clear_blob, found)
             self._blobs_after = place
@@ -97,18 +102,20 @@ class Leftovers:
     def _clear_blob(self, call: TimeBudget, found: tuple[str, str, str]) -> None:
         name, partition, row = found
         entity = self._requests.read(call, partition, row)
+        if entity is not None and broker_in(entity) not in (self._mine, ""):
+            return
         if entity is None or name not in (entity.get("body_blob"), entity.get("saved_blob")):
             self._blobs.delete(name)
 
     def _sweep_rows(self, before: float) -> tuple[int, bool]:
         written = datetime.fromtimestamp(max(0.0, min(before, _LATEST)), UTC)
-        until = time.monotonic() + SWEEP_SECONDS
+        until = monotonic() + SWEEP_SECONDS
         deleted, keeping = 0, Keeping(self._exists)
-        while time.monotonic() < until:
+        while monotonic() < until:
             rows, self._rows_after = self._requests.page(
                 TimeBudget(), _OLD, {"written": written}, _SELECT, self._rows_after
             )
-            old = [row for row in rows if _is_left(row, before)]
+            old = [row for row in rows if self._is_left(row, before)]
             deleted += sum(
                 self._requests.each(
                     TimeBudget(), lambda call, row: self._clear_row(call, row, keeping), old
@@ -117,6 +124,20 @@ class Leftovers:
             if self._rows_after is None:
                 return deleted, True
         return deleted, False
+
+    def _is_left(self, row: dict[str, Any], before: float) -> bool:
+        """True if no message can need the row any longer.
+
+        Damaged rows are left to the quarantine, and foreign ones to their owner.
+        """
+        name, due, broker = row["RowKey"], row.get("due"), broker_in(row)
+        if not is_row(name) or row.get(DAMAGE) is not None or broker not in (self._mine, ""):
+            return False
+        if name.endswith("e"):
+            later = 0.0 if broker == self._mine else UNFINISHED_SECONDS
+            return not isinstance(due, int | float) or due < before - later
+        written = cast("Any", row).metadata["timestamp"]
+        return written is not None and written.timestamp() < before - UNFINISHED_SECONDS
 
     def _clear_row(self, call: TimeBudget, row: dict[str, Any], keeping: Keeping) -> bool:
         if keeping.keeps(call, task_id_in(row)):
@@ -128,14 +149,3 @@ class Leftovers:
             return False  # its message has come after all
         self._blobs.delete(*(str(row.get(name) or "") for name in ("body_blob", "saved_blob")))
         return there
-
-
-def _is_left(row: dict[str, Any], before: float) -> bool:
-    """True if no message can need the row any longer; damaged rows are left to the quarantine."""
-    name, due = row["RowKey"], row.get("due")
-    if not is_row(name) or row.get(DAMAGE) is not None:
-        return False
-    if name.endswith("e"):
-        return not isinstance(due, int | float) or due < before
-    written = cast("Any", row).metadata["timestamp"]
-    return written is not None and written.timestamp() < before - UNFINISHED_SECONDS

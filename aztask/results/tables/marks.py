@@ -1,4 +1,10 @@
-"""Marks of cancelled tasks in the table: a partition for each shard, a row for each task."""
+"""Marks of cancelled tasks in the table: a partition for each shard, a row for each task.
+
+A mark's row key is ``MARK!TASK``, with the mark of its owner. One without an owner, which an older
+release or a program without a broker has written, is ``TASK``: each worker that receives the task
+obeys it. All are in one partition, so that one query finds both kinds. ``!`` is in no other part of
+a key.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +13,40 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from aztask.results.tables.client import TableRequests, TimeBudget
-from aztask.results.tables.names import SHARDS, partition_of, shard_of
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.results.tables.names import partition_of
+from aztask.stores.keys import SHARDS, shard_of
+from aztask.stores.tables.client import TableRequests, TimeBudget
 
 AT_ONCE: Final = 64
 PURGE_PAGE: Final = 256
+_ANYONE: Final = "t-"
+_ANYONE_END: Final = "t."
+_MORE: Final = "!"
+# Within one partition: this "or" reads no other rows.
+_OURS: Final = (
+    "( ( RowKey ge @own and RowKey lt @own_end ) or ( RowKey ge @first and RowKey lt @end ) )"
+)
+_OLD: Final = "( at lt @before or Timestamp lt @written )"
 _LATEST: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 86400.0
 
 
 class CancellationMarks:
     """The marks of cancelled tasks."""
 
-    def __init__(self, requests: TableRequests) -> None:
+    def __init__(self, requests: TableRequests, owner: Owner = NO_OWNER) -> None:
+        """owner: whose marks it makes, obeys and deletes."""
         self._requests = requests
+        self._mine = owner.of_broker
+        self._own = _own(self._mine)
 
     def put(self, task_id: str, at: float, *, running: bool) -> None:
         """Mark a task; with `running`, its run should be stopped, too, even after a later mark."""
-        partition, row = _place(partition_of(task_id))
-        mark = {"PartitionKey": partition, "RowKey": row, "at": float(at), "running": running}
+        task = partition_of(task_id)
+        place = {"PartitionKey": _marks_of(shard_of(task)), "RowKey": f"{self._own}{task}"}
+        mark = {**place, "at": float(at), "running": running}
+        if self._mine.known:
+            mark["broker"] = self._mine.broker
         if running:
             self._requests.put(TimeBudget(), mark)
         else:
@@ -32,10 +54,13 @@ class CancellationMarks:
 
     def has(self, call: TimeBudget, partition: str) -> bool:
         """True if the task of this partition is marked."""
-        return self._requests.read(call, *_place(partition)) is not None
+        return bool(self._marks(call, partition))
 
     def page(self, call: TimeBudget, shard: int) -> set[str]:
-        """The first marks of a shard, which are nearly always all of them."""
+        """The tasks of the first marks of a shard, which are nearly always all of them.
+
+        If there are more, it has `AT_ONCE` members.
+        """
         return self._page(call, shard, "")
 
     def among(
@@ -55,7 +80,8 @@ class CancellationMarks:
 
     def drop(self, call: TimeBudget, partition: str) -> None:
         """Delete the task's mark, if it has one."""
-        self._requests.delete(call, *_place(partition))
+        for row in self._rows(partition):
+            self._requests.delete(call, _marks_of(shard_of(partition)), row)
 
     def purge(self, before: float) -> None:
         """Delete marks older than `before`.
@@ -68,8 +94,8 @@ class CancellationMarks:
         def page(call: TimeBudget, shard: int) -> list[dict[str, Any]]:
             return self._requests.query(
                 call,
-                "PartitionKey eq @marks and ( at lt @before or Timestamp lt @written )",
-                {"marks": _marks_of(shard), "before": before, "written": written},
+                f"PartitionKey eq @marks and {_OURS} and {_OLD}",
+                {"before": before, "written": written, **self._values(shard)},
                 PURGE_PAGE,
                 ("PartitionKey", "RowKey"),
             )
@@ -96,19 +122,64 @@ class CancellationMarks:
         return self._page(call, shard, " and running eq true")
 
     def _stops(self, call: TimeBudget, partition: str) -> bool:
-        mark = self._requests.read(call, *_place(partition))
-        return mark is not None and bool(mark.get("running"))
+        return any(bool(mark.get("running")) for mark in self._marks(call, partition))
+
+    def _rows(self, partition: str) -> list[str]:
+        """The row keys of a task's own mark, and of one without an owner."""
+        return sorted({f"{self._own}{partition}", partition})
+
+    def _marks(self, call: TimeBudget, partition: str) -> list[dict[str, Any]]:
+        """The marks of a task, in one request."""
+        text = "PartitionKey eq @marks and ( RowKey eq @own or RowKey eq @task )"
+        own = f"{self._own}{partition}"
+        values = {"marks": _marks_of(shard_of(partition)), "own": own, "task": partition}
+        return self._requests.query(call, text, values, 2)
+
+    def _values(self, shard: int) -> dict[str, Any]:
+        own = self._own or _ANYONE
+        return {
+            "marks": _marks_of(shard),
+            "own": own,
+            "own_end": f"{own[:-1]}{chr(ord(own[-1]) + 1)}",
+            "first": _ANYONE,
+            "end": _ANYONE_END,
+        }
 
     def _page(self, call: TimeBudget, shard: int, condition: str) -> set[str]:
-        text = f"PartitionKey eq @marks{condition}"
-        marks = {"marks": _marks_of(shard)}
-        rows = self._requests.query(call, text, marks, AT_ONCE, ("RowKey",))
-        return {row["RowKey"] for row in rows}
+        text = f"PartitionKey eq @marks and {_OURS}{condition}"
+        rows = self._requests.query(call, text, self._values(shard), AT_ONCE, ("RowKey",))
+        found = {row["RowKey"].removeprefix(self._own) for row in rows}
+        # One mark of each kind for a task: as many members as rows say that there are more.
+        return found | {f"{_MORE}{number}" for number in range(len(rows) - len(found))}
+
+    def adopt(self, old: Owner) -> int:
+        """Make the marks of `old` its own: write the new one, then delete the old one.
+
+        If the process dies in between, the next call deletes the old one.
+        """
+        moved = 0
+        for shard in range(SHARDS):
+            marks = _marks_of(shard)
+            values = {"marks": marks, "old": old.broker}
+            while rows := self._requests.query(
+                TimeBudget(), "PartitionKey eq @marks and broker eq @old", values, PURGE_PAGE
+            ):
+                for row in rows:
+                    call, task = TimeBudget(), row["RowKey"].removeprefix(_own(old))
+                    kept: dict[str, Any] = {
+                        name: row[name] for name in ("at", "running") if name in row
+                    }
+                    place = {"PartitionKey": marks, "RowKey": f"{self._own}{task}"}
+                    self._requests.ensure(call, {**place, **kept, "broker": self._mine.broker})
+                    self._requests.delete(call, marks, row["RowKey"])
+                moved += len(rows)
+        return moved
 
 
 def _marks_of(shard: int) -> str:
     return f"c-{shard}"
 
 
-def _place(partition: str) -> tuple[str, str]:
-    return _marks_of(shard_of(partition)), partition
+def _own(owner: Owner) -> str:
+    """The beginning of the row keys of an owner's marks."""
+    return f"{owner.of_broker.mark}!" if owner.known else ""

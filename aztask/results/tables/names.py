@@ -5,62 +5,46 @@ Partitions
   latest comes first, then ``r``; ``e`` marks the note that the run is expected.
 * ``x``: runs whose rows are damaged, see `aztask.results.tables.quarantine`.
 * ``c-SHARD``: marks of cancelled tasks.
-* ``i-SHARD-STATE-HOUR``: ended runs, see `aztask.results.tables.index`.
+* ``im-MARK-SHARD-STATE-HOUR``: ended runs of an owner, see `aztask.results.tables.index`;
+  ``i-SHARD-STATE-HOUR``: those without an owner.
+* ``owners``: the owners whose workers use the table, see `aztask.results.tables.runowners`.
 * ``w``: workers.
-* ``d-QUEUE``: dead letters, see `aztask.results.tables.dead`.
-* ``k-NAME``: control entries, see `aztask.results.tables.controls`.
-* ``s-SCHEDULE``: a schedule and its occurrences, see `aztask.results.tables.schedules`.
-* ``u-SHARD``: holders of unique tasks, see `aztask.results.tables.uniques`.
-* ``g-WORKFLOW;DOCUMENT``, ``o-SHARD`` and ``e-SHARD``: see `aztask.results.tables.workflows`.
+* ``d-QUEUE``: dead letters, see `aztask.results.deadindex`.
+* ``k-NAME``: control entries, see `aztask.results.controls`.
+* ``s-SCHEDULE`` and ``s.MARK-SCHEDULE``: a schedule, its occurrences and claims, see
+  `aztask.results.tables.schedules`.
+* ``u-SHARD``: holders of unique tasks, see `aztask.results.uniques`.
+* ``U-MARK-SHARD``, ``K-MARK-NAME``, ``D-MARK-QUEUE``: holders, control entries and dead letters
+  with an owner, see `aztask.stores.tables.owners`.
+* ``g-WORKFLOW;DOCUMENT``, ``o-SHARD``, ``em-MARK-SHARD`` and ``e-SHARD``: see
+  `aztask.results.tables.workflows`.
 
-Keys contain only letters, digits and a few signs: all other characters of a task id are escaped,
-and a long id is hashed. (The service forbids ``/ \\ # ?`` and control characters, and more than 1
-KiB.)
+How a task id becomes a part of a key: `aztask.stores.keys`.
 """
 
 from __future__ import annotations
 
 import re
-from hashlib import sha256
 from typing import Final
-from zlib import crc32
 
 from aztask.results.base import RunKey
-
-SHARDS: Final = 4
-"""A partition serves 2,000 requests a second, an account 20,000: at four requests for each task,
-this many shards are enough."""
+from aztask.stores.keys import key_text
 
 WORKERS: Final = "w"
 FIRST_RUN: Final = "0"
 LAST_RUN: Final = ":"
 """The row keys of a task's runs are between these two."""
 
-_LONGEST_KEY: Final = 250
 _TOP: Final = 10**19
-_PLAIN: Final = re.compile(r"[^A-Za-z0-9.:-]")
 _ESCAPED: Final = re.compile(r"_([0-9a-f]{1,6})_")
 _PARTITION: Final = re.compile(r"t-[A-Za-z0-9.:_~-]{0,250}")
 _ROW: Final = re.compile(r"([0-9]{20})-([0-9]{20})-[er]")
 _BLOB: Final = re.compile(r"[0-9]{10}/(.+)![0-9a-f]{32}", re.DOTALL)
 
 
-def key_text(text: str) -> str:
-    """`text` as a part of a key; two texts never give the same."""
-    escaped = _PLAIN.sub(lambda match: f"_{ord(match[0]):x}_", text)
-    if len(escaped) <= _LONGEST_KEY:
-        return escaped
-    return f"~{sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
-
-
 def partition_of(task_id: str) -> str:
     """The partition of a task's rows."""
     return f"t-{key_text(task_id)}"
-
-
-def shard_of(partition: str) -> int:
-    """The number of the shard that a task belongs to."""
-    return crc32(partition.encode()) % SHARDS
 
 
 def row_of(key: RunKey, kind: str = "r") -> str:

@@ -15,12 +15,14 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final
 
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import BrokerError, BrokerUnavailable
+from aztask.results.base import UNFINISHED_SECONDS
 from aztask.results.damage import KEPT, Columns, Damaged
-from aztask.results.tables.client import TableRequests, TimeBudget
-from aztask.results.tables.errors import RowConflict
 from aztask.results.tables.names import is_run
-from aztask.results.tables.rows import DAMAGE, Run, plain, run_of
+from aztask.results.tables.rows import DAMAGE, Run, broker_in, plain, run_of
+from aztask.stores.tables.client import TableRequests, TimeBudget
+from aztask.stores.tables.errors import RowConflict
 from aztask.support.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,9 @@ PURGE_PAGE: Final = 200
 class Quarantine:
     """The damaged rows of one table. Any thread may call."""
 
-    def __init__(self, requests: TableRequests, clock: Clock) -> None:
+    def __init__(self, requests: TableRequests, clock: Clock, owner: Owner = NO_OWNER) -> None:
+        """owner: whose rows it deletes."""
+        self._mine = owner.broker
         self._requests = requests
         self._clock = clock
 
@@ -47,6 +51,8 @@ class Quarantine:
             "row": row,
             "at": float(self._clock.wall()),
         }
+        if broker := run.broker or self._mine:  # it was found by one of its messages, or its index
+            entity["broker"] = broker
         if self._requests.ensure(call, entity):
             logger.error(KEPT, run.key.task_id, run.key.generation, run.key.hop, reason)
         if not run.in_quarantine:
@@ -82,16 +88,26 @@ class Quarantine:
     def purge(self, before: float) -> int:
         """Delete rows that were put into quarantine before that time; returns how many.
 
+        Those of other owners stay, and those without one are kept for `UNFINISHED_SECONDS` more.
         If the process dies in between, the next purge continues with the row that names it.
         """
-        call = TimeBudget()
-        entities = self._requests.query(
-            call,
-            "PartitionKey eq @quarantine and at lt @before",
-            {"quarantine": PARTITION, "before": before},
-            PURGE_PAGE,
-        )
+        call, text = TimeBudget(), "PartitionKey eq @quarantine and at lt @before"
+        values = {"quarantine": PARTITION, "before": before, "mine": self._mine}
+        entities = []
+        if self._mine:
+            entities = self._requests.query(call, f"{text} and broker eq @mine", values, PURGE_PAGE)
+            values["before"] = before - UNFINISHED_SECONDS
+        # A filter cannot ask for a property that is missing.
+        found = self._requests.query(call, text, values, PAGE)
+        entities += [each for each in found if not broker_in(each)][:PURGE_PAGE]
         return sum(self._requests.each(call, self._clear, entities))
+
+    def adopt(self, call: TimeBudget, old: Owner) -> None:
+        """Make the entries of `old` its own."""
+        text, values = "PartitionKey eq @x and broker eq @old", {"x": PARTITION, "old": old.broker}
+        for entity in self._requests.query(call, text, values, PAGE):
+            place = {name: entity[name] for name in ("PartitionKey", "RowKey")}
+            self._requests.add(TimeBudget(), {**place, "broker": self._mine})
 
     def _clear(self, call: TimeBudget, entity: Mapping[str, Any]) -> bool:
         entry, there = _entry(entity), False

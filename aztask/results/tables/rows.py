@@ -23,16 +23,10 @@ from aztask.results.base import (
 )
 from aztask.results.damage import Columns, Damaged, check_ends, check_owner, unpacked
 from aztask.results.starts import NO_STARTS, EarlierStarts
-from aztask.results.tables.names import (
-    WORKERS,
-    is_blob_of,
-    key_of_row,
-    key_text,
-    partition_of,
-    row_of,
-)
-from aztask.results.workerrow import damaged_worker, pack_running, read_worker
+from aztask.results.tables.names import WORKERS, is_blob_of, key_of_row, partition_of, row_of
+from aztask.results.workerrow import damaged_worker, pack_failing, pack_running, read_worker
 from aztask.settlement import Decision, to_record
+from aztask.stores.keys import key_text
 
 if TYPE_CHECKING:
     from azure.data.tables import TableEntity
@@ -59,6 +53,7 @@ class Run:
       the blob with them.
     * `saved`, `saved_blob`: the same for the checkpoint.
     * `earlier`: its starts before the last one.
+    * `broker`: whose run it is; "" if that is not known. Also known of most damaged rows.
     """
 
     key: RunKey
@@ -84,6 +79,7 @@ class Run:
     place: tuple[str, str] = ("", "")
     in_quarantine: bool = False
     earlier: EarlierStarts = NO_STARTS
+    broker: str = ""
 
     @property
     def ended(self) -> bool:
@@ -123,6 +119,7 @@ class Run:
             self.outcome(body),
             self.damage or damage,
             earlier=self.earlier,
+            broker=self.broker,
         )
 
     def started(self, start: Start) -> Run:
@@ -206,6 +203,7 @@ def entity_of(run: Run) -> dict[str, Any]:
         "worker": run.worker,
         "body_blob": run.body_blob,
         "saved_blob": run.saved_blob,
+        "broker": run.broker,
     }
     optional = {
         "started_at": run.started_at,
@@ -248,6 +246,7 @@ def run_of(entity: Mapping[str, Any], partition: str, row: str) -> Run:
             damage=damage.reason,
             place=place,
             in_quarantine=reason is not None,
+            broker=broker_in(entity),
         )
 
 
@@ -275,6 +274,7 @@ def _readable(columns: Columns, partition: str, row: str) -> Run:
         columns.data("saved"),
         columns.text("saved_blob", missing=""),
         earlier=columns.starts(),
+        broker=columns.text("broker", missing=""),
     )
     check_ends(run.state, run.ended_at, run.settlement)
     check_owner(run.owner, run.position)
@@ -285,7 +285,13 @@ def _readable(columns: Columns, partition: str, row: str) -> Run:
     return run
 
 
-def expected(run: RunRecord, now: float) -> dict[str, Any]:
+def broker_in(entity: Mapping[str, Any]) -> str:
+    """Whose row it is, damaged or not; "" if that is not known."""
+    found = entity.get("broker")
+    return found if isinstance(found, str) else ""
+
+
+def expected(run: RunRecord, now: float, broker: str = "") -> dict[str, Any]:
     """The row for a run that is sent but not started. `now`: UTC epoch seconds."""
     return {
         "PartitionKey": partition_of(run.key.task_id),
@@ -295,6 +301,7 @@ def expected(run: RunRecord, now: float) -> dict[str, Any]:
         "queue": plain(run.queue),
         "due": float(now if run.due is None else run.due),
         **({} if run.note is None else {"note": run.note}),
+        **({"broker": broker} if broker else {}),
     }
 
 
@@ -305,10 +312,12 @@ def pending(entity: Mapping[str, Any], partition: str, row: str) -> RunRecord:
         key, task, queue = _read_key(columns), columns.text("task"), columns.text("queue")
         if (partition_of(key.task_id), row_of(key, "e")) != (partition, row):
             raise Damaged("its key is that of another row")
-        return RunRecord(key, task, queue, State.PENDING, note=columns.data("note"))
+        note, broker = columns.data("note"), columns.text("broker", missing="")
+        return RunRecord(key, task, queue, State.PENDING, note=note, broker=broker)
     except Damaged as damage:
         key = key_of_row(partition, row)
-        return RunRecord(key, "", "", State.UNREADABLE, damage=damage.reason)
+        damaged, broker = State.UNREADABLE, broker_in(entity)
+        return RunRecord(key, "", "", damaged, damage=damage.reason, broker=broker)
 
 
 def key_properties(key: RunKey) -> dict[str, Any]:
@@ -338,8 +347,8 @@ _KEY: Final = ("task_id", "generation", "hop")
 _PASS: Final = "surrogatepass"  # noqa: S105  # the name of an error handler
 
 
-def worker_entity(worker: WorkerRecord) -> dict[str, Any]:
-    """The row of a worker's heartbeat."""
+def worker_entity(worker: WorkerRecord, broker: str = "") -> dict[str, Any]:
+    """The row of a worker's heartbeat, which belongs to `broker`."""
     return {
         "PartitionKey": WORKERS,
         "RowKey": key_text(worker.name),
@@ -352,6 +361,8 @@ def worker_entity(worker: WorkerRecord) -> dict[str, Any]:
         "stopped": worker.stopped,
         "leased": worker.leased,
         "tasks": pack_running(worker.tasks),
+        **({"broker": broker} if broker else {}),
+        "failing": pack_failing(worker.failing),
     }
 
 

@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.results.base import (
     Finish,
+    Foreign,
     Outcome,
+    Outdated,
     Owned,
     OwnedElsewhere,
     Recorded,
@@ -27,13 +30,15 @@ from aztask.results.base import (
     Unreadable,
 )
 from aztask.results.damage import Damaged, check_position
+from aztask.results.owners import is_foreign
+from aztask.results.startowner import is_newer
 from aztask.results.tables.blobs import Blobs, missing
-from aztask.results.tables.client import TableRequests, TimeBudget
-from aztask.results.tables.errors import OutcomeUnknown, RowNotFound
 from aztask.results.tables.index import EndIndex
 from aztask.results.tables.names import partition_of, row_of
 from aztask.results.tables.quarantine import Quarantine
 from aztask.results.tables.rows import Run, entity_of, expected, new_run, pack, run_of
+from aztask.stores.tables.client import TableRequests, TimeBudget
+from aztask.stores.tables.errors import OutcomeUnknown, RowNotFound
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 
@@ -70,7 +75,10 @@ class Runs:
         index: EndIndex,
         quarantine: Quarantine,
         clock: Clock,
+        owner: Owner = NO_OWNER,
     ) -> None:
+        """owner: whose rows it makes and changes."""
+        self._owner = owner
         self._requests = requests
         self._blobs = blobs
         self._index = index
@@ -88,18 +96,20 @@ class Runs:
 
         def decide(run: Run | None) -> RowUpdate[StartAnswer]:
             if run is None:
-                return RowUpdate(Owned(1), new_run(start))
-            if run.damage:
-                return RowUpdate(Unreadable(run.damage))
+                return RowUpdate(Owned(1), self._owned(new_run(start)))
+            if run.damage or is_foreign(self._owner, run.broker):
+                return RowUpdate(self._refused(run))
             outcome = run.outcome(None)
             if outcome is not None and not outcome.again:
-                return RowUpdate(Recorded(outcome))
+                own = self._owned(run)
+                return RowUpdate(Recorded(outcome), None if own == run else own)
             counted = Owned(run.starts, None, run.failures, run.snoozes)
             if run.owner == start.owner:
                 return RowUpdate(counted)
-            if run.owner and run.position != start.position:
-                return RowUpdate(_elsewhere(run, start))
-            return RowUpdate(replace(counted, starts=run.starts + 1), run.started(start))
+            if run.owner and (other := _owned_by_another(run, start)) is not None:
+                return RowUpdate(other)
+            taken = self._owned(run.started(start))
+            return RowUpdate(replace(counted, starts=run.starts + 1), taken)
 
         done = self._change(call, start.key, None, decide)
         if done.row is None:
@@ -133,7 +143,7 @@ class Runs:
                 return RowUpdate(False)
             if run.state is not State.STARTED:
                 return RowUpdate(True)  # recorded before: that outcome stays
-            return RowUpdate(True, run.finished(finish.outcome, body, blob))
+            return RowUpdate(True, self._owned(run.finished(finish.outcome, body, blob)))
 
         done = self._change(call, finish.key, current, decide)
         if blob and (done.row is None or done.row.body_blob != blob):
@@ -154,6 +164,8 @@ class Runs:
         current = self.read(call, record.key)
         if outcome is None or (current is not None and current.ended):
             return False
+        if current is not None and is_foreign(self._owner, current.broker):
+            return False
         if current is not None and current.damage:
             self._quarantine.note(call, current, current.damage)
             return False
@@ -161,10 +173,10 @@ class Runs:
 
         def buried(run: Run | None) -> Run:
             base = run or Run(record.key, record.task, record.queue)
-            return replace(base.finished(outcome, body, blob), owner="")
+            return self._owned(replace(base.finished(outcome, body, blob), owner=""))
 
         def decide(run: Run | None) -> RowUpdate[bool]:
-            if run is not None and run.damage:
+            if run is not None and (run.damage or is_foreign(self._owner, run.broker)):
                 return RowUpdate(False)
             if run is None or not run.ended:
                 return RowUpdate(True, buried(run))
@@ -222,7 +234,7 @@ class Runs:
 
     def expect(self, call: TimeBudget, record: RunRecord) -> None:
         """Note that a run is sent, in a row of its own, so that a start need not read it."""
-        self._requests.ensure(call, expected(record, self._clock.wall()))
+        self._requests.ensure(call, expected(record, self._clock.wall(), self._owner.broker))
 
     def read(self, call: TimeBudget, key: RunKey) -> Run | None:
         """The run's row. A damaged one has no owner and has not ended."""
@@ -250,6 +262,15 @@ class Runs:
         return self._blobs.load(call, run.body, run.body_blob)
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _refused(self, run: Run) -> Foreign | Unreadable:
+        """The answer for a row of another owner, or a damaged one."""
+        foreign = is_foreign(self._owner, run.broker)
+        return Foreign(run.broker) if foreign else Unreadable(run.damage)
+
+    def _owned(self, run: Run) -> Run:
+        """The row with its owner; one that has none gets this one (rule 7 of the protocol)."""
+        return run if run.broker else replace(run, broker=self._owner.broker)
 
     def _change(
         self,
@@ -305,8 +326,13 @@ class Runs:
             return self._known.pop((key, owner), None)
 
 
-def _elsewhere(run: Run, start: Start) -> OwnedElsewhere | Unreadable:
-    """Another copy owns the run, unless the row's position cannot be one of any copy."""
+def _owned_by_another(run: Run, start: Start) -> OwnedElsewhere | Outdated | Unreadable | None:
+    """Another copy or a newer delivery owns the run; None if this delivery takes it over.
+
+    A position that cannot be one of any copy makes the row unreadable.
+    """
+    if run.position == start.position:
+        return Outdated() if is_newer(run.owner, start.owner) else None
     try:
         check_position(run.position, start.position)
     except Damaged as damage:

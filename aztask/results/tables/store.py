@@ -18,14 +18,14 @@ the mark.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from azure.core.credentials import TokenCredential
 
 from aztask.address.addresses import TablesAddress
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import AztaskError, CapabilityError
 from aztask.results.base import (
     Cancelled,
@@ -41,31 +41,25 @@ from aztask.results.base import (
 )
 from aztask.results.controls import ControlStore
 from aztask.results.deadindex import DeadIndex
+from aztask.results.owners import foreign_id, is_foreign, is_other_broker, own_workers
 from aztask.results.schedules import ScheduleStore
 from aztask.results.tables.blobs import Blobs
-from aztask.results.tables.client import TableRequests, TimeBudget
-from aztask.results.tables.controls import TablesControls
-from aztask.results.tables.dead import TablesDeadIndex
 from aztask.results.tables.index import ENDED, EndIndex
 from aztask.results.tables.leftovers import COUNT_SECONDS, Leftovers
 from aztask.results.tables.marks import CancellationMarks
-from aztask.results.tables.names import (
-    FIRST_RUN,
-    LAST_RUN,
-    WORKERS,
-    is_row,
-    is_run,
-    partition_of,
-    shard_of,
-)
+from aztask.results.tables.names import FIRST_RUN, LAST_RUN, WORKERS, is_row, is_run, partition_of
 from aztask.results.tables.quarantine import Quarantine
-from aztask.results.tables.rows import Run, pending, run_of, worker_entity, worker_of
+from aztask.results.tables.rows import Run, broker_in, pending, run_of, worker_entity, worker_of
+from aztask.results.tables.runowners import RunOwners
 from aztask.results.tables.runs import Runs
+from aztask.results.tables.scan import values_of
 from aztask.results.tables.schedules import TablesSchedules
-from aztask.results.tables.uniques import TablesUniques
 from aztask.results.tables.workflows import TablesWorkflows
 from aztask.results.uniques import UniqueStore
 from aztask.results.workflows import WorkflowStore
+from aztask.stores.keys import shard_of
+from aztask.stores.tables.client import TableRequests, TimeBudget
+from aztask.stores.tables.store import TablesStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
@@ -100,25 +94,34 @@ class TablesResults:
         container: str = CONTAINER,
         credential: TokenCredential | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        owner: Owner = NO_OWNER,
     ) -> None:
-        """Connects at the first call. Raises ConfigurationError without a credential."""
+        """Connects at the first call. Raises ConfigurationError without a credential.
+
+        owner: whose rows it makes and acts on; NO_OWNER: those of everyone.
+        """
+        self.owner = owner
         self.address = address
         self._requests = TableRequests(address, table, credential)
         self._blobs = Blobs(address, container, clock, credential)
-        self._quarantine = Quarantine(self._requests, clock)
-        workflows = TablesWorkflows(self._requests, self._blobs)
-        self._index = EndIndex(self._requests, self._blobs, self._quarantine, workflows.exists)
-        self._runs = Runs(self._requests, self._blobs, self._index, self._quarantine, clock)
-        self._leftovers = Leftovers(self._requests, self._blobs, workflows.exists, clock)
-        self._marks = CancellationMarks(self._requests)
+        self._quarantine = Quarantine(self._requests, clock, owner)
+        self._owners = RunOwners(self._requests, owner)
+        workflows = TablesWorkflows(self._requests, self._blobs, owner)
+        self._index = EndIndex(
+            self._requests, self._blobs, self._quarantine, workflows.exists, owner
+        )
+        self._runs = Runs(self._requests, self._blobs, self._index, self._quarantine, clock, owner)
+        self._leftovers = Leftovers(self._requests, self._blobs, workflows.exists, clock, owner)
+        self._marks = CancellationMarks(self._requests, owner)
         self._clock = clock
         self._sweep_at = self._forget_at = clock.monotonic()
-        self.dead_index: DeadIndex = TablesDeadIndex(self._requests)
+        self.rows = TablesStore(self._requests, clock)
+        self.dead_index = DeadIndex(self.rows, owner)
         self.workflows: WorkflowStore = workflows
-        self.controls: ControlStore = TablesControls(self._requests, clock)
-        schedules = TablesSchedules(self._requests, clock)
-        self.schedules: ScheduleStore = schedules
-        self.uniques: UniqueStore = TablesUniques(self._requests, schedules.now)
+        self.controls = ControlStore(self.rows, owner)
+        times = self.rows.service_clock
+        self.schedules: ScheduleStore = TablesSchedules(self._requests, clock, owner, times)
+        self.uniques = UniqueStore(self.rows, owner)
 
     def __repr__(self) -> str:
         return f"<TablesResults {self.address}>"
@@ -196,6 +199,8 @@ class TablesResults:
         """The task's latest run. A cancelled task that no worker has received is cancelled, too."""
         call = TimeBudget()
         records = self._records(call, task_id, 2)  # the latest run, and its row from the send
+        if any(is_foreign(self.owner, each.broker) for each in records):
+            records = self._own(self._records(call, task_id, RUNS_OF_A_TASK), task_id)
         record = records[0] if records else None
         waits = record is None or record.state in _WAITING
         if waits and self._marks.has(call, partition_of(task_id)):
@@ -205,7 +210,14 @@ class TablesResults:
 
     def history(self, task_id: str) -> list[RunRecord]:
         """All runs of a task, oldest first."""
-        return self._records(TimeBudget(), task_id, RUNS_OF_A_TASK)[::-1]
+        return self._own(self._records(TimeBudget(), task_id, RUNS_OF_A_TASK), task_id)[::-1]
+
+    def _own(self, records: Sequence[RunRecord], task_id: str) -> list[RunRecord]:
+        """Those that do not belong to another owner. Raises ForeignId if all do."""
+        own = [each for each in records if not is_foreign(self.owner, each.broker)]
+        if records and not own:
+            raise foreign_id("task", task_id, records[0].broker, self.owner)
+        return own
 
     def _records(self, call: TimeBudget, task_id: str, limit: int) -> list[RunRecord]:
         """The task's runs from up to `limit` rows, newest first."""
@@ -223,7 +235,7 @@ class TablesResults:
                 record = self._runs.complete(call, run_of(entity, partition, row))
             key = replace(record.key, task_id=task_id)
             sent = records.get(key)  # the row from the send comes first; the run replaces it here
-            note = sent.note if sent is not None else record.note
+            note = record.note if sent is None or sent.broker != record.broker else sent.note
             records[key] = replace(record, key=key, note=note)
         return list(records.values())
 
@@ -231,7 +243,9 @@ class TablesResults:
         partition = {"task": partition_of(task_id)}
         return self._requests.query(call, "PartitionKey eq @task", partition, RUNS_OF_A_TASK)
 
-    def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
+    def recent(
+        self, *, state: State | None = None, limit: int = 100, everyone: bool = False
+    ) -> list[RunRecord]:
         """The runs that ended last, newest first, then those in quarantine.
 
         Runs that have not ended are in no index.
@@ -244,9 +258,11 @@ class TablesResults:
         call = TimeBudget()
         runs: list[Run] = []
         if state is not State.UNREADABLE:
-            runs += self._index.newest(call, ENDED if state is None else (state,), limit)
+            brokers = [each.broker for each in self._owners.known(call)] if everyone else []
+            runs += self._index.newest(call, ENDED if state is None else (state,), limit, brokers)
         if state in (None, State.UNREADABLE):
-            runs += self._quarantine.runs(call, limit)
+            found = self._quarantine.runs(call, limit)
+            runs += [run for run in found if everyone or not is_foreign(self.owner, run.broker)]
         once = {(run.key, run.place): run for run in runs}
         return self._requests.each(call, self._runs.complete, once.values())
 
@@ -271,7 +287,10 @@ class TablesResults:
         call = TimeBudget()
         partition = partition_of(task_id)
         self._marks.drop(call, partition)
-        entities = self._rows(call, task_id)
+        found = self._rows(call, task_id)
+        entities = [each for each in found if not is_foreign(self.owner, broker_in(each))]
+        if found and not entities:
+            raise foreign_id("task", task_id, broker_in(found[0]), self.owner)
         for entity in entities:
             row = entity["RowKey"]
             run = run_of(entity, partition, row) if is_run(partition, row) else None
@@ -287,14 +306,15 @@ class TablesResults:
     def wait_changed(self, version: int, timeout: float) -> int:
         """Only wait, as the service reports no changes: 50 ms at first, later up to a second."""
         pause = min(FIRST_WAIT * 1.5 ** min(version, 20), LONGEST_WAIT)
-        time.sleep(max(0.0, min(pause, timeout)))
+        self._clock.sleep(max(0.0, min(pause, timeout)))
         return version + 1
 
     # -- workers -----------------------------------------------------------------------------
 
     def heartbeat(self, worker: WorkerRecord) -> None:
         """Store a worker's heartbeat; once an hour delete workers that were silent for a day."""
-        self._requests.put(TimeBudget(), worker_entity(worker))
+        self._requests.put(TimeBudget(), worker_entity(worker, self.owner.broker))
+        self._owners.register()
         if self._clock.monotonic() >= self._forget_at:
             self._forget_at = self._clock.monotonic() + SWEEP_SECONDS
             call = TimeBudget()
@@ -302,9 +322,10 @@ class TablesResults:
                 if _seen_at(entity) < worker.seen_at - WORKER_FORGOTTEN_SECONDS:
                     self._requests.delete(call, WORKERS, entity["RowKey"])
 
-    def workers(self) -> list[WorkerRecord]:
+    def workers(self, *, everyone: bool = False) -> list[WorkerRecord]:
         """The known workers, newest heartbeat first, damaged rows last."""
-        found = [worker_of(entity) for entity in self._worker_rows(TimeBudget())]
+        rows = self._worker_rows(TimeBudget())
+        found = own_workers(self.owner, map(worker_of, rows), everyone=everyone)
         return sorted(found, key=lambda worker: worker.seen_at, reverse=True)
 
     def _worker_rows(self, call: TimeBudget) -> list[dict[str, Any]]:
@@ -312,7 +333,7 @@ class TablesResults:
         return self._requests.query(call, "PartitionKey eq @workers", workers, RUNS_OF_A_TASK)
 
     def purge(self, before: float) -> int:
-        """Delete runs that ended before that time, for some seconds; the next call continues.
+        """Delete own runs that ended before that time, for some seconds; the next call continues.
 
         Once an hour it also deletes damaged rows, and begins a sweep for blobs of that age that no
         row names and for rows that never end; the next calls continue it.
@@ -333,6 +354,30 @@ class TablesResults:
                 if not complete:
                     self._sweep_at = self._clock.monotonic()
         return deleted
+
+    def owners(self) -> set[Owner]:
+        """Whose runs it holds: those whose workers have sent a heartbeat."""
+        return self._owners.known(TimeBudget())
+
+    def adopt(self, old: Owner) -> int:
+        """Make the runs and cancellations of another owner its own; returns how many."""
+        if not is_other_broker(self.owner, old):
+            return 0
+        moved = self._owners.adopt_rows(old)
+        call = TimeBudget()
+        self._index.adopt(call, old)
+        self._quarantine.adopt(call, old)
+        moved += self._marks.adopt(old)
+        self._owners.forget(old)
+        return moved
+
+    def unowned(self, before: float) -> int:
+        """How many ended runs without an owner are older than a time; at most some thousand."""
+        return self._index.unowned(TimeBudget(), before)
+
+    def scan(self) -> Iterator[bytes]:
+        """The values of all rows; see `aztask.results.tables.scan`."""
+        return values_of(self._requests, self._blobs)
 
     def size(self) -> StoreSize:
         """Count the rows of runs and the blobs, each for a few seconds at most."""

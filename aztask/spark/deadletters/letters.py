@@ -26,11 +26,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from aztask.app import App
 from aztask.brokers.base import Position
-from aztask.deadletters.positions import Positions
-from aztask.deadletters.view import DeadLetters, DeadLetterView, Report, Selection
 from aztask.errors import CapabilityError, CodecError, ConfigurationError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
+from aztask.operate.deadletters.letters import Positions
+from aztask.operate.deadletters.view import DeadLetters, DeadLetterView, Report, Selection
 from aztask.results.deadindex import index_for
 from aztask.spark.dealing import deal
 from aztask.spark.submission.target import Target
@@ -63,7 +63,7 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """One row for each dead letter. id: the task id, else the message id, else ``@POSITION``.
-signature: see `aztask.deadletters.signature`. args, kwargs: as text, shortened.
+signature: see `aztask.operate.deadletters.letters`. args, kwargs: as text, shortened.
 problem: why the message cannot be decoded, "" if it can."""
 
 
@@ -150,8 +150,8 @@ def replay(
 
     rate: messages per second at most; None: as fast as the broker takes them. It runs on the
     driver: the broker is the bottleneck, not the cluster, and one process can keep one rate. Crash
-    window: see `aztask.deadletters.view.DeadLetters.replay`. After a crash, select and replay
-    again: each message is replayed once.
+    window: see `aztask.operate.deadletters.view.DeadLetters.replay`. After a crash, select and
+    replay again: each message is replayed once.
     """
     return {
         queue: DeadLetters(app, queue).replay(selection, rate=rate, progress=progress)
@@ -189,10 +189,11 @@ def plan(app: App, queue: str, slices: int) -> list[Slice]:
         return []
     if not capabilities.paged_peek:
         dead = app.broker.stats(queue).dead or 0
-        if dead > len(page) and index_for(app.broker, app.results) is None:
+        shown = len(app.broker.peek(queue, dead_letter=True, limit=PAGE))  # copies among them
+        if dead > shown and index_for(app.broker, app.results) is None:
             raise CapabilityError(
                 f"queue {queue!r} has about {dead:,} dead letters, and {capabilities.name} shows "
-                f"{len(page)} of them; name the result store too, where workers keep an index of "
+                f"{shown} of them; name the result store too, where workers keep an index of "
                 "them, or use aztask dlq replay, which takes them one by one"
             )
         return [Slice(queue)]

@@ -2,7 +2,8 @@
 
 Rules
 1. A compacted file names its sources, the files whose lines it holds. Readers skip a source that
-   still exists, so no line counts twice and none is missed.
+   still exists, so no line counts twice and none is missed. It also says when each source appeared
+   and which rows are its, so that a stream reads the sources that it has not read before.
 2. A file with an unreadable footer is skipped as damaged; its sources are read if they still exist.
 3. A file that is damaged further in, or holds other rows than events, is read up to the damage. One
    problem row reports it, and the other files are read.
@@ -14,15 +15,15 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from aztask.spark.events.columns import ARROW, DAMAGED, NOT_AN_EVENT, TEXTS, odd_table
 from aztask.spark.events.files import EventFile, Listing
+from aztask.spark.events.lines import ARROW, DAMAGED, NOT_AN_EVENT, TEXTS, odd_table
 from aztask.spark.events.places import EventPlace
 
 logger = logging.getLogger(__name__)
@@ -43,15 +44,24 @@ class Origin:
     """What a compacted file was made from.
 
     sources: names of the files, relative to the place. duplicates: further copies of events in
-    them, which the compaction dropped.
+    them, which the compaction dropped. moments: when each source appeared, in microseconds since
+    1970. rows: how many rows are each source's, in the order of the sources. The last two are
+    empty in a file of an earlier release.
     """
 
     sources: tuple[str, ...] = ()
     duplicates: int = 0
+    moments: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+
+    @property
+    def divided(self) -> bool:
+        """Whether each source's rows and moment are known."""
+        return len(self.sources) == len(self.moments) == len(self.rows)
 
     def to_json(self) -> str:
         """The text that is stored in the footer."""
-        return json.dumps({"sources": self.sources, "duplicates": self.duplicates})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_metadata(cls, metadata: pq.FileMetaData) -> Origin:
@@ -60,7 +70,8 @@ class Origin:
         if text is None:
             return cls()
         record: Any = json.loads(text)
-        return cls(tuple(map(str, record["sources"])), int(record["duplicates"]))
+        numbers = (tuple(map(int, record.get(name, ()))) for name in ("moments", "rows"))
+        return cls(tuple(map(str, record["sources"])), int(record["duplicates"]), *numbers)
 
 
 @dataclass(slots=True)
@@ -142,6 +153,30 @@ def read_compacted(place: EventPlace, name: str) -> Iterator[pa.RecordBatch]:
                     if others:
                         wrong = [(NOT_AN_EVENT, "a row that lacks what every event has", None)]
                         yield from odd_table(name, wrong * others).to_batches()
+        except FileNotFoundError:
+            raise
+        except _DAMAGE as error:
+            yield from odd_table(name, [(DAMAGED, str(error), None)]).to_batches()
+
+
+def read_rows(
+    place: EventPlace, name: str, ranges: Sequence[tuple[int, int]]
+) -> Iterator[pa.RecordBatch]:
+    """As `read_compacted`, only the rows in these ranges (first row, number of rows).
+
+    A damaged file gives the rows before the damage and one problem row.
+    """
+    wanted = sorted(ranges)
+    with place.local_copy(name) as path:
+        try:
+            with pq.ParquetFile(path) as file:
+                first = 0
+                for batch in _batches(file):
+                    for start, count in wanted:
+                        low, high = max(start, first), min(start + count, first + batch.num_rows)
+                        if low < high:
+                            yield batch.slice(low - first, high - low)
+                    first += batch.num_rows
         except FileNotFoundError:
             raise
         except _DAMAGE as error:

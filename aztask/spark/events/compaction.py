@@ -12,6 +12,7 @@ Rules
 4. Damaged lines are kept, as problem rows.
 5. A source is removed only if the published compacted file names it. A source that cannot be read
    to its end is not named: it stays, and the others are compacted.
+6. A file that a worker has yet to upload is no source: the container would never get it.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from aztask.errors import ConfigurationError
+from aztask.events.retention import UPLOAD_LOCK
 from aztask.spark.dealing import deal
-from aztask.spark.events.columns import ARROW
 from aztask.spark.events.compactfiles import ORIGIN_KEY, Origin, origin_of, plan_of
 from aztask.spark.events.files import PARQUET, EventFile
-from aztask.spark.events.lines import read_lines
+from aztask.spark.events.lines import ARROW, read_lines
 from aztask.spark.events.places import EventPlace
+from aztask.support.display import plural
 from aztask.support.failpoint import hit
 
 logger = logging.getLogger(__name__)
@@ -53,11 +55,12 @@ JOB_CHUNKS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Files of one hour that become one compacted file."""
+    """Files of one hour that become one compacted file. moments: when each appeared."""
 
     folder: str
     names: tuple[str, ...]
     bytes: int
+    moments: tuple[int, ...]
 
     @property
     def target(self) -> str:
@@ -116,9 +119,20 @@ def compact(
     report = CompactionReport()
     if not keep:
         for file in plan.superseded:  # an earlier compaction died before removing them
-            place.remove(file.name)
-            report.removed += 1
-    closed = [file for file in plan.lines if _end_of(file.folder) + closed_seconds <= moment]
+            if not place.waits(file.name):
+                place.remove(file.name)
+                report.removed += 1
+    ended = [file for file in plan.lines if _end_of(file.folder) + closed_seconds <= moment]
+    closed = [file for file in ended if not place.waits(file.name)]
+    if waiting := len(ended) - len(closed):
+        logger.warning(
+            "%s of %s %s uploaded yet and not compacted; if no worker uploads this directory any "
+            "more, remove the file %s in it",
+            plural(waiting, "event file"),
+            place,
+            "is not" if waiting == 1 else "are not",
+            UPLOAD_LOCK,
+        )
     chunks = list(_chunks(closed, chunk_bytes))
     report.hours = len({chunk.folder for chunk in chunks})
     done = _on_spark(spark, place, chunks, keep) if spark else _here(place, chunks, keep)
@@ -167,15 +181,15 @@ def _write(place: EventPlace, chunk: Chunk, report: CompactionReport) -> bool:
     with place.scratch(chunk.target) as path:
         with pq.ParquetWriter(path, ARROW, compression="zstd") as writer:
             unreadable: set[str] = set()
-            for table in _groups(_unique(place, chunk, report, unreadable)):
+            rows = dict.fromkeys(chunk.names, 0)
+            for table in _groups(_unique(place, chunk, report, unreadable, rows)):
                 writer.write_table(table)
             report.unreadable = len(unreadable)
-            sources = tuple(name for name in chunk.names if name not in unreadable)
-            origin = Origin(sources, report.duplicates)
+            origin = _origin_of(chunk, report, unreadable, rows)
             writer.add_key_value_metadata({ORIGIN_KEY.decode(): origin.to_json()})
         if pq.read_metadata(path).num_rows != report.events + report.odd:
             raise RuntimeError(f"{path} does not hold the rows that were written: try again")
-        if not sources:
+        if not origin.sources:
             return False
         report.bytes_after = path.stat().st_size
         hit("compact-written")
@@ -196,23 +210,54 @@ def _end_of(folder: str) -> float:
 def _chunks(files: Sequence[EventFile], max_bytes: int) -> Iterator[Chunk]:
     """Each hour's files, in pieces of about `max_bytes`."""
     for folder, group in groupby(sorted(files, key=lambda file: file.name), lambda f: f.folder):
-        names: list[str] = []
+        some: list[EventFile] = []
         size = 0
         for file in group:
-            if names and size + file.size > max_bytes:
-                yield Chunk(folder, tuple(names), size)
-                names, size = [], 0
-            names.append(file.name)
+            if some and size + file.size > max_bytes:
+                yield _chunk(folder, some)
+                some, size = [], 0
+            some.append(file)
             size += file.size
-        yield Chunk(folder, tuple(names), size)
+        yield _chunk(folder, some)
+
+
+def _chunk(folder: str, files: Sequence[EventFile]) -> Chunk:
+    names, moments = (file.name for file in files), (file.moment for file in files)
+    return Chunk(folder, tuple(names), sum(file.size for file in files), tuple(moments))
+
+
+def _origin_of(
+    chunk: Chunk, report: CompactionReport, unreadable: set[str], rows: dict[str, int]
+) -> Origin:
+    """What the written file was made from.
+
+    Rows of an unreadable source are in the file and belong to no source: they follow the rows of
+    the source before it, whose number of rows stays its own. So the file is divided only if every
+    source could be read.
+    """
+    sources = tuple(name for name in chunk.names if name not in unreadable)
+    if any(rows[name] for name in unreadable):
+        return Origin(sources, report.duplicates)
+    moments = dict(zip(chunk.names, chunk.moments, strict=True))
+    return Origin(
+        sources,
+        report.duplicates,
+        tuple(moments[name] for name in sources),
+        tuple(rows[name] for name in sources),
+    )
 
 
 def _unique(
-    place: EventPlace, chunk: Chunk, report: CompactionReport, unreadable: set[str]
+    place: EventPlace,
+    chunk: Chunk,
+    report: CompactionReport,
+    unreadable: set[str],
+    rows: dict[str, int],
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the chunk's files without further copies of events.
 
-    unreadable: the names of files that cannot be read to their end are added to it.
+    unreadable: the names of files that cannot be read to their end are added to it. rows: the
+    number of rows of each file is added to it.
     """
     seen: set[str] = set()
     for name in chunk.names:
@@ -223,11 +268,13 @@ def _unique(
                         batch.column("odd").null_count == 0
                     ):  # problem rows come in batches of their own
                         report.odd += batch.num_rows
+                        rows[name] += batch.num_rows
                         yield batch
                         continue
                     fresh = _fresh(batch, seen)
                     report.duplicates += batch.num_rows - fresh.num_rows
                     report.events += fresh.num_rows
+                    rows[name] += fresh.num_rows
                     yield fresh
         except OSError as error:
             reason = error.strerror or error

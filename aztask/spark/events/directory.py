@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from aztask.errors import ConfigurationError
+from aztask.events.retention import mark_of, waits_for_upload
 from aztask.spark.events.files import Listing
 from aztask.support.masking import printable
 from aztask.support.private import FILE_MODE, make_directory
@@ -108,8 +109,14 @@ class Directory:
         return True
 
     def remove(self, name: str) -> None:
-        """Remove the file; a missing one is fine."""
-        self._path(name).unlink(missing_ok=True)
+        """Remove the file; a missing one is fine. If it was uploaded, its mark goes too."""
+        path = self._path(name)
+        path.unlink(missing_ok=True)
+        mark_of(path).unlink(missing_ok=True)
+
+    def waits(self, name: str) -> bool:
+        """Whether a worker uploads this directory, and has not uploaded the file yet."""
+        return waits_for_upload(Path(self.path), self._path(name))
 
     def _path(self, name: str) -> Path:
         return Path(self.path, name)

@@ -19,11 +19,18 @@ class EventFile:
 
     name: relative to the place, with slashes. size: bytes. appeared: when it got this name, in
     seconds since 1970 by the place's clock: a blob's last modification, a file's status change.
+    rows: for streams, the ranges (first row, number of rows) of a compacted file; None: all rows.
     """
 
     name: str
     size: int
     appeared: float
+    rows: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def moment(self) -> int:
+        """When it appeared, in microseconds since 1970."""
+        return int(self.appeared * 1e6)
 
     @property
     def folder(self) -> str:

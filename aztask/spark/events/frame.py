@@ -5,7 +5,7 @@ Rules
    from them.
 2. Nothing is skipped silently: damaged lines, skipped files and dropped duplicates are counted in
    `EventCounts`.
-3. Every row has the explicit columns of `aztask.spark.events.columns`; nothing is inferred.
+3. Every row has the explicit columns of `aztask.spark.events.lines`; nothing is inferred.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from aztask.spark.events.columns import CLOCK_BACK, DDL, EVENT_COLUMNS, ODD_COLUMNS
 from aztask.spark.events.compactfiles import Plan, plan_of
 from aztask.spark.events.directory import Directory
 from aztask.spark.events.files import EventFile
+from aztask.spark.events.lines import CLOCK_BACK, DDL, EVENT_COLUMNS, ODD_COLUMNS
 from aztask.spark.events.places import EventPlace, place_of
-from aztask.spark.events.portions import read_files, unsound_files
-from aztask.spark.events.source import FORMAT, EventSource
+from aztask.spark.events.source import FORMAT, EventSource, read_files, unsound_files
 
 MAX_BROADCAST_IDS: Final = 100_000
 """Up to so many repeated ids are broadcast to every executor; beyond it, all rows are shuffled."""
@@ -164,16 +163,19 @@ def stream_events(
     watermark: str = "1 hour",
     max_files_per_trigger: int | None = None,
     settle_seconds: float | None = None,
+    undivided: str | None = None,
 ) -> DataFrame:
     """A stream of the events whose files appear under `path`, with a column ``at`` (a timestamp).
 
     path, account_variable: as in `read_events`. watermark: a second copy of an event is dropped if
     it comes within this time. max_files_per_trigger: of one batch; None: all. settle_seconds: how
-    long after it appeared a file is read (default 10).
+    long after it appeared a file is read (default 10). undivided: what to do with a file that an
+    earlier release compacted while the query did not run, which may hold events that the query has
+    read: "read", "skip" or "error" (default).
 
     ``at`` is the event's time, but never later than the batch that reads it. The watermark follows
-    ``at``: otherwise one event of a clock that runs ahead would make all others late. A stream
-    reads lines, so compact later than it reads (`aztask.spark.compact`, ``closed_seconds``).
+    ``at``: otherwise one event of a clock that runs ahead would make all others late. Files that
+    were compacted before the stream read them are read from the compacted file.
     """
     place = place_of(path, account_variable)
     spark.dataSource.register(EventSource)
@@ -184,6 +186,7 @@ def stream_events(
         ("accountvariable", account_variable),
         ("maxfilespertrigger", max_files_per_trigger),
         ("settleseconds", settle_seconds),
+        ("undivided", undivided),
     ):
         if value is not None:
             reader = reader.option(name, str(value))

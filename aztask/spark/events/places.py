@@ -6,7 +6,7 @@
 * ``local_copy``: the file on this machine;
 * ``scratch``: a temporary file, which ``publish`` then stores under its name, atomically (False:
   the name exists already);
-* ``remove``: delete a file.
+* ``remove``: delete a file; ``waits``: whether a worker has yet to upload it, so that it must stay.
 """
 
 from __future__ import annotations

@@ -8,18 +8,220 @@ Rules
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
+from aztask.adaptive.advice import Advice, Evidence, decide
 from aztask.adaptive.document import LeaseDocument, LeaseStore, publish_advice
 from aztask.errors import AztaskError
 from aztask.lease.bounds import Bounds
-from aztask.spark.recommendation.evidence import QueueEvidence, observe
-from aztask.spark.recommendation.recommendation import Recommendation, recommended
+from aztask.lease.state import RENEW_AT
+from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence, observe
+
+# -- recommends a queue's lease, renewals and prefetch, and whether to split it ------------
+#
+# Pure functions from evidence to values. Workers decide on leases the same way
+# (`aztask.adaptive.advice`).
+#
+# Rules
+# 1. `decide` chooses the lease: it asks for a minimum sample, changes a published lease only if it
+#    is far off, never shortens it by durations that lost leases cut off, and raises it when too
+#    many leases were lost. If the service does not grant a lease that long, it advises to renew.
+# 2. Prefetch keeps a slot busy for `PREFETCH_SECONDS`, but no message waits for more than a part of
+#    its lease. If one run takes longer than that, it is 0, and idle workers get the message.
+# 3. Tasks whose typical runs differ by more than `MAGNITUDE` get different queues, if each has
+#    enough runs to compare and the longest ones are long enough to matter.
+
+
+PREFETCH_SECONDS: Final = 0.25
+"""As the worker chooses without --prefetch."""
+MAX_PREFETCH: Final = 1000
+WAITING_PART: Final = 0.25
+"""The part of a lease that a prefetched delivery may wait."""
+MAGNITUDE: Final = 10.0
+SPLIT_FROM: Final = 1.0
+"""Seconds. If even the longest tasks take less, no other task waits for them noticeably."""
+SPLIT_SAMPLES: Final = 20
+"""Runs of a task that suffice to assign it to a class of duration."""
+NAMES: Final = {2: ("fast", "slow"), 3: ("fast", "medium", "slow")}
+
+
+@dataclass(frozen=True, slots=True)
+class DurationClass:
+    """Tasks of one queue that take about equally long. queue: a name for their own queue."""
+
+    queue: str
+    tasks: tuple[str, ...]
+    runs: int
+    p50_seconds: float
+    p99_seconds: float
+    lease_seconds: float | None
+    renew: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The recommendations for one queue. Durations are seconds, parts are of 1.
+
+    current_lease_seconds: as published, otherwise of the newest run. advice: the lease with its
+    reason and evidence. renewed_part: of the deliveries, those that need a renewal under the
+    advised lease. prefetch: deliveries to hold for each task that runs at once; None: too little is
+    known. split: classes of duration; empty if one queue suffices. reasons: one sentence for each
+    of lease, renewal, prefetch and split.
+    """
+
+    queue: str
+    current_lease_seconds: float | None
+    advice: Advice
+    renewed_part: float
+    run_p50_seconds: float | None
+    run_p99_seconds: float | None
+    prefetch: int | None
+    split: tuple[DurationClass, ...]
+    reasons: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as plain data, for JSON."""
+        return {**asdict(self), "reasons": dict(self.reasons)}
+
+
+def recommended(
+    deliveries: QueueEvidence, published: Advice | None, bounds: Bounds, *, at: float
+) -> Recommendation:
+    """The recommendations that follow from a queue's deliveries.
+
+    published: the advice in force, None if there is none. at: seconds since 1970 (UTC).
+    """
+    in_force = published if published is not None and published.at > 0.0 else None
+    lease = in_force.lease_seconds if in_force is not None else deliveries.lease_seconds
+    evidence = deliveries.evidence(lease)
+    current: Advice | float | None = in_force if in_force is not None else lease
+    advice = decide(evidence, current, bounds, source="pipeline", at=at)
+    total = deliveries.all_tasks()
+    runs = total.runs()
+    advised = advice.lease_seconds
+    renewed = total.longer_than(RENEW_AT * advised) if advised is not None else 0.0
+    prefetch, why_prefetch = prefetch_of(runs, advised, bounds.min_samples)
+    split, why_split = split_of(deliveries, bounds)
+    return Recommendation(
+        deliveries.queue,
+        lease,
+        advice,
+        renewed,
+        runs.p50_seconds,
+        runs.p99_seconds,
+        prefetch,
+        split,
+        {
+            "lease": advice.latest or advice.reason,
+            "renewal": _renewal(renewed, evidence, advice),
+            "prefetch": why_prefetch,
+            "split": why_split,
+        },
+    )
+
+
+def prefetch_of(
+    runs: Evidence, lease: float | None, min_samples: int = 1
+) -> tuple[int | None, str]:
+    """(deliveries for each task that runs at once, why); see rule 2."""
+    if runs.samples < min_samples or not runs.p50_seconds or not runs.p99_seconds or lease is None:
+        return None, f"leave it to the worker: {runs.samples} runs are too few to decide"
+    waiting = WAITING_PART * lease
+    if runs.p99_seconds > waiting:
+        return 0, (
+            f"none: a run of up to {runs.p99_seconds:.1f} s (p99) would keep a prefetched message "
+            f"waiting for more than a quarter of its lease of {lease:g} s"
+        )
+    enough = math.ceil(PREFETCH_SECONDS / runs.p50_seconds)
+    limit = int(waiting / runs.p99_seconds)
+    count = max(1, min(enough, limit, MAX_PREFETCH))
+    return count, (
+        f"{count} for each task that runs at once: {PREFETCH_SECONDS:g} s of work at "
+        f"{runs.p50_seconds:.3g} s a run (p50), waiting for less than a quarter of the lease"
+    )
+
+
+def split_of(deliveries: QueueEvidence, bounds: Bounds) -> tuple[tuple[DurationClass, ...], str]:
+    """(classes of duration, why); see rule 3."""
+    known = [
+        (runs.p50_seconds, task)
+        for task, its in deliveries.tasks.items()
+        if (runs := its.runs()).samples >= SPLIT_SAMPLES and runs.p50_seconds is not None
+    ]
+    if len(known) < 2:
+        return (), "no: fewer than two tasks have enough runs to compare"
+    classes: list[list[str]] = []
+    shortest = 0.0
+    for p50, task in sorted(known):
+        if not classes or p50 > MAGNITUDE * shortest:
+            classes.append([])
+            shortest = p50
+        classes[-1].append(task)
+    longest = max(known)[0]
+    ratio = longest / min(known)[0]
+    if len(classes) < 2:
+        return (), f"no: typical runs differ only by a factor of {ratio:.1f}"
+    if longest < SPLIT_FROM:
+        return (
+            (),
+            f"no: even the longest tasks take {longest:.2g} s (p50), too short to delay others",
+        )
+    made = tuple(
+        _class(deliveries, name, tasks, bounds)
+        for name, tasks in zip(_names(deliveries.queue, len(classes)), classes, strict=True)
+    )
+    where = "; ".join(f"{', '.join(each.tasks)} to {each.queue}" for each in made)
+    return made, (
+        f"yes: typical runs differ by a factor of {ratio:.0f}, so short ones wait for long ones "
+        f"and share their lease: {where}"
+    )
+
+
+def _class(
+    deliveries: QueueEvidence, name: str, tasks: Sequence[str], bounds: Bounds
+) -> DurationClass:
+    total = TaskEvidence()
+    for task in tasks:
+        total.add(deliveries.tasks[task])
+    runs = total.runs()
+    part = QueueEvidence(name, None, {"": total})
+    advice = decide(
+        part.evidence(None), None, Bounds(bounds.least, bounds.most, 1), source="pipeline"
+    )
+    return DurationClass(
+        name,
+        tuple(tasks),
+        runs.samples,
+        runs.p50_seconds or 0.0,
+        runs.p99_seconds or 0.0,
+        advice.lease_seconds if not advice.renew else bounds.most,
+        advice.renew,
+    )
+
+
+def _names(queue: str, count: int) -> list[str]:
+    ends = NAMES.get(count) or tuple(f"class-{number}" for number in range(1, count + 1))
+    return [f"{queue[: 55 - len(end)].rstrip('-')}-{end}" for end in ends]
+
+
+def _renewal(renewed: float, evidence: Evidence, advice: Advice) -> str:
+    if advice.renew:
+        return "needed: nearly all deliveries are held for longer than the longest lease allowed"
+    if advice.lease_seconds is None or not evidence.samples:
+        return "keep it on: nothing is known yet"
+    if renewed == 0.0:
+        return f"none of {evidence.samples} deliveries needs one under {advice.lease_seconds:g} s"
+    return (
+        f"{100 * renewed:.2g} % of {evidence.samples} deliveries need one under "
+        f"{advice.lease_seconds:g} s: keep it on"
+    )
+
 
 TRIES: Final = 8
 

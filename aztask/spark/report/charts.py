@@ -14,8 +14,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aztask.spark.report.marks import Chart, Circle, Group, Label, Line, Mark, Path, Rect
-from aztask.spark.report.text import clean, count, moment, seconds, share
+from aztask.spark.report.marks import (
+    Chart,
+    Circle,
+    Group,
+    Label,
+    Line,
+    Mark,
+    Path,
+    Rect,
+    clean,
+    count,
+    moment,
+    seconds,
+    share,
+)
 
 WIDTH: Final = 960
 """The width of a chart, in units of its own coordinates."""

@@ -19,9 +19,17 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from aztask.spark.report import charts
-from aztask.spark.report.marks import Chart
+from aztask.spark.report.marks import (
+    Chart,
+    clean,
+    coordinate,
+    count,
+    moment,
+    per_second,
+    seconds,
+    share,
+)
 from aztask.spark.report.summary import Summary
-from aztask.spark.report.text import clean, coordinate, count, moment, per_second, seconds, share
 from aztask.version import __version__
 
 MAX_CHART_ROWS: Final = 20

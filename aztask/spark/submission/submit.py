@@ -10,28 +10,135 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from aztask.app import App
-from aztask.errors import ConfigurationError
+from aztask.errors import ConfigurationError, SubmitFailed
 from aztask.message.codec import Codec
 from aztask.spark.failures import SPARK_ERRORS, as_ours
-from aztask.spark.submission.keys import check_keys as check_the_keys
-from aztask.spark.submission.keys import column
 from aztask.spark.submission.matching import matched
-from aztask.spark.submission.report import SubmitReport
-from aztask.spark.submission.send import REPORT_SCHEMA, PartitionReport, send_batches
+from aztask.spark.submission.send import MAX_ERRORS, REPORT_SCHEMA, PartitionReport, send_batches
 from aztask.spark.submission.submission import Submission, pairs_of
+from aztask.support.display import one_line, short_repr
 from aztask.task import Task
 from aztask.taskoptions import check_options
+
+# -- checks that keys are unique and not null, with one job over the key column ------------
+
+
+SHOWN = 3
+
+
+def check_keys(frame: DataFrame, key: str) -> int:
+    """Return the number of rows. Raises ConfigurationError if a key is null or repeats.
+
+    Reads the key column once and shuffles its distinct values. If keys repeat, it reads the column
+    a second time, to name some of them.
+    """
+    keys = frame.select(column(key).alias("key"))
+    row = keys.agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.count("key").alias("keys"),
+        F.count_distinct("key").alias("distinct"),
+    ).first()
+    assert row is not None  # noqa: S101  # an aggregate without groups has one row
+    rows, not_null, distinct = int(row["rows"]), int(row["keys"]), int(row["distinct"])
+    if not_null < rows:
+        raise ConfigurationError(
+            f"the key column {key!r} is null in {rows - not_null:,} of {rows:,} rows: every row "
+            "needs a key; nothing was sent"
+        )
+    if distinct < not_null:
+        counted = keys.groupBy("key").count().where("count > 1").orderBy("key").limit(SHOWN)
+        shown = ", ".join(short_repr(each["key"]) for each in counted.collect())
+        raise ConfigurationError(
+            f"the key column {key!r} has {distinct:,} different values in {rows:,} rows, and equal "
+            f"keys are one task (repeated keys include {shown}); nothing was sent"
+        )
+    return rows
+
+
+def column(name: str) -> Column:
+    """A column by its exact name, which may contain dots."""
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+# -- the report of a submission, which compares rows read with messages sent ---------------
+
+
+@dataclass(frozen=True)
+class SubmitReport:
+    """The outcome of a submission.
+
+    rows: as Spark itself counted them.
+    sent: messages that the broker accepted, one for each row.
+    retried: repeated sends; they add no messages, or duplicates that workers drop.
+    failed: rows that could not be sent.
+    seconds: from the first job to the last answer.
+    checked: whether the keys were checked.
+    dry_run: nothing was sent, and `sent` counts the messages that would have been.
+    errors: the first few reasons of failed rows.
+    """
+
+    submission_id: str
+    task: str
+    queue: str
+    rows: int
+    sent: int
+    retried: int
+    failed: int
+    partitions: int
+    seconds: float
+    checked: bool = False
+    dry_run: bool = False
+    errors: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, reports: Iterable[PartitionReport], *, rows: int | None = None, **about: Any
+    ) -> Self:
+        """The sum of the partitions. rows: Spark's count; None: the partitions' own."""
+        parts = list(reports)
+        errors = [line for part in parts for line in part.errors.splitlines()]
+        return cls(
+            rows=sum(part.rows for part in parts) if rows is None else rows,
+            sent=sum(part.sent for part in parts),
+            retried=sum(part.retried for part in parts),
+            failed=sum(part.failed for part in parts),
+            partitions=len(parts),
+            errors=tuple(errors[:MAX_ERRORS]),
+            **about,
+        )
+
+    def check(self) -> None:
+        """Raise SubmitFailed, which carries this report, unless every row was sent."""
+        if self.rows != self.sent + self.failed:
+            raise SubmitFailed(
+                f"the numbers do not add up: {self.rows:,} rows, {self.sent:,} sent and "
+                f"{self.failed:,} failed; submit again under the submission id "
+                f"{one_line(self.submission_id)!r}, which sends no task twice",
+                self,
+            )
+        if self.failed:
+            first = one_line(self.errors[0]) if self.errors else "no reason was given"
+            raise SubmitFailed(
+                f"{self.failed:,} of {self.rows:,} rows could not be sent, the others were "
+                f"({first}); correct these rows and submit again under the submission id "
+                f"{one_line(self.submission_id)!r}",
+                self,
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as plain data, for JSON."""
+        return {**asdict(self), "seconds": round(self.seconds, 3), "errors": list(self.errors)}
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -133,7 +240,7 @@ def _run(df: DataFrame, plan: Submission, *, check: bool) -> SubmitReport:
     """Check the keys, send the rows, and compare Spark's row count with the messages sent."""
     began = time.monotonic()
     if check:
-        check_the_keys(df, plan.key)
+        check_keys(df, plan.key)
     names = dict.fromkeys([plan.key, *(name for _, name in plan.columns or ())])
     frame = df.select([column(name) for name in names])
     if plan.rate is not None:

@@ -11,16 +11,14 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Final, TypeAlias
 
+from opentelemetry.trace import Span, Status, StatusCode
+
 from aztask.app import App
 from aztask.brokers.base import Networked
+from aztask.support.display import safe_str, traceback_of
+from aztask.support.masking import mask
 
 Attributes: TypeAlias = dict[str, str | bool | int | float]
-
-SYSTEMS: Final = {"servicebus": "servicebus", "storagequeue": "azure_storage_queue"}
-"""``messaging.system`` by broker; only the first one is a value of the conventions."""
-
-LOCAL_SYSTEM: Final = "aztask"
-"""``messaging.system`` of the embedded queue and of brokers that an app brings along."""
 
 SETTLEMENTS: Final = {
     "complete": "complete",
@@ -60,9 +58,9 @@ class MessagingAttributes:
         return known
 
     def _made(self, queue: str, name: str, kind: str) -> Mapping[str, str | int]:
-        service = self._app.broker.capabilities.name
+        can = self._app.broker.capabilities
         made: dict[str, str | int] = {
-            "messaging.system": SYSTEMS.get(service, LOCAL_SYSTEM),
+            "messaging.system": can.telemetry_system,
             "messaging.destination.name": queue,
             "messaging.operation.name": name,
             "messaging.operation.type": kind,
@@ -73,8 +71,47 @@ class MessagingAttributes:
             made["server.address"] = host
             if port is not None:
                 made["server.port"] = port
-        if service == "servicebus":
-            made["az.namespace"] = "Microsoft.ServiceBus"
-        elif service == "storagequeue":
-            made["az.namespace"] = "Microsoft.Storage"
+        if can.azure_namespace:
+            made["az.namespace"] = can.azure_namespace
         return made
+
+
+# How an error is written to a span: its type, its text and its traceback, with secrets masked.
+
+
+TEXT_CHARACTERS: Final = 2_000
+TRACEBACK_CHARACTERS: Final = 16_000
+
+
+def name_of(error: BaseException) -> str:
+    """``error.type``: the class, with its module unless that is ``builtins``."""
+    kind = type(error)
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def failed(span: Span, error: BaseException) -> None:
+    """Mark the span as failed. The SDK's own recording would not mask secrets."""
+    if not span.is_recording():
+        return
+    text = mask(safe_str(error, TEXT_CHARACTERS))
+    span.add_event(
+        "exception",
+        {
+            "exception.type": name_of(error),
+            "exception.message": text,
+            "exception.stacktrace": mask(traceback_of(error)[-2 * TRACEBACK_CHARACTERS :])[
+                -TRACEBACK_CHARACTERS:
+            ],
+        },
+    )
+    failed_with(span, name_of(error), text)
+
+
+def failed_with(span: Span, error_type: str, text: str) -> None:
+    """Mark the span as failed for a reason that is no exception here."""
+    span.set_attribute("error.type", error_type)
+    span.set_status(Status(StatusCode.ERROR, text))

@@ -23,11 +23,11 @@ from aztask.message.message import TaskMessage
 from aztask.settlement import DeadLetter, Decision, name_of
 from aztask.support.masking import mask
 from aztask.support.quiet import quiet
-from aztask.telemetry.otel.attributes import SETTLEMENTS, MessagingAttributes
-from aztask.telemetry.otel.errors import failed, failed_with
-from aztask.telemetry.otel.errors import name_of as error_name
+from aztask.telemetry.otel.attributes import SETTLEMENTS, MessagingAttributes, failed, failed_with
+from aztask.telemetry.otel.attributes import name_of as error_name
 from aztask.telemetry.otel.instruments import Instruments
 from aztask.telemetry.otel.propagation import (
+    UnsampledParents,
     context_of,
     link_to,
     links_to,
@@ -35,7 +35,6 @@ from aztask.telemetry.otel.propagation import (
     without_sender,
 )
 from aztask.telemetry.otel.runs import RunSpans
-from aztask.telemetry.otel.sampling import UnsampledParents
 
 OWN_SPAN: Final = frozenset({"dead-letter", "resubmit", "defer", "abandon"})
 """Settlements that always get a span of their own, in the message's trace."""

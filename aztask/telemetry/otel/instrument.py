@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final
 from weakref import WeakSet
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import MeterProvider
-from opentelemetry.trace import TracerProvider
+from opentelemetry.trace import TracerProvider, get_current_span
 
 from aztask.app import App
 from aztask.hooks import WorkerInfo
@@ -16,12 +16,25 @@ from aztask.telemetry.labels import TaskLabels
 from aztask.telemetry.otel.attributes import MessagingAttributes
 from aztask.telemetry.otel.deliveries import DeliverySpans
 from aztask.telemetry.otel.instruments import Instruments
-from aztask.telemetry.otel.logs import trace_fields
+from aztask.telemetry.otel.propagation import UnsampledParents
 from aztask.telemetry.otel.runs import RunSpans
-from aztask.telemetry.otel.sampling import UnsampledParents
 from aztask.telemetry.otel.sends import SendSpans
 from aztask.version import __version__
 from aztask.worker.logs import add_log_fields
+
+# -- trace and span ids in the log of workers, so that a line leads to its trace -----------
+
+
+NO_FIELDS: Final[Mapping[str, str]] = {}
+
+
+def trace_fields() -> Mapping[str, str]:
+    """``trace_id`` and ``span_id`` of the current span; empty without one."""
+    span = get_current_span().get_span_context()
+    if not span.is_valid:
+        return NO_FIELDS
+    return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
+
 
 OUTERMOST: Final = -100.0
 INNERMOST: Final = 100.0

@@ -18,8 +18,7 @@ from typing import Final
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from aztask.events.event import Event
-from aztask.telemetry.labels import TaskLabels
-from aztask.telemetry.margins import share_left
+from aztask.telemetry.labels import TaskLabels, share_left
 from aztask.telemetry.otel.attributes import MessagingAttributes
 
 OPERATION_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -21,15 +21,14 @@ from aztask.app import App
 from aztask.context import Context
 from aztask.errors import Snooze, TaskStopped
 from aztask.message.message import TaskMessage
-from aztask.telemetry.otel.attributes import MessagingAttributes
-from aztask.telemetry.otel.errors import failed
+from aztask.telemetry.otel.attributes import MessagingAttributes, failed
 from aztask.telemetry.otel.propagation import (
+    UnsampledParents,
     context_of,
     context_of_unsampled,
     link,
     span_of,
 )
-from aztask.telemetry.otel.sampling import UnsampledParents
 
 
 class RunSpans:

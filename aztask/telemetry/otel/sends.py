@@ -28,11 +28,9 @@ from opentelemetry.trace import (
 
 from aztask.hooks import Sending
 from aztask.support.quiet import quiet
-from aztask.telemetry.otel.attributes import MessagingAttributes
-from aztask.telemetry.otel.errors import failed, name_of
+from aztask.telemetry.otel.attributes import MessagingAttributes, failed, name_of
 from aztask.telemetry.otel.instruments import Instruments
-from aztask.telemetry.otel.propagation import MOST_LINKS, write_context
-from aztask.telemetry.otel.sampling import UnsampledParents
+from aztask.telemetry.otel.propagation import MOST_LINKS, UnsampledParents, write_context
 
 
 class SendSpans:

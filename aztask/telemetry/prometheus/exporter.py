@@ -22,7 +22,9 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from aztask.app import App
 from aztask.brokers.base import MessageState, QueueStats
+from aztask.errors import AztaskError
 from aztask.results.base import WorkerRecord
+from aztask.support.parts import Part
 from aztask.telemetry.http import Answer, PageServer
 from aztask.telemetry.labels import cleaned
 from aztask.telemetry.prometheus.worker import METRICS_TYPE
@@ -100,8 +102,9 @@ class QueueDepths:
         for queue in queues:
             try:
                 self._show(self._app.broker.stats(queue), self._age(queue))
-            except Exception as error:  # noqa: BLE001  # an SDK may raise anything (rule 2)
-                logger.warning("queue %s cannot be read: %s", queue, error)
+            except Exception as error:  # it concerns this queue alone (rule 2)
+                bug = not isinstance(error, AztaskError)
+                logger.warning("queue %s cannot be read: %s", queue, error, exc_info=bug)
                 self._forget(queue)
                 self._up.labels(cleaned(queue)).set(0)
         self._show_workers(queues)
@@ -134,8 +137,9 @@ class QueueDepths:
         workers: list[WorkerRecord] = []
         try:
             workers = self._app.results.workers() if self._app.results is not None else []
-        except Exception as error:  # noqa: BLE001
-            logger.warning("the workers' heartbeats cannot be read: %s", error)
+        except Exception as error:  # the figures of the queues are shown all the same
+            bug = not isinstance(error, AztaskError)
+            logger.warning("the workers' heartbeats cannot be read: %s", error, exc_info=bug)
             return
         alive = [worker for worker in workers if worker.state_at(time.time()) == "alive"]
         for queue in queues:
@@ -175,12 +179,16 @@ def exporting(
     depths = QueueDepths(app, queues, registry, celery_names=celery_names)
     stopping = threading.Event()
 
+    part = Part("exporter", longest=STALE_TURNS * interval + PATIENCE_SECONDS)
+
     def turn() -> None:
         while not stopping.is_set():
+            part.begin()
             try:
                 depths.refresh()
-            except Exception:
-                logger.exception("the queues cannot be listed, it will be tried again")
+            except Exception as error:  # noqa: BLE001  # an SDK may raise anything
+                part.failed(error, "the queues cannot be listed, it is tried again")
+            part.rest()
             stopping.wait(interval)
 
     def ready() -> Answer:
@@ -196,11 +204,11 @@ def exporting(
             "/readyz": ready,
         },
     )
-    thread = threading.Thread(target=turn, name="aztask-exporter", daemon=True)
-    thread.start()
+    part.thread(turn, "aztask-exporter").start()
     server.start()
     try:
         yield server.url
     finally:
         stopping.set()
+        part.stop()
         server.stop()

@@ -3,21 +3,99 @@
 Rules
 1. All label values are bounded: queues are those of the worker, for the others see
    `aztask.telemetry.labels`. The worker's name is a label of one series only.
-2. Events are counted many at a time, see `aztask.telemetry.prometheus.backlog`.
+2. Events are counted many at a time, see `aztask.telemetry.prometheus.worker`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from aztask.events.event import Event
 from aztask.hooks import WorkerStatus
-from aztask.telemetry.labels import TaskLabels, cleaned
-from aztask.telemetry.margins import share_left
-from aztask.telemetry.prometheus.distribution import Distribution
+from aztask.telemetry.labels import TaskLabels, cleaned, share_left
+
+# -- a histogram that takes many values at once --------------------------------------------
+#
+# The library's own histogram takes them one by one, each under two locks. A worker counts its
+# events together, so it has hundreds of values for the same series at a time.
+
+
+INFINITY: Final = "+Inf"
+
+
+class Distribution(Collector):
+    """One histogram with all its series. Any thread may call."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        buckets: Sequence[float],
+    ) -> None:
+        """Register the histogram.
+
+        * `name`, `text`, `labels`: of the metric.
+        * `buckets`: their highest values, ascending, without infinity.
+        """
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._buckets = buckets
+        self._series: dict[tuple[str, ...], _Series] = {}
+        self._lock = Lock()
+        registry.register(self)
+
+    def observe(self, series: tuple[str, ...], values: Sequence[float]) -> None:
+        """Add values to a series. `series`: the values of its labels, in their order."""
+        if not values:
+            return
+        ordered = sorted(values)
+        reached = [bisect_right(ordered, most) for most in self._buckets]
+        added = [*reached, len(ordered)]
+        with self._lock:
+            known = self._series.get(series)
+            if known is None:
+                known = self._series[series] = _Series(len(added))
+            known.add(added, sum(ordered))
+
+    def describe(self) -> list[HistogramMetricFamily]:
+        """The metric without values, from which the registry learns its name."""
+        return [HistogramMetricFamily(self._name, self._text, labels=self._labels)]
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """The metric with all its series."""
+        (family,) = self.describe()
+        names = [str(float(most)) for most in self._buckets]
+        with self._lock:
+            found = [(key, list(each.counts), each.total) for key, each in self._series.items()]
+        for key, counts, total in found:
+            buckets = list(zip([*names, INFINITY], map(float, counts), strict=True))
+            family.add_metric(key, buckets, total)
+        yield family
+
+
+class _Series:
+    """The counts of one series: of the values up to each bucket's limit, and of all values."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self, size: int) -> None:
+        self.counts = [0] * size
+        self.total = 0.0
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        self.counts = [old + new for old, new in zip(self.counts, counts, strict=True)]
+        self.total += total
+
 
 SECONDS: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 SHARES: Final = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 0.9)

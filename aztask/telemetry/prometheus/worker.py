@@ -6,19 +6,166 @@ no answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from operator import itemgetter
+from threading import Lock
+from typing import Final, Protocol
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from aztask.app import App
+from aztask.events.event import Event
+from aztask.hooks import WorkerStatus
+from aztask.support.parts import all_parts, failures
 from aztask.telemetry.health import Health
 from aztask.telemetry.http import Answer, PageServer
-from aztask.telemetry.labels import TaskLabels
-from aztask.telemetry.prometheus.backlog import Backlog
-from aztask.telemetry.prometheus.celery import CeleryMetrics
+from aztask.telemetry.labels import TaskLabels, cleaned
 from aztask.telemetry.prometheus.metrics import WorkerMetrics
+
+logger = logging.getLogger(__name__)
+
+# -- events that wait to be counted --------------------------------------------------------
+#
+# Counters are seen only when they are scraped. So the events of a worker are kept as they come and
+# counted together: at a scrape, and when there are many. Those of one kind, queue and task are one
+# group, and one sum. That takes much less CPU time than to count each event between two other steps
+# of the worker.
+
+
+MANY: Final = 200
+"""So few that they are still in the processor's cache when they are counted."""
+
+KIND_QUEUE_TASK: Final[Callable[[Event], tuple[str, str, str]]] = itemgetter(
+    *map(Event._fields.index, ("event", "queue", "task"))
+)
+"""What events are grouped by. Reading the three by name takes twice as long."""
+
+
+class Counting(Protocol):
+    """Counts the events of one group, of which there is at least one."""
+
+    def __call__(self, kind: str, queue: str, task: str, group: Sequence[Event], /) -> None:
+        """`kind`, `queue`, `task`: of all events of the group."""
+
+
+class Backlog:
+    """Passes events on, many at a time. Any thread may call.
+
+    `add` keeps one event. It is the method of a queue, without a Python function around it: a
+    worker calls it several times for each task.
+    """
+
+    def __init__(self, listeners: Sequence[Counting]) -> None:
+        """`listeners`: each is called with each group, by one thread at a time."""
+        self._listeners = listeners
+        self._events: deque[Event] = deque()
+        self._counting = Lock()
+        self.add: Callable[[Event], None] = self._events.append
+
+    def tidy(self) -> None:
+        """Count the events if there are `MANY`; to be called at least once a second."""
+        if len(self._events) >= MANY:
+            self.count()
+
+    def count(self) -> None:
+        """Pass all events on. A listener's error is logged, and all other groups are counted."""
+        with self._counting:
+            groups: dict[tuple[str, str, str], list[Event]] = defaultdict(list)
+            for _ in range(len(self._events)):
+                event = self._events.popleft()
+                groups[KIND_QUEUE_TASK(event)].append(event)
+            for (kind, queue, task), group in groups.items():
+                for listener in self._listeners:
+                    try:
+                        listener(kind, queue, task, group)
+                    except Exception:
+                        logger.exception("events were not counted: %s of %s", len(group), kind)
+
+
+# -- the metrics under the names of celery-exporter, so that existing Grafana boards work --
+#
+# Source of the names and labels: celery-exporter (danihodovic/celery-exporter,
+# ``src/exporter.py``); Grafana boards 17508 and 17509 read them. A worker feeds them itself, so
+# ``hostname`` is the worker's name. ``celery_task_sent`` counts nothing here: senders are other
+# processes. The queue's length comes from ``aztask exporter``.
+
+
+LABELS: Final = ["name", "hostname", "queue_name"]
+COUNTED: Final = {
+    "received": "received",
+    "started": "started",
+    "succeeded": "succeeded",
+    "resubmitted": "retried",
+    "cancelled": "revoked",
+    "expired": "revoked",
+    "dead_lettered": "rejected",
+}
+"""Celery's event for ours. A dead letter is what Celery rejects."""
+
+
+class CeleryMetrics:
+    """Registers the metrics with `registry` and updates them."""
+
+    def __init__(self, registry: CollectorRegistry, labels: TaskLabels, worker: str) -> None:
+        self._labels = labels
+        self._worker = worker = cleaned(worker)
+        self._counters = {
+            name: Counter(f"celery_task_{name}", f"Tasks {name}.", LABELS, registry=registry)
+            for name in (
+                "sent",
+                "received",
+                "started",
+                "succeeded",
+                "rejected",
+                "revoked",
+                "retried",
+            )
+        }
+        self._failed = Counter(
+            "celery_task_failed",
+            "Tasks failed, without those that are retried.",
+            ["name", "hostname", "exception", "queue_name"],
+            registry=registry,
+        )
+        self._runtime = Histogram("celery_task_runtime", "Runtime.", LABELS, registry=registry)
+        self._wait = Histogram("celery_task_queue_wait_time", "Wait.", LABELS, registry=registry)
+        up = Gauge("celery_worker_up", "1 while the worker runs.", ["hostname"], registry=registry)
+        up.labels(worker).set(1)
+        self._active = Gauge(
+            "celery_worker_tasks_active", "Running tasks.", ["hostname"], registry=registry
+        ).labels(worker)
+
+    def count(self, kind: str, queue: str, task: str, group: Sequence[Event]) -> None:
+        """Count events of the worker that have this kind, queue and task."""
+        labels = (self._labels.task(task), self._worker, queue)
+        name = COUNTED.get(kind)
+        if name is not None:
+            self._counters[name].labels(*labels).inc(len(group))
+        for event in group:
+            if kind == "failed":
+                error = self._labels.error(event.error_type)
+                self._failed.labels(labels[0], self._worker, error, queue).inc()
+            elif kind == "started" and event.wait_seconds is not None:
+                self._wait.labels(*labels).observe(event.wait_seconds)
+            elif kind == "succeeded" and event.duration_seconds is not None:
+                self._runtime.labels(*labels).observe(event.duration_seconds)
+
+    def status(self, status: WorkerStatus) -> None:
+        """Take over the number of running tasks."""
+        self._active.set(len(status.running))
+
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,12 +193,13 @@ def serving(
         app.hooks.status(each.status)
     app.hooks.status(health.status)
     _add_health(registry, health)
+    registry.register(PartMetrics())
     server = PageServer(
         *address,
         {
             "/metrics": lambda: _metrics(registry, backlog),
             "/healthz": lambda: _probe(health.not_live()),
-            "/readyz": lambda: _probe(health.not_ready()),
+            "/readyz": lambda: _probe(health.not_ready(), health.failing()),
         },
     )
     health.start()
@@ -68,10 +216,25 @@ def _metrics(registry: CollectorRegistry, backlog: Backlog) -> Answer:
     return Answer(200, generate_latest(registry), METRICS_TYPE)
 
 
-def _probe(problem: str) -> Answer:
-    if problem:
-        return Answer(503, f"{problem}\n".encode())
-    return Answer(200, b"ok\n")
+def _probe(problem: str, failing: str = "") -> Answer:
+    """503 with the problem, else 200; failing: parts that do not stop the worker's work."""
+    status, first = (503, problem) if problem else (200, "ok")
+    lines = [first, *(line for line in failing.splitlines() if line not in first)]
+    return Answer(status, ("\n".join(lines) + "\n").encode())
+
+
+class PartMetrics(Collector):
+    """``aztask_part_failing`` of each part, asked for at each scrape: a stuck loop shows, too."""
+
+    def collect(self) -> Iterable[Metric]:
+        """The metric with a sample for each part, and for each item that one has put aside."""
+        metric = GaugeMetricFamily(
+            "aztask_part_failing", "1 if the part fails or stands still.", labels=["part"]
+        )
+        failing = {failure.part for failure in failures()}
+        for name in sorted({part.name for part in all_parts()} | failing):
+            metric.add_metric([cleaned(name)], float(name in failing))
+        yield metric
 
 
 def _add_health(registry: CollectorRegistry, health: Health) -> None:

@@ -3,9 +3,9 @@
 Rules
 1. A session's next message is received when the previous one has been settled or given back. So the
    messages of a session run in order, one at a time, whatever the broker would hand out.
-2. At most `max_sessions` sessions are served at a time. A session whose message waits for its retry
+2. At most `most` sessions are served at a time. A session whose message waits for its retry
    (`hold`) or for the end of its lease does not count, so that failing sessions do not stop the
-   others. With those, at most `max_sessions` * `HELD_PER_WORKED` are held. Each one is a receiver,
+   others. With those, at most `most` * `HELD_PER_WORKED` are held. Each one is a receiver,
    on Service Bus a connection.
 3. While no session has messages, a single slot keeps looking. As soon as it finds a session, the
    other slots look too.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
 
@@ -25,7 +24,9 @@ from aztask.brokers.base import ANY_SESSION, Broker, Receiver, SessionHolder
 from aztask.brokers.delivery import Delivery
 from aztask.errors import AztaskError
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.worker.intake.intake import QueueSource, pause_after
+from aztask.support.parts import Part
+from aztask.worker.intake.ports import QueueSource, Receiving
+from aztask.worker.intake.queueintake import LONGEST_RECEIVE, is_refused, pause_after
 from aztask.worker.pipeline.work import WorkItem
 
 logger = logging.getLogger(__name__)
@@ -40,28 +41,28 @@ class SessionIntake:
         self,
         broker: Broker,
         source: QueueSource,
-        take: Callable[[SessionSlot, list[Delivery], float], None],
+        intakes: Receiving,
         *,
-        max_sessions: int,
+        most: int,
         share: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """take: gets the deliveries, one at a time, on a thread of this intake, and when the
-        receive began (UTC epoch seconds).
-
-        max_sessions: see rule 2. share: seconds, see rule 4.
+        """intakes: takes the deliveries, one at a time. most: sessions, see rule 2. share: seconds,
+        see rule 4.
         """
         self.queue = source.queue
         self.source = source
         self._broker = broker
-        self._max_sessions = max_sessions
+        self._most = most
         self._share = share
-        self.take = take
+        self.intakes = intakes
         self._clock = clock
         self._condition = threading.Condition()
+        self.part = Part(f"intake {self.queue}", longest=LONGEST_RECEIVE, essential="receive")
+        self._closing = Part(f"closing of sessions of {self.queue}", longest=LONGEST_RECEIVE)
         self._slots: list[SessionSlot] = []
         self._room = self._looking = self._working = self._waiting = self._resting = 0
-        self._quiet = False
+        self._quiet = self.worked = False
         self.stopping = False
 
     @property
@@ -86,10 +87,10 @@ class SessionIntake:
                 self._room = room
                 self._condition.notify_all()
 
-    def set_most(self, max_sessions: int) -> None:
+    def set_most(self, most: int) -> None:
         """Serve up to this many sessions from now on; those beyond it are served to their end."""
         with self._condition:
-            self._max_sessions = max_sessions
+            self._most = most
             self._condition.notify_all()
 
     def stop(self) -> None:
@@ -98,8 +99,10 @@ class SessionIntake:
             self.stopping = True
             self._condition.notify_all()
             slots = list(self._slots)
+        self.part.stop()
         for slot in slots:
-            slot.stop()
+            if slot.looks:  # closing ends a pending look; it may take a moment
+                self._closing.once(slot.close, f"aztask-closing-{self.queue}").start()
 
     def join(self, timeout: float) -> bool:
         """Wait `timeout` seconds for the threads; returns whether all have ended."""
@@ -119,6 +122,11 @@ class SessionIntake:
             self.queue, lease=lease, session=ANY_SESSION, poll_ceiling=self.source.poll_ceiling
         )
 
+    def refused(self, error: Exception) -> None:
+        """End the worker with this error, see `is_refused`. Nothing more is received."""
+        self.stop()
+        self.intakes.refused(error)
+
     # -- called by the slots -----------------------------------------------------------------
 
     def begin_look(self, slot: SessionSlot) -> bool:
@@ -137,8 +145,8 @@ class SessionIntake:
         return (
             self._room > self._looking
             and not (self._quiet and self._looking)
-            and self._working + self._looking < self._max_sessions
-            and held < self._max_sessions * HELD_PER_WORKED
+            and self._working + self._looking < self._most
+            and held < self._most * HELD_PER_WORKED
         )
 
     def end_look(self, slot: SessionSlot, *, found: bool) -> None:
@@ -184,7 +192,7 @@ class SessionIntake:
             self._condition.wait_for(lambda: self.stopping, timeout=seconds)
 
     def _add_slot(self) -> None:
-        if len(self._slots) < self._max_sessions * HELD_PER_WORKED:
+        if len(self._slots) < self._most * HELD_PER_WORKED:
             slot = SessionSlot(self, len(self._slots), self._clock)
             self._slots.append(slot)
             slot.start()
@@ -202,20 +210,14 @@ class SessionSlot:
         self._clock = clock
         self.looks = False
         self._over: SimpleQueue[WorkItem] = SimpleQueue()
+        self._taken = False
         self._set_aside = False
         self._failures = 0
-        self._thread = threading.Thread(
-            target=self._run, name=f"aztask-in-{self.queue}-{number}", daemon=True
-        )
+        self._thread = intake.part.thread(self._run, f"aztask-in-{self.queue}-{number}")
 
     def start(self) -> None:
         """Start the thread, which looks for sessions."""
         self._thread.start()
-
-    def stop(self) -> None:
-        """End a pending look. Closing may take a moment, so another thread does it."""
-        if self.looks:
-            threading.Thread(target=self.close, daemon=True).start()
 
     def close(self) -> None:
         """Close the receiver, which gives its session back."""
@@ -232,15 +234,20 @@ class SessionSlot:
         return self._thread.is_alive()
 
     @property
+    def session(self) -> SessionSlot:
+        """What holds the session of a delivery: this slot."""
+        return self
+
+    @property
     def receiver(self) -> Receiver:
         """The receiver through which the deliveries are renewed and settled."""
         if self._receiver is None:
-            self._asked = self._intake.source.lease()
+            self._asked = self._intake.intakes.lease(self.queue)
             self._receiver = self._intake.receiver(self._asked)
         return self._receiver
 
     def _at_the_lease_of_now(self) -> Receiver:
-        receiver, lease = self.receiver, self._intake.source.lease()
+        receiver, lease = self.receiver, self._intake.intakes.lease(self.queue)
         if lease != self._asked:
             self._asked = lease
             receiver.set_lease(lease)
@@ -253,7 +260,7 @@ class SessionSlot:
         self._set_aside = True
         self._intake.set_aside(1)
 
-    def over(self, item: WorkItem) -> None:
+    def ended(self, item: WorkItem) -> None:
         """The delivery has ended, with whatever outcome."""
         self._over.put(item)
 
@@ -261,13 +268,22 @@ class SessionSlot:
 
     def _run(self) -> None:
         while self._intake.begin_look(self):
-            delivery = self._receive(self._intake.source.wait)
-            if self._intake.stopping:
-                delivery = None  # closing the receiver gives it back with its session
-            self._intake.end_look(self, found=delivery is not None)
+            delivery = None
+            try:
+                delivery = self._receive(self._intake.source.wait)
+                if self._intake.stopping:
+                    delivery = None  # closing the receiver gives it back with its session
+            finally:
+                self._intake.end_look(self, found=delivery is not None)
             if delivery is not None:
-                self._serve(delivery)
-                self._intake.given_up()
+                try:
+                    self._serve(delivery)
+                finally:
+                    try:
+                        self._await_end()
+                        self._let_go()
+                    finally:
+                        self._intake.given_up()
         self.close()
 
     def _serve(self, delivery: Delivery | None) -> None:
@@ -280,12 +296,10 @@ class SessionSlot:
         while delivery is not None:
             if delivery.session != session:  # some receivers move on to the next session at once
                 session, since = delivery.session or "", self._clock.monotonic()
-            self._intake.take(self, [delivery], self._asked_at)
-            item = self._over.get()
-            if self._set_aside:
-                self._set_aside = False
-                self._intake.set_aside(-1)
-            if not item.settled:
+            self._intake.intakes.take(self, [delivery], self._asked_at)
+            self._taken = True
+            item = self._await_end()
+            if item is None or not item.settled:
                 self._wait_for_lapse(item)
             elif self._intake.go_on(since):
                 delivery = self._receive(0.0)
@@ -293,33 +307,46 @@ class SessionSlot:
                     break
                 continue
             delivery = None
-        self._let_go()
+
+    def _await_end(self) -> WorkItem | None:
+        """Wait for the end of the delivery that the supervisor has; None if it has none."""
+        if not self._taken:
+            return None
+        item = self._over.get()
+        self._taken = False
+        if self._set_aside:
+            self._set_aside = False
+            self._intake.set_aside(-1)
+        return item
 
     def _receive(self, wait: float) -> Delivery | None:
+        self._intake.part.begin()
         try:
             receiver = self._at_the_lease_of_now() if self.looks else self.receiver
             self._asked_at = self._clock.wall()
             deliveries = receiver.receive(1, wait)
-        except AztaskError as error:
+        except Exception as error:  # noqa: BLE001  # an SDK may raise anything
             self._failed(error)
             return None
-        except Exception as error:  # an SDK may raise anything; the worker must keep receiving
-            logger.exception("queue %s: the receive failed unexpectedly", self.queue)
-            self._failed(error)
-            return None
+        self._intake.part.rest()
+        self._intake.worked = True
         if self._failures:
             logger.info("queue %s: receiving works again", self.queue)
             self._failures = 0
         return deliveries[0] if deliveries else None
 
     def _failed(self, error: Exception) -> None:
-        if not self._intake.stopping:
+        if is_refused(error, self._intake.worked):
+            self._intake.refused(error)
+        elif not self._intake.stopping:
             self._failures += 1
-            self._intake.pause(pause_after(self.queue, error, self._failures))
+            pause = pause_after(self._intake.part, self.queue, error, self._failures)
+            self._intake.pause(pause)
+        self._intake.part.idle()
 
-    def _wait_for_lapse(self, item: WorkItem) -> None:
+    def _wait_for_lapse(self, item: WorkItem | None) -> None:
         """Wait until the lease of an unsettled message expires: only then is it redelivered."""
-        if item.left_to_lapse:
+        if item is not None and item.left_to_lapse:
             self._intake.set_aside(1)
             self._intake.pause(item.delivery.deadline - self._clock.monotonic())
             self._intake.set_aside(-1)

@@ -19,39 +19,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
+from aztask.worker.intake.ports import PlainIntake, SessionsIntake
 from aztask.worker.pipeline.rotation import Rotation
 
 GIVE_UP: Final = -1
 """The room of a queue with sessions that serves too many: a session is given up."""
-
-
-class PlainQueue(Protocol):
-    """The part of an `Intake` that `Shares` needs."""
-
-    queue: str
-    live: bool
-
-    def grant(self, change: int) -> None:
-        """Change by `change` how many more deliveries there is room for."""
-
-
-class SessionQueue(Protocol):
-    """The part of a `SessionIntake` that `Shares` needs."""
-
-    queue: str
-
-    @property
-    def idle(self) -> bool:
-        """Whether no session is held and none was found."""
-
-    @property
-    def working(self) -> int:
-        """How many sessions are served."""
-
-    def allow(self, room: int) -> None:
-        """Set how many more sessions there is room for."""
 
 
 class Shares:
@@ -60,8 +34,8 @@ class Shares:
     def __init__(
         self,
         weights: Mapping[str, int],
-        plain: Sequence[PlainQueue],
-        sessions: Sequence[SessionQueue],
+        plain: Sequence[PlainIntake],
+        sessions: Sequence[SessionsIntake],
     ) -> None:
         """weights: by queue name; a queue without one has weight 1."""
         self._weights = weights
@@ -102,7 +76,7 @@ class Shares:
         for name, count in turns.items():
             self._grant(live[name], count)
 
-    def _grant(self, queue: PlainQueue, change: int) -> None:
+    def _grant(self, queue: PlainIntake, change: int) -> None:
         self._granted[queue.queue] += change
         queue.grant(change)
 
@@ -116,7 +90,7 @@ class Shares:
 
     def _allow_sessions(
         self,
-        queue: SessionQueue,
+        queue: SessionsIntake,
         room: int,
         window: int,
         total: int,

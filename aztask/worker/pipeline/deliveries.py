@@ -18,6 +18,9 @@ from aztask.worker.pipeline.work import SessionSlot, WorkItem
 Opened: TypeAlias = deque[WorkItem] | WeightedItems
 """Deliveries that wait for their claim: in their order, or by the weights of their queues."""
 
+FIRST_BYTES = 4 << 20
+"""What a message is taken for before the first one has come."""
+
 RETRY_PAUSE = 0.5
 LONGEST_RETRY_PAUSE = 10.0
 RENEWAL_PAUSE = 0.01
@@ -26,8 +29,10 @@ RENEWAL_PAUSE = 0.01
 class Deliveries:
     """All items of a worker; only the supervisor's loop uses it.
 
-    opened: items to be claimed. ready: items to be sent to the pool. Beside these queues, items are
-    held until their retry is due, or wait until their stage is tried again.
+    opened: items to be claimed. ready: items to be sent to the pool. bytes: of all held messages;
+    usual_bytes: of a message, lately. finished: how many tasks have ended since the worker started.
+    Beside these queues, items are held until their retry is due, or wait until their stage is tried
+    again.
     """
 
     def __init__(self, worker: str, clock: Clock, weights: Mapping[str, int] | None = None) -> None:
@@ -37,6 +42,8 @@ class Deliveries:
         self.ready: deque[WorkItem] = deque()
         self._worker = worker
         self._clock = clock
+        self.bytes = self.finished = 0
+        self.usual_bytes: float = FIRST_BYTES
         self._numbers = count(1)
         self._jobs: dict[int, WorkItem] = {}
         self._by_lease: dict[Lease, WorkItem] = {}
@@ -76,12 +83,24 @@ class Deliveries:
             session=session,
         )
         self._jobs[number] = item
+        size = len(delivery.envelope.body)
+        self.bytes += size
+        # It rises at once and falls slowly: the first large message bounds the next receive.
+        usual = self.usual_bytes
+        if size > usual or number == 1:
+            self.usual_bytes = size
+        else:
+            self.usual_bytes = usual + 0.01 * (size - usual)
         self._by_lease[lease] = item
         return item
 
     def of(self, lease: Lease) -> WorkItem | None:
         """The item that a lease belongs to, while it is held."""
         return self._by_lease.get(lease)
+
+    def numbered(self, number: object) -> WorkItem | None:
+        """The item with this number, while it is held."""
+        return self._jobs.get(number) if isinstance(number, int) else None
 
     def swapped(self, item: WorkItem) -> None:
         """Note that the item has the lease of the deferred message, no longer its pointer's."""
@@ -94,7 +113,10 @@ class Deliveries:
         if item.pointer is not None:
             self._by_lease.pop(item.pointer.lease, None)
         self._held.pop(item.number, None)
-        return self._jobs.pop(item.number, None) is not None
+        if self._jobs.pop(item.number, None) is None:
+            return False
+        self.bytes -= len(item.delivery.envelope.body)
+        return True
 
     def back(self, items: Iterable[WorkItem]) -> None:
         """Put items that were taken out of `ready` too early back in front, in order."""

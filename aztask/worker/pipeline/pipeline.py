@@ -4,7 +4,7 @@
     claim    a pointer? receive the message that it points to. Ended before? repeat its settlement.
              Cancelled, started too often, expired? decide so. Else own the start row: from here on
              the run is ours
-    (the pool runs the task under the lease, and the retry policy decides: see `verdict`)
+    (the pool runs the task under the lease, and the retry policy decides: see `decisions`)
     finish   record the outcome, set the bit of a workflow's task and send what follows, settle or
              wait as the retry strategy says, book the answer
 
@@ -27,7 +27,7 @@ from functools import partial
 
 from aztask.app import App
 from aztask.brokers.base import Transactional
-from aztask.embedded.embed import may_embed
+from aztask.embedded.launch import may_embed
 from aztask.errors import BrokerError, CodecError
 from aztask.lease.keeper import LeaseKeeper
 from aztask.results.base import Finish, Owned, ResultStore, Start, StartAnswer
@@ -36,8 +36,8 @@ from aztask.settlement import Abandon, DeadLetter, Release
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
 from aztask.support.floodlog import FloodLog
-from aztask.worker.pipeline.embedding import Embedding
-from aztask.worker.pipeline.following import Following
+from aztask.worker.pipeline.celerysuccessors import CelerySuccessors
+from aztask.worker.pipeline.decisions import Decisions
 from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
 from aztask.worker.pipeline.putoffs import PutOffs
@@ -46,8 +46,8 @@ from aztask.worker.pipeline.refusals import Refusals, text_of
 from aztask.worker.pipeline.removal import PayloadRemoval
 from aztask.worker.pipeline.settling import Settler
 from aztask.worker.pipeline.uniquekeys import UniqueKeys
-from aztask.worker.pipeline.verdict import Verdicts
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
+from aztask.worker.pipeline.workflowends import WorkflowEnds
 from aztask.workflows.engine import engine_for
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Pipeline:
         self.floods = FloodLog(clock)
         self._pointers = Pointers(app, keeper, self._redelivery, self.floods)
         self.put_offs = PutOffs(app, self._redelivery, clock)
-        self.verdicts = Verdicts(app, self._redelivery, clock, self.floods)
+        self.decisions = Decisions(app, self._redelivery, clock, self.floods)
         self._settling = Settler(
             keeper,
             self._redelivery,
@@ -85,9 +85,9 @@ class Pipeline:
             self._redelivery, self._settling, self._results, name=name, floods=self.floods
         )
         self._removal = PayloadRemoval(app.payloads) if app.payloads is not None else None
-        self._embedding = Embedding(app, clock)
+        self._embedding = CelerySuccessors(app, clock)
         self._unique = UniqueKeys(app, clock)
-        self.following = Following(
+        self.following = WorkflowEnds(
             engine_for(
                 app.results, lambda: app.broker, app.codec, clock, posted=app.workflows.posted
             )
@@ -105,7 +105,7 @@ class Pipeline:
                 item.open(message, self._app.tasks.get(message.task))
                 if may_embed(message):
                     self._embedding.open(item)
-                if not self.verdicts.early(item) and item.task is None:
+                if not self.decisions.early(item) and item.task is None:
                     self._put_off_unknown(item)
             except CodecError as error:
                 item.decide(DeadLetter(UNDECODABLE, str(error)))
@@ -122,7 +122,7 @@ class Pipeline:
         No row is written, so no delivery, retry or snooze is counted. One that was delivered before
         is claimed first, see `PutOffs` rule 2: if its run has ended, its settlement is repeated.
         """
-        if self.put_offs.expired(item) or (found := self.verdicts.unknown(item)) is None:
+        if self.put_offs.expired(item) or (found := self.decisions.unknown(item)) is None:
             return
         delay, since = found
         reason = f"task {message_of(item).task} is unknown to this worker"
@@ -139,29 +139,35 @@ class Pipeline:
         isolated(
             items,
             self._claim,
-            unavailable=partial(self._put_off, "the result store is unreachable"),
+            unavailable=partial(self._try_again, "the result store is unreachable"),
             refused=self._refusals.unclaimable,
         )
 
     def _claim(self, items: Sequence[WorkItem]) -> None:
-        """As `claim`, and repeatable: claiming a start row again changes nothing."""
+        """As `claim`, and repeatable: claiming a start row again changes nothing.
+
+        A worker may freeze anywhere before this, so each lease is checked once more: an item whose
+        lease has ended ends, and claims nothing.
+        """
         try:
             items = self._pointers.fetch(items)
         except BrokerError as error:
-            self._put_off("deferred messages could not be received", items, error)
+            self._try_again("deferred messages could not be received", items, error)
             return
+        items = [item for item in items if self._still_ours(item)]
         if any(item.place is not None for item in items):
             self.following.prepare(items)
             self._unique.prepare(items)
         self._embedding.prepare(items)
+        hit("checked", len(items))
         answers = self._started(items)
-        if any(item.put_off is not None for item in items):
+        if any(item.waits is not None for item in items):
             self.put_offs.answered(items, answers)
         for item, answer in zip(items, answers, strict=True):
             if item.stage is not Stage.RECEIVED:  # it is put off
                 continue
             try:
-                self.verdicts.claimed(item, answer)
+                self.decisions.claimed(item, answer)
             except Exception as error:  # noqa: BLE001  # it affects this delivery only
                 self._refusals.unclaimable(item, error)
         self._unique.started(items)
@@ -176,6 +182,8 @@ class Pipeline:
                 for item in items
             ]
         now = self._clock.wall()
+        for item in items:
+            item.number_owner()
         return self._results.start(
             [
                 Start(
@@ -292,7 +300,7 @@ class Pipeline:
         gone = [item for item in items if item.settled]
         if gone:
             for item in gone:
-                self.verdicts.died(item, INTERRUPTED, why)
+                self.decisions.died(item, INTERRUPTED, why)
             self.finish(gone)
         items = [item for item in items if not item.settled]
         for item in items:
@@ -334,9 +342,9 @@ class Pipeline:
 
     def _not_settled(self, items: Sequence[WorkItem], error: Exception) -> None:
         self._settling.undo(items)
-        self._put_off("outcomes could not be recorded or settled", items, error)
+        self._try_again("outcomes could not be recorded or settled", items, error)
 
-    def _put_off(self, what: str, items: Sequence[WorkItem], error: Exception) -> None:
+    def _try_again(self, what: str, items: Sequence[WorkItem], error: Exception) -> None:
         logger.warning("%s, %d deliveries are retried: %s", what, len(items), error)
         for item in items:
             item.tries += 1

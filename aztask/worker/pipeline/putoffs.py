@@ -23,7 +23,6 @@ Rules
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,6 +30,7 @@ from aztask.app import App
 from aztask.message.message import PUT_OFF_SERIES
 from aztask.results.base import Owned, StartAnswer
 from aztask.settlement import Hold, Resubmit
+from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.work import PutOff, Stage, WorkItem, message_of
@@ -67,7 +67,7 @@ class PutOffs:
         self.give_back([item])
         if unknown_since is None and item.task is None:
             unknown_since = message_of(item).unknown_since
-        item.put_off = PutOff(delay, reason, slots, unknown_since)
+        item.waits = PutOff(delay, reason, slots, unknown_since)
         if item.stage is Stage.RECEIVED and self._may_have_row(item):
             return False
         self.decide(item)
@@ -100,17 +100,17 @@ class PutOffs:
         put_off = [
             item
             for item, answer in zip(items, answers, strict=True)
-            if item.put_off is not None and isinstance(answer, Owned)
+            if item.waits is not None and isinstance(answer, Owned)
         ]
         if put_off and self._results is not None:
             self._results.disown([(item.key, item.owner) for item in put_off])
         for item in put_off:
-            self.decide(item, series=1 + secrets.randbelow(PUT_OFF_SERIES))
+            self.decide(item, series=1 + chance.below(PUT_OFF_SERIES))
         return put_off
 
     def decide(self, item: WorkItem, *, series: int | None = None) -> None:
         """Decide that the delivery waits as it was put off; series: of the clone's id (rule 2)."""
-        put_off, item.put_off = item.put_off, None
+        put_off, item.waits = item.waits, None
         assert put_off is not None  # noqa: S101  # only called for items that were put off
         now, message = self._clock.wall(), message_of(item)
         delay = put_off.delay

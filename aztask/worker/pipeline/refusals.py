@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from aztask.errors import CodecError, MessageTooLarge
+from aztask.errors import CodecError, ForeignId, MessageTooLarge
 from aztask.results.base import Outcome, ResultStore, RunKey, RunRecord, State
+from aztask.results.owners import FOREIGN_ID
 from aztask.settlement import DeadLetter
 from aztask.support.display import safe_str
 from aztask.support.floodlog import FloodLog
@@ -52,6 +53,12 @@ class Refusals:
 
     def unclaimable(self, item: WorkItem, error: Exception) -> None:
         """Handle `error`, which claiming `item` alone raised."""
+        if isinstance(error, ForeignId):  # it will not change
+            self._floods.warning(
+                logger, FOREIGN_ID, "%s did not run, dead-lettered: %s", item.label, error
+            )
+            item.decide(DeadLetter(FOREIGN_ID, str(error)))
+            return
         text = text_of(error)
         item.tries += 1
         last = item.tries >= TRIES

@@ -2,7 +2,9 @@
 
 Rules
 1. A payload is removed after its message's last settlement was confirmed, and only by the delivery
-   that has the recorded outcome: a superfluous copy of a message removes nothing.
+   that has the recorded outcome: a superfluous copy of a message removes nothing. Only the
+   arguments and checkpoints of the task itself are removed, as their names tell
+   (`aztask.payloads.store`): a checkpoint may refer to a value that other tasks use, too.
 2. Dead letters keep their payloads, so that a replay works.
 3. Removal never fails a delivery. What is left over is removed by ``aztask doctor --collect``.
 
@@ -21,7 +23,7 @@ from typing import Final
 
 from aztask.message.message import TaskMessage
 from aztask.message.payload import stored_in
-from aztask.payloads.payloads import Payloads
+from aztask.payloads.payloads import Payloads, owned
 from aztask.settlement import DeadLetter
 from aztask.support.failpoint import hit
 from aztask.support.threadpool import ThreadPool
@@ -44,18 +46,18 @@ class PayloadRemoval:
 
     def after(self, items: Sequence[WorkItem]) -> None:
         """Remove the payloads of those that have ended."""
-        references: list[str] = []
+        names: list[str] = []
         for item in items:
             opened = item.opened
             if opened is not None and (opened.message.payload or opened.message.saved):
-                references += _owned(item, opened.message)
-        if not references:
+                names += _ended(item, opened.message)
+        if not names:
             return
         if not self._payloads.store.remote:
-            self._remove(references)
+            self._remove(names)
             return
         with self._lock:
-            self._waiting += references
+            self._waiting += names
             if self._threads is None:
                 self._threads = ThreadPool("payload-removal", 1)
             self._last = self._threads.submit(self._remove_waiting)
@@ -74,23 +76,23 @@ class PayloadRemoval:
     def _remove_waiting(self) -> None:
         """Remove all that has arrived since the last request, in one request."""
         with self._lock:
-            references, self._waiting = self._waiting, []
-        self._remove(references)
+            names, self._waiting = self._waiting, []
+        self._remove(names)
 
-    def _remove(self, references: Sequence[str]) -> None:
-        self._payloads.discard(references)
-        hit("removed", len(references))
+    def _remove(self, names: Sequence[str]) -> None:
+        self._payloads.discard(names)
+        hit("removed", len(names))
 
 
-def _owned(item: WorkItem, message: TaskMessage) -> Iterator[str]:
-    """The references to the payloads of an item, if it has ended for good."""
+def _ended(item: WorkItem, message: TaskMessage) -> Iterator[str]:
+    """The names of the payloads that belong to an item's task, if it has ended for good."""
     outcome = item.outcome
     if not item.settled or outcome is None or not outcome.state.final:
         return
     at_most_once = item.task is not None and item.task.delivery == "at-most-once"
     if isinstance(item.settlement, DeadLetter) and not at_most_once:
         return
-    if message.payload is not None:
-        yield message.payload
+    references = [message.payload] if message.payload is not None else []
     if (saved := stored_in(message.saved)) is not None:
-        yield str(saved)
+        references.append(str(saved))
+    yield from owned(references, message.id)

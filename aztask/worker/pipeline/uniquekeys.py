@@ -4,7 +4,7 @@ Rules
 1. A worker none of whose tasks is unique does nothing here, not even a look at a message.
 2. A key is freed after the outcome is recorded and before the message is settled. A worker that
    dies in between leaves the message: its redelivery finds the outcome, and frees the key again.
-3. The tasks of workflows take their keys here, too: see `memberkeys`.
+3. The tasks of workflows take their keys here, too: see `workflowkeys`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from aztask.settlement import DeadLetter
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.uniqueness.engine import UniqueEngine
 from aztask.uniqueness.rules import STARTED
-from aztask.worker.pipeline.memberkeys import MemberKeys
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
+from aztask.worker.pipeline.workflowkeys import WorkflowKeys
 
 
 class UniqueKeys:
@@ -26,7 +26,7 @@ class UniqueKeys:
 
     def __init__(self, app: App, clock: Clock = SYSTEM_CLOCK) -> None:
         self._engine = unique_engine(app)
-        self._members = None if self._engine is None else MemberKeys(app, self._engine, clock)
+        self._members = None if self._engine is None else WorkflowKeys(app, self._engine, clock)
 
     def prepare(self, items: Sequence[WorkItem]) -> None:
         """Take the keys of unique tasks of workflows. Raises BrokerUnavailable: call it again."""
@@ -76,4 +76,4 @@ def unique_engine(app: App) -> UniqueEngine | None:
     store = uniques_of(results)
     if results is None or store is None or not any(task.unique for task in app.tasks.values()):
         return None
-    return UniqueEngine(results, store, app.codec, lambda: app.broker)
+    return UniqueEngine(results, store, app.codec, lambda: app.broker, app.tasks)

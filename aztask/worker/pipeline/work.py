@@ -21,18 +21,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from aztask.brokers.base import Receiver
 from aztask.brokers.delivery import Delivery
 from aztask.canvas.place import Place
-from aztask.embedded.embed import Embedded
+from aztask.embedded.launch import Embedded
 from aztask.lease.state import Lease
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.results.base import Outcome, RunKey
+from aztask.results.startowner import owner_of
 from aztask.settlement import Abandon, Complete, Decision, Lapse, Release
 from aztask.task import Task
-from aztask.worker.limiting.window import Window
 from aztask.workflows.inputs import Input
 
 NAMED = 3  # deliveries that one log line names
@@ -46,7 +46,7 @@ class SessionSlot(Protocol):
     def held(self) -> None:
         """The delivery waits for its retry, under its lease."""
 
-    def over(self, item: WorkItem) -> None:
+    def ended(self, item: WorkItem) -> None:
         """The delivery has ended, with whatever outcome."""
 
 
@@ -142,11 +142,13 @@ class Stop:
 
     * kill_at: on the clock of the deadlines.
     * failed: the run has failed; otherwise its lease is lost, or it was cancelled.
+    * given_back: its message is given back and the run does not count, because the worker stops.
     """
 
     reason: str
     kill_at: float
     failed: bool = False
+    given_back: bool = False
 
 
 @dataclass(slots=True)
@@ -183,6 +185,26 @@ class PutOff:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """When a delivery may start, as its slots allow it: from `opens` until `closes`.
+
+    Both are on the clock of the deadlines.
+    """
+
+    opens: float
+    closes: float
+
+    @property
+    def timed(self) -> bool:
+        """Whether it matters when the delivery starts."""
+        return self.closes != math.inf
+
+
+ALWAYS: Final = Window(-math.inf, math.inf)
+"""No limit applies."""
+
+
+@dataclass(frozen=True, slots=True)
 class Parked:
     """It waits for a permit of `entry`. ticket: since when, in the store's UTC epoch seconds."""
 
@@ -196,7 +218,7 @@ class WorkItem:
     """A delivery under its lease, with the results of its stages so far.
 
     * number: unique in this worker.
-    * owner: the name under which it owns its start row.
+    * owner: the name under which it owns its start row; `number_owner` completes it.
     * received_at, held_until: on the clock of the deadlines.
     * settled: nothing is left to settle.
     * tries: failed tries of the current stage in a row.
@@ -206,8 +228,8 @@ class WorkItem:
     * embedded: what a Celery message embeds, to be sent when it ends.
     * dropped: its workflow was cancelled. refusal: (reason, text) why it cannot run.
     * unique: the key that it holds as a member of a workflow. instead: the outcome that it gets
-      instead of a run, see `memberkeys`.
-    * put_off: it may not start yet; set until that is decided, see `putoffs`.
+      instead of a run, see `workflowkeys`.
+    * waits: it may not start yet; set until that is decided, see `putoffs`.
     * window: when it may start; None if it has no limits, or has not passed the gate.
     * permits: the entries of the permits that it holds; permits_until: their deadline.
     * parked: it waits in hand for a permit; parked_at: since when, on the clock of the deadlines.
@@ -221,6 +243,7 @@ class WorkItem:
     received_at: float
     owner: str
     session: SessionSlot | None = None
+    numbered: bool = False
     stage: Stage = Stage.RECEIVED
     opened: Opened | None = None
     claimed: Claimed | None = None
@@ -237,7 +260,7 @@ class WorkItem:
     refusal: tuple[str, str] | None = None
     unique: str = ""
     instead: Outcome | None = None
-    put_off: PutOff | None = None
+    waits: PutOff | None = None
     window: Window | None = None
     permits: tuple[str, ...] = ()
     permits_until: float = math.inf
@@ -259,6 +282,11 @@ class WorkItem:
         self.opened = Opened(message, task)
         if message.node is not None and message.workflow is not None:
             self.place = Place.read(message.node)
+
+    def number_owner(self) -> None:
+        """Make the delivery's count part of the owner, once: before the start row is claimed."""
+        if not self.numbered:
+            self.owner, self.numbered = owner_of(self.owner, self.delivery.delivery_count), True
 
     def claim(self, starts: int) -> None:
         """Note that the run is ours; whether it is ready to run is decided later."""

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from types import TracebackType
+from typing import Any, Final, NoReturn, Protocol
 
 from aztask.app import App
 from aztask.context import Context, TaskLease
@@ -31,6 +32,7 @@ from aztask.errors import (
     Retry,
     TaskControl,
     TaskStopped,
+    WorkerStopping,
 )
 from aztask.message.message import TaskMessage
 from aztask.payloads.store import Kind
@@ -46,10 +48,12 @@ from aztask.taskoptions import positive
 from aztask.worker.logs import next_step
 from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.fetching import Fetching, PayloadUnavailable, undecodable
-from aztask.worker.pool.traces import shows_user_code, trim_traceback
 from aztask.workflows.inputs import first_argument
 
 logger = logging.getLogger(__name__)
+
+MACHINERY: Final = ("aztask", "asyncio", "contextlib")
+"""Packages whose frames come before the user's first one."""
 
 NAME_CHARACTERS = 200
 ERROR_CHARACTERS = 4_000
@@ -65,7 +69,7 @@ class _UndecodableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class OpenRun:
     """A delivery that was read.
 
     * `number`: the worker's number of it.
@@ -104,7 +108,7 @@ class Outbox(Protocol):
         """Send one packet to the worker."""
 
 
-class Attempts:
+class RunReader:
     """Reads calls and makes answers, for all slots of a pool process."""
 
     def __init__(self, app: App, outbox: Outbox, answers: Answers, worker: int) -> None:
@@ -116,7 +120,7 @@ class Attempts:
         self._pid = os.getpid()
         self.fetching = Fetching(app, worker)
 
-    def open(self, delivery: Delivery) -> Call:
+    def open(self, delivery: OpenRun) -> Call:
         """Read the call of a message, and ask for the lease that it needs."""
         number, message, lease = delivery.number, delivery.message, delivery.lease
         task = self._app.tasks.get(message.task)
@@ -150,29 +154,31 @@ class Attempts:
         hook = self._app.hooks.run
         return hook.around(context) if hook else nullcontext()
 
-    def value(self, value: Any) -> list[Any]:
+    def value(self, value: Any, task_id: str) -> list[Any]:
         """The answer for a task that returned `value`. Raises EncodeError, BrokerUnavailable."""
-        return self.done(self.encoded(value))
+        return self.done(self.encoded(value), task_id)
 
     def encoded(self, value: Any) -> bytes:
         """The value that a task returned, encoded. Raises EncodeError."""
         hit_in_pool("ran", self._worker)
         return self._app.codec.encode_value(value, large=self.fetching.large)
 
-    def done(self, data: bytes) -> list[Any]:
-        """The answer for a task that returned this encoded value. Raises BrokerUnavailable.
+    def done(self, data: bytes, task_id: str) -> list[Any]:
+        """The answer for the task that returned this encoded value. Raises BrokerUnavailable.
 
         Crash window: if the process dies after a large value is stored and before the outcome is
         recorded, the value is stored without a record that names it.
         """
         if len(data) > self.fetching.result_bytes:
-            data = self.fetching.stored(Kind.RESULT, data)
+            data = self.fetching.stored(Kind.RESULT, data, task_id)
         return ["done", data]
 
     def error(self, error: BaseException, message: TaskMessage) -> list[Any]:
         """The answer for a run that ended with an error, of whatever kind."""
         if isinstance(error, LeaseLost):
             return ["lost"]
+        if isinstance(error, WorkerStopping):
+            return ["stopped"]
         if isinstance(error, _UndecodableError):
             return ["failed", to_record(undecodable(error.cause)), *_described(error.cause)]
         return self._failed(self._app.tasks.get(message.task), error, message)
@@ -245,15 +251,15 @@ class Attempts:
             nonlocal last
             data = self._app.codec.encode_value(state, large=fetching.large)
             if len(data) > fetching.checkpoint_bytes:
-                data = fetching.stored(Kind.CHECKPOINT, data)
+                data = fetching.stored(Kind.CHECKPOINT, data, message.id)
             self.send(["save", number, data])
             try:
                 self._answers.wait(number, lease)
             except CodecError:  # the previous checkpoint stays
-                fetching.discard(data)
+                fetching.discard(data, message.id)
                 raise
             # One that the message had may be needed by its dead letter: it stays until the end.
-            fetching.discard(last)
+            fetching.discard(last, message.id)
             last = data
 
         return save
@@ -315,3 +321,28 @@ def _described(error: BaseException) -> tuple[str, str, str]:
             TRACEBACK_CHARACTERS,
         ),
     )
+
+
+def trim_traceback(error: BaseException) -> None:
+    """Remove the frames before the first one of the user's code.
+
+    A traceback without any such frame stays whole: the error came from the machinery itself.
+    """
+    trace = error.__traceback__
+    while trace is not None and _machinery(trace):
+        trace = trace.tb_next
+    if trace is not None:
+        error.__traceback__ = trace
+
+
+def shows_user_code(error: BaseException) -> bool:
+    """Whether a frame of the traceback is the user's."""
+    trace = error.__traceback__
+    while trace is not None and _machinery(trace):
+        trace = trace.tb_next
+    return trace is not None
+
+
+def _machinery(trace: TracebackType) -> bool:
+    module = str(trace.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] in MACHINERY

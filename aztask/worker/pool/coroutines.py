@@ -16,10 +16,11 @@ from typing import Any, Final
 
 from aztask.app import App
 from aztask.message.message import MESSAGE_FIELDS
-from aztask.worker.pool.eventloop import EventLoop
+from aztask.support.parts import Part
+from aztask.worker.pool.eventloop import EventLoop, end_process
 from aztask.worker.pool.interrupt import CoroutineRun, InterruptSlot
 from aztask.worker.pool.packets import Packets
-from aztask.worker.pool.runner import Runner
+from aztask.worker.pool.runner import SlotRunner
 
 _TASK: Final = MESSAGE_FIELDS.index("task")
 
@@ -28,14 +29,15 @@ class CoroutineServer:
     """Reads deliveries and runs them, in the main thread of a pool process."""
 
     def __init__(
-        self, app: App, inbox: Packets, runner: Runner, loop: EventLoop, slots: int
+        self, app: App, inbox: Packets, runner: SlotRunner, loop: EventLoop, slots: int
     ) -> None:
         self._app = app
         self._inbox = inbox
         self._runner = runner
         self._loop = loop
         self._free = list(range(slots))
-        self._threads = ThreadPoolExecutor(slots, "aztask-slot")
+        self._part = Part("slots")
+        self._threads = ThreadPoolExecutor(slots, "aztask-slot", self._part.adopt)
         self._busy: set[asyncio.Future[None]] = set()
         self._reading = False
         self._retired = False
@@ -45,7 +47,12 @@ class CoroutineServer:
         """Run tasks until the process is retired. Raises OSError if the worker has ended."""
         self._read_on()
         self._loop.drive(self._ended)
-        self._ended.result()
+        try:
+            self._ended.result()
+        except (BrokenPipeError, ConnectionResetError):
+            raise
+        except BaseException as error:  # noqa: BLE001  # an error of ours, such as a closed socket
+            end_process("a task's slot has failed", error)
 
     def _read_on(self) -> None:
         """Read when the worker sends. Tasks inherit the context variables of this process."""
@@ -59,6 +66,8 @@ class CoroutineServer:
                 packet = self._inbox.receive(socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
+            except OSError as error:
+                end_process("it cannot reach its worker: did a task close its descriptors?", error)
             if packet:
                 self._start(packet)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from aztask.errors import MaxLeaseExceeded
@@ -12,11 +12,12 @@ from aztask.support.failpoint import hit
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.reporting import report_killed
 from aztask.worker.pipeline.work import Stage, Stop, WorkItem, names
-from aztask.worker.pool.children import Pool, PoolProcess
-from aztask.worker.pool.forking import ForkServerHandle
 from aztask.worker.pool.leaseguard import NO_DEADLINE, NO_NEWS, STOP_GRACE
+from aztask.worker.pool.pool import Pool, PoolProcess
+from aztask.worker.pool.poolwatch import PoolWatch
 from aztask.worker.pool.requests import TaskRequests
 from aztask.worker.runtime import WorkerRuntime
+from aztask.worker.stages import Stages, each
 
 logger = logging.getLogger(__name__)
 
@@ -30,28 +31,28 @@ class PoolDispatcher:
         pool: Pool,
         pipeline: Pipeline,
         requests: TaskRequests,
-        *,
-        finish: Callable[[Sequence[WorkItem]], None],
-        over: Callable[[Sequence[WorkItem]], None],
-        late: Callable[[Sequence[WorkItem]], None],
+        core: Stages,
     ) -> None:
-        """finish: takes items that have an outcome. over: takes items that need nothing more.
-
-        late: takes items that missed their slots before they started.
-        """
+        self._core = core
+        self.watch = PoolWatch(pool)
         self._mailbox = runtime.mailbox
         self._killed = runtime.app.hooks.killed
         self._deliveries = runtime.deliveries
         self._clock = runtime.clock
         self._pool = pool
         self._pipeline = pipeline
-        self._verdicts = pipeline.verdicts
+        self._decisions = pipeline.decisions
         self._requests = requests
-        self._finish = finish
-        self._over = over
-        self._late = late
-        pool.on_process = self._watch
-        pool.on_server = self._watch_server
+
+    def fill(self) -> None:
+        """Start missing pool processes, and read what they answer from now on."""
+        for process in self._pool.fill():
+            self._mailbox.watch(process.link.outbox, partial(self._read, process))
+
+    def bury(self) -> None:
+        """Handle the pool processes that have ended since the last turn."""
+        for process in self._pool.take_ended():
+            self._ended(process)
 
     def feed(self) -> None:
         """Send ready deliveries to the pool; those whose lease has expired never run."""
@@ -63,6 +64,8 @@ class PoolDispatcher:
         batch: list[WorkItem] = []
         while ready and len(batch) < room:
             item = ready.popleft()
+            if item.stage is not Stage.READY:
+                continue  # it was put aside
             if item.settled or item.lease.alive(now):
                 batch.append(item)
             else:
@@ -72,8 +75,8 @@ class PoolDispatcher:
                     "redelivered; lower --prefetch or raise --lease",
                     item.label,
                 )
-                self._over([item])
-        left = self._pool.feed(batch, _packet)
+                self._core.ended([item])
+        left = self._pool.feed(batch, _packet, self._core)
         self._deliveries.back(left)
         hit("sent", len(batch) - len(left))
 
@@ -83,54 +86,69 @@ class PoolDispatcher:
             if item.number in process.items:
                 process.tell(packet)
 
-    def _watch(self, process: PoolProcess) -> None:
-        self._mailbox.watch(process.outbox, lambda: self._read(process))
-
-    def _watch_server(self, server: ForkServerHandle) -> None:
-        self._mailbox.watch(server, lambda: self._served(server))
-
-    def _served(self, server: ForkServerHandle) -> None:
-        """Handle pool processes that started or ended, or the end of their server and of all."""
-        ended = self._pool.served(server)
-        if server.gone:
-            self._mailbox.unwatch(server)
-            server.close()
-        for process in ended:
-            self._ended(process)
-
     def _read(self, process: PoolProcess) -> None:
         """Handle a process's answers; `aztask.worker.pool.runner` lists them."""
         concluded: list[WorkItem] = []
-        for kind, *rest in process.answers():
-            if kind in ("done", "failed", "lost"):
-                number, started_at, seconds, *details = rest
-                item = process.items.pop(number, None)
-                if item is None:
-                    logger.warning(
-                        "%s answered for delivery %s, which it does not hold: ignored",
-                        process,
-                        number,
-                    )
-                    continue
-                if item.run is not None:
-                    item.run.started_at, item.run.duration = started_at, seconds
-                self._pool.observe(seconds)
-                if self._conclude(item, kind, details):
-                    concluded.append(item)
-            elif kind == "late":
-                if item := process.items.pop(rest[0], None):
-                    item.taken_back()
-                    self._late([item])
-            elif kind == "ready":
-                process.ready = True
-                self._pool.fill()
-            elif kind == "broken":
-                logger.error("a pool process %s", rest[0])
-            elif kind == "overdue":
-                self._overdue(process, *rest)
-            else:
-                self._requests.answer(process, kind, *rest)
-        self._finish(concluded)
+        try:
+            answers = process.link.answers()
+        except Exception as error:  # noqa: BLE001  # task code can write anything to the socket
+            self._unreadable(process, error)
+            return
+        if process.link.hung_up and not process.unwatched:  # or each wait would end at once
+            process.unwatched = True
+            self._mailbox.unwatch(process.link.outbox)
+        for answer in answers:
+            try:
+                self._take(process, answer, concluded)
+            except Exception as error:  # noqa: BLE001  # it concerns one delivery
+                number = answer[1] if isinstance(answer, list) and len(answer) > 1 else None
+                if (item := self._deliveries.numbered(number)) is None:
+                    self._unreadable(process, error)
+                    break
+                self._core.put_aside(item, error)
+        self._core.finish([item for item in concluded if item.stage is Stage.DECIDED])
+
+    def _unreadable(self, process: PoolProcess, error: Exception) -> None:
+        """Replace a process that sent something else than an answer."""
+        logger.error(
+            "%s sent an answer that cannot be read, it is replaced", process, exc_info=error
+        )
+        process.kill(f"it sent an answer that cannot be read: {type(error).__name__}")
+
+    def _take(self, process: PoolProcess, answer: list[Any], concluded: list[WorkItem]) -> None:
+        """Handle one answer. concluded: gets the item if it has an outcome now."""
+        kind, *rest = answer
+        if kind in ("done", "failed", "lost", "stopped"):
+            number, started_at, seconds, *details = rest
+            item = process.items.pop(number, None)
+            process.ran += 1
+            if item is None:
+                logger.warning(
+                    "%s answered for delivery %s, which it does not hold: ignored",
+                    process,
+                    number,
+                )
+                return
+            if item.run is not None:
+                item.run.started_at, item.run.duration = started_at, seconds
+            self._pool.observe(seconds)
+            if self._conclude(item, kind, details):
+                concluded.append(item)
+        elif kind == "late":
+            if item := process.items.pop(rest[0], None):
+                item.taken_back()
+                self._core.late([item])
+        elif kind == "ready":
+            process.ready = True
+            self.fill()
+        elif kind == "alive":
+            self.watch.alive(process)
+        elif kind == "broken":
+            logger.error("a pool process %s", rest[0])
+        elif kind == "overdue":
+            self._overdue(process, *rest)
+        else:
+            self._requests.answer(process, kind, *rest)
 
     def _overdue(self, process: PoolProcess, number: int, ends: bool) -> None:
         """A pool process stopped a task itself, because this worker was silent for too long.
@@ -156,12 +174,15 @@ class PoolDispatcher:
         if item.stage is not Stage.RUNNING:
             return False
         if kind == "done":
-            self._verdicts.succeeded(item, details[0])
+            self._decisions.succeeded(item, details[0])
         elif item.run is not None and item.run.cancelled:
-            self._verdicts.cancelled(item)
+            self._decisions.cancelled(item)
+        elif kind == "stopped":
+            self._give_back(item, "the worker stops")
+            return False
         elif kind == "failed":
             record, error_type, error, trace = details
-            self._verdicts.failed(item, from_record(record), error_type, error, trace)
+            self._decisions.failed(item, from_record(record), error_type, error, trace)
         else:
             self._gone(
                 item,
@@ -172,6 +193,12 @@ class PoolDispatcher:
             return False
         return True
 
+    def _give_back(self, item: WorkItem, why: str) -> None:
+        """Release the message of a run that does not count."""
+        logger.info("%s is given back, any worker runs it again: %s", item.label, why)
+        self._pipeline.release([item], why)
+        self._core.ended([item])
+
     def _gone(self, item: WorkItem, why: str) -> None:
         """The task stopped because of its lease. Nothing is recorded.
 
@@ -180,15 +207,17 @@ class PoolDispatcher:
         """
         item.note("lease_lost", why)
         if item.settled or not item.lease.alive(self._clock.monotonic()):
-            self._over([item])
+            self._core.ended([item])
         else:
             item.decide(Abandon())
-            self._finish([item])
+            self._core.finish([item])
 
     def _ended(self, process: PoolProcess) -> None:
         """A pool process ended: its unread deliveries go to others, its running tasks failed."""
         self._read(process)
-        self._mailbox.unwatch(process.outbox)
+        if not process.unwatched:
+            process.unwatched = True
+            self._mailbox.unwatch(process.link.outbox)
         reason = process.ending()
         self._deliveries.back(process.take_back())
         running = list(process.items.values())
@@ -196,9 +225,8 @@ class PoolDispatcher:
         if running or not process.retiring:
             logger.warning("%s ended while it ran %s: %s", process, names(running), reason)
         self._pool.ended(process)
-        for item in running:
-            self._interrupted(item, process.culprit, reason)
-        self._pool.fill()
+        each(running, lambda item: self._interrupted(item, process.culprit, reason), self._core)
+        self.fill()
 
     def _interrupted(self, item: WorkItem, culprit: int | None, reason: str) -> None:
         """End an item whose process ended: it failed, lost its lease, or ran beside the culprit."""
@@ -211,20 +239,21 @@ class PoolDispatcher:
             kind = "WorkerCrashed" if culprit is None else "TaskKilled"
             report_killed(self._killed, item, kind, reason, self._clock)
         if run.cancelled:
-            self._verdicts.cancelled(item)
-            self._finish([item])
+            self._decisions.cancelled(item)
+            self._core.finish([item])
         elif run.stop is not None and run.stop.failed:
-            self._verdicts.died(item, MaxLeaseExceeded.__name__, run.stop.reason)
-            self._finish([item])
+            self._decisions.died(item, MaxLeaseExceeded.__name__, run.stop.reason)
+            self._core.finish([item])
+        elif run.stop is not None and run.stop.given_back:
+            self._give_back(item, reason)
         elif run.stop is not None:
             self._gone(item, run.stop.reason)
         elif culprit is not None and item.number != culprit:
-            self._pipeline.release([item], f"it ran beside another task: {reason}")
-            self._over([item])
+            self._give_back(item, f"it ran beside another task: {reason}")
         else:
             kind = "WorkerCrashed" if culprit is None else "TimeLimitExceeded"
-            self._verdicts.died(item, kind, reason)
-            self._finish([item])
+            self._decisions.died(item, kind, reason)
+            self._core.finish([item])
 
 
 def _packet(item: WorkItem) -> list[Any]:

@@ -7,6 +7,8 @@ Rules
    (`aztask.worker.pool.interrupt`). Where plain functions run in the main thread too, the loop
    stands still in the meantime.
 3. Whatever a coroutine raises, `SystemExit` included, never ends the loop.
+4. A loop that can no longer wait, because a task closed its descriptors, ends the process. The
+   worker replaces it, and the task has failed.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import asyncio
 import contextvars
 import inspect
 import logging
+import os
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from aztask.context import Context, context_in, current_context
@@ -29,6 +32,10 @@ from aztask.worker.pool.interrupt import CoroutineRun, InterruptSlot, MainThread
 from aztask.worker.pool.packets import Packets
 
 logger = logging.getLogger(__name__)
+
+
+class LoopDied(BaseException):
+    """The loop can no longer wait (rule 4)."""
 
 
 class TimedSelector(selectors.DefaultSelector):
@@ -49,9 +56,28 @@ class TimedSelector(selectors.DefaultSelector):
         self.busy_since = None
         try:
             return super().select(timeout)
+        except (OSError, ValueError) as error:
+            raise LoopDied from error
         finally:
             self.turns += 1
             self.busy_since = time.monotonic()
+
+
+class LazyLoop:
+    """The event loop of a pool process, which makes it when it is first needed.
+
+    * `made`: the loop, if it was needed already.
+    """
+
+    def __init__(self, main: MainThread) -> None:
+        self._main = main
+        self.made: EventLoop | None = None
+
+    def get(self) -> EventLoop:
+        """The loop. The first call comes from the main thread."""
+        if self.made is None:
+            self.made = EventLoop(self._main)
+        return self.made
 
 
 class EventLoop:
@@ -103,6 +129,8 @@ class EventLoop:
         while not future.done():
             try:
                 self.loop.run_until_complete(future)
+            except LoopDied as error:
+                end_process("the event loop has died: did a task close its descriptors?", error)
             except BaseException as error:  # noqa: BLE001  # of a coroutine that a task left behind
                 if not future.done():
                     _report(error)
@@ -116,6 +144,8 @@ class EventLoop:
                 self.loop.add_reader(inbox.fileno(), self.loop.stop)
             try:
                 self.loop.run_forever()
+            except LoopDied as error:
+                end_process("the event loop has died: did a task close its descriptors?", error)
             except BaseException as error:  # noqa: BLE001  # of a coroutine that a task left behind
                 _report(error)
             finally:
@@ -153,6 +183,12 @@ class EventLoop:
         if owner is not None:
             self.owners[task] = owner
         return task
+
+
+def end_process(why: str, error: BaseException) -> NoReturn:
+    """End this process, which cannot go on; the worker replaces it, and what it ran has failed."""
+    logger.critical("this pool process ends: %s", why, exc_info=error)
+    os._exit(1)
 
 
 async def _outcome(

@@ -24,6 +24,8 @@ from aztask.errors import (
 )
 from aztask.message.message import TaskMessage
 from aztask.message.payload import MARK, StoredValue, stored_in
+from aztask.payloads.holders import result_owner
+from aztask.payloads.payloads import owned
 from aztask.payloads.store import Kind
 from aztask.retry import UNDECODABLE
 from aztask.settlement import DeadLetter
@@ -99,20 +101,27 @@ class Fetching:
         hit_in_pool("loaded", self._worker)
         return message
 
-    def stored(self, kind: Kind, data: bytes) -> bytes:
-        """Store an encoded value apart; returns the encoded reference. Raises BrokerUnavailable."""
+    def stored(self, kind: Kind, data: bytes, task_id: str) -> bytes:
+        """Store an encoded value apart; returns the encoded reference. Raises BrokerUnavailable.
+
+        * `task_id`: the task whose result or checkpoint it is.
+        """
         if self._payloads is None:
             return data
-        stored = self._payloads.keep(kind, data)
+        owner = result_owner(task_id) if kind is Kind.RESULT else task_id
+        stored = self._payloads.keep(kind, data, owner=owner)
         if kind is Kind.RESULT:
             hit_in_pool("result-stored", self._worker)
         return self._codec.encode_value(stored)
 
-    def discard(self, data: bytes | None) -> None:
-        """Remove the payload that an encoded value refers to, if it is a reference."""
+    def discard(self, data: bytes | None, task_id: str) -> None:
+        """Remove the checkpoint that an encoded value refers to, if it is one of this task.
+
+        A value of `App.put`, which the task gave as its checkpoint, stays.
+        """
         stored = stored_in(data) if self._payloads is not None else None
         if stored is not None and self._payloads is not None:
-            self._payloads.discard([str(stored)])
+            self._payloads.discard(owned([str(stored)], task_id))
 
 
 def undecodable(cause: CodecError) -> DeadLetter:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 import os
 import select
 import signal
@@ -23,13 +24,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from aztask.worker.pool import forkserver
-from aztask.worker.pool.childhandle import copied
 from aztask.worker.pool.packets import socket_pair
+from aztask.worker.pool.processhandle import copied
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +58,26 @@ class Forked:
         self._killed = False
 
     def kill(self) -> None:
-        """Kill it now; if the server has not started it yet, as soon as it has."""
+        """Kill it and its process group now; if the server has not started it yet, as soon as it
+        has.
+
+        The group is what its tasks started, less what they made a group of its own. It is killed
+        first: as long as the process has not ended, no other group can have its number.
+        """
         self._killed = True
-        if self._pidfd >= 0:
+        if self._pidfd >= 0 and not _readable(self._pidfd):
             with suppress(ProcessLookupError):  # it has ended, and the server has reaped it
+                os.killpg(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def memory(self) -> int:
+        """The bytes of memory that it uses; what it shares with its siblings counts, too."""
+        try:
+            pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
+        except (OSError, IndexError):  # it has ended
+            return 0
+        return int(pages) * mmap.PAGESIZE
 
     def unreported(self) -> bool:
         """Whether the server has not reported that it started the process, or that it ended."""
@@ -93,7 +110,7 @@ class Forked:
 
 
 class Process(Protocol):
-    """A fork server as the worker needs it: `subprocess.Popen` or `ChildHandle`."""
+    """A fork server as the worker needs it: `subprocess.Popen` or `ProcessHandle`."""
 
     def kill(self) -> None:
         """Kill the server, which ends its pool processes."""
@@ -105,8 +122,8 @@ class Process(Protocol):
         """Wait until it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
 
 
-def interpreted(ours: socket.socket, theirs: socket.socket) -> Process:
-    """Start a new interpreter that serves at the other end of `ours`. Raises OSError."""
+def interpreted(theirs: socket.socket) -> Process:
+    """Start a new interpreter that serves at this end of a socket. Raises OSError."""
     return subprocess.Popen(  # noqa: S603  # this interpreter, without a shell
         [sys.executable, "-m", forkserver.__name__, str(theirs.fileno()), str(os.getpid())],
         pass_fds=[theirs.fileno()],
@@ -118,19 +135,15 @@ def interpreted(ours: socket.socket, theirs: socket.socket) -> Process:
 class ForkServerHandle:
     """The worker's handle of one fork server. gone: whether that has ended."""
 
-    def __init__(
-        self, start: Callable[[socket.socket, socket.socket], Process] = interpreted
-    ) -> None:
-        """start: starts the server, given our end of the socket and its end. Raises OSError."""
+    def __init__(self, ours: socket.socket, process: Process) -> None:
+        """ours: our end of the socket at which the process serves."""
         self.gone = False
         self._processes: dict[int, Forked] = {}
         self._number = 0
         self._silent_since: float | None = None
         self._resumed = False
-        self._socket, theirs = socket_pair()
-        self._socket.setblocking(False)
-        with theirs:
-            self._process = start(self._socket, theirs)
+        self._socket = ours
+        self._process = process
 
     def fileno(self) -> int:
         """Readable when `read` has something to do."""
@@ -139,7 +152,7 @@ class ForkServerHandle:
     def fork(self, setup: Mapping[str, Any], descriptors: Sequence[int]) -> Forked:
         """Ask for a pool process. Raises OSError if the server has ended.
 
-        setup: see `aztask.worker.pool.children`. descriptors: those of `forkserver.DESCRIPTORS`.
+        setup: see `aztask.worker.pool.pool`. descriptors: those of `forkserver.DESCRIPTORS`.
         """
         self._number += 1
         data = json.dumps({**setup, "number": self._number}).encode()
@@ -238,6 +251,24 @@ def _readable(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
+def _ends() -> tuple[socket.socket, socket.socket]:
+    """The ends of a server's socket: ours, which does not block, and its own."""
+    ours, theirs = socket_pair()
+    ours.setblocking(False)
+    return ours, theirs
+
+
+def next_server() -> ForkServerHandle:
+    """Start a server as a new interpreter. Raises OSError."""
+    ours, theirs = _ends()
+    try:
+        with theirs:
+            return ForkServerHandle(ours, interpreted(theirs))
+    except OSError:
+        ours.close()
+        raise
+
+
 def first_server() -> ForkServerHandle | None:
     """Fork a server off this process, which must not have imported the app yet.
 
@@ -246,7 +277,10 @@ def first_server() -> ForkServerHandle | None:
     """
     if forkserver.has_threads():
         return None
+    ours, theirs = _ends()
     try:
-        return ForkServerHandle(copied)
+        with theirs:
+            return ForkServerHandle(ours, copied(ours, theirs))
     except OSError:  # no more processes: the pool will report that and try again
+        ours.close()
         return None

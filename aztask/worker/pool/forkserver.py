@@ -7,7 +7,7 @@ imported modules [measured]. Each pool process imports the user's modules itself
 and connections that a module opens do not survive a fork.
 
 The server is a copy of the worker, made before the worker imports the app (see
-`aztask.worker.pool.childhandle`). Where no copy can be made, it is
+`aztask.worker.pool.processhandle`). Where no copy can be made, it is
 ``python -m aztask.worker.pool.forkserver`` with a socket and the worker's process id.
 
 Rules
@@ -31,7 +31,8 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
-from aztask.worker.pool import child
+from aztask.worker.pool import poolprocess
+from aztask.worker.stopsignals import leave_ending_to_worker
 
 REQUEST_BYTES: Final = 1 << 20
 NAME: Final = b"aztask-fork"
@@ -105,7 +106,7 @@ class ForkServer:
             for descriptor in self._children:
                 os.close(descriptor)
             os.setsid()
-            child.serve(setup)
+            poolprocess.serve(setup)
         except BaseException:  # noqa: BLE001  # it must not continue as a second server
             traceback.print_exc()
         os._exit(1)
@@ -120,16 +121,16 @@ def spawn(setup: dict[str, Any]) -> int:
     """Start a new interpreter as a pool process; returns its process id."""
     for name in DESCRIPTORS:
         os.set_inheritable(setup[name], True)
-    command = [sys.executable, "-m", child.__name__, json.dumps(setup)]
+    command = [sys.executable, "-m", poolprocess.__name__, json.dumps(setup)]
     return os.posix_spawn(sys.executable, command, os.environ, setsid=True)
 
 
 def serve(end: socket.socket, parent: int) -> None:
     """Be the fork server until the worker ends. parent: the worker's process id."""
-    child.name_thread(NAME)
+    poolprocess.name_thread(NAME)
     end.set_inheritable(False)
-    child.die_with_parent(parent)
-    child.leave_ending_to_worker()
+    poolprocess.die_with_parent(parent)
+    leave_ending_to_worker()
     gc.freeze()  # a collection would write to the shared pages, and so copy them
     ForkServer(end).run()
 

@@ -17,6 +17,7 @@ import asyncio
 import ctypes
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,6 +99,26 @@ class CoroutineRun:
         return error
 
 
+class _Cleared(BaseException):
+    """Takes the place of an interrupt that came too late, and is caught at once."""
+
+
+def _clear_interrupt(thread: int) -> None:
+    """Take back an interrupt of the calling thread that may not have been raised yet.
+
+    Setting none (NULL) would do that as well, but CPython 3.11 then keeps its flag for asynchronous
+    exceptions: all threads run slower, and one with a trace function never leaves its next call.
+    """
+    try:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread), ctypes.py_object(_Cleared)
+        )
+        while True:  # it is raised within a few bytecodes
+            time.sleep(0)
+    except _Cleared:
+        pass
+
+
 class InterruptSlot:
     """Knows which delivery a slot runs, so that an interrupt never hits another one."""
 
@@ -109,6 +130,7 @@ class InterruptSlot:
         self._number = 0
         self._thread = 0
         self._coroutine: CoroutineRun | None = None
+        self._interrupted = False
 
     def begin(self, number: int, coroutine: CoroutineRun | None = None) -> None:
         """The calling thread, or the coroutine, runs delivery `number` from now on."""
@@ -116,6 +138,7 @@ class InterruptSlot:
             self._number = number
             self._thread = threading.get_ident()
             self._coroutine = coroutine
+            self._interrupted = False
 
     def end(self) -> None:
         """The delivery has ended: later interrupts for it do nothing."""
@@ -124,8 +147,8 @@ class InterruptSlot:
             if self._coroutine is not None:
                 self._coroutine.end()
                 self._coroutine = None
-            elif self._main is None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
+            elif self._main is None and self._interrupted:
+                _clear_interrupt(self._thread)
 
     @contextmanager
     def awaiting(self, coroutine: CoroutineRun) -> Iterator[None]:
@@ -149,6 +172,7 @@ class InterruptSlot:
             elif self._main is not None:
                 self._main.call(lambda: self._raise(number, error))
             else:
+                self._interrupted = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(self._thread), ctypes.py_object(error)
                 )

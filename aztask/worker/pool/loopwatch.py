@@ -12,13 +12,13 @@ import asyncio
 import logging
 import sys
 import sysconfig
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from aztask.support.parts import Part
 from aztask.worker.pool.eventloop import EventLoop
 
 logger = logging.getLogger(__name__)
@@ -47,20 +47,25 @@ class Step:
     reported: bool = False
 
 
-class LoopWatch(threading.Thread):
+class LoopWatch:
     """Looks at the loop a few times a second, as long as the process lives."""
 
     def __init__(self, loop: EventLoop) -> None:
-        super().__init__(name="aztask-loop-watch", daemon=True)
+        self._part = Part("loop watch")
         self._loop = loop
         self._step: Step | None = None
         self._looked_at = time.monotonic()
 
-    def run(self) -> None:
-        """Watch until the process ends."""
+    def start(self) -> None:
+        """Start the thread, which watches until the process ends."""
+        self._part.thread(self._run, "aztask-loop-watch").start()
+
+    def _run(self) -> None:
         while True:
             time.sleep(LOOK_SECONDS)
+            self._part.begin()
             self.look(time.monotonic())
+            self._part.rest()
 
     def look(self, now: float) -> None:
         """Compare what the loop does now with the last look. now: of `time.monotonic`."""

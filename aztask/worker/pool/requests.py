@@ -13,11 +13,11 @@ from aztask.errors import AztaskError, LeaseError, LeaseLost, MessageTooLarge
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.support.display import safe_str
-from aztask.worker.lane import Lane
+from aztask.worker.lane import Work
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.answers import LOST, TOO_LARGE
-from aztask.worker.pool.children import PoolProcess
 from aztask.worker.pool.leaseguard import NO_DEADLINE
+from aztask.worker.pool.pool import PoolProcess
 from aztask.worker.pool.timelimits import TimeLimits
 from aztask.worker.runtime import WorkerRuntime
 
@@ -38,7 +38,7 @@ class TaskRequest:
     error: str = ""
 
 
-class TaskRequests:
+class TaskRequests(Work[TaskRequest]):
     """Answers requests: extensions through the lease keeper, the others on a lane."""
 
     def __init__(self, runtime: WorkerRuntime, limits: TimeLimits) -> None:
@@ -46,13 +46,7 @@ class TaskRequests:
         self._keeper = runtime.keeper
         self._clock = runtime.clock
         self._limits = limits
-        self._lane: Lane[TaskRequest] = Lane(
-            "requests",
-            self._do_all,
-            self._answer_all,
-            runtime.mailbox,
-            threads=runtime.lane_threads,
-        )
+        self._lane = runtime.lane("requests", self, threads=runtime.lane_threads)
 
     def answer(self, process: PoolProcess, kind: str, number: int, *details: Any) -> None:
         """Start to handle a request of the task that runs delivery `number`."""
@@ -73,7 +67,8 @@ class TaskRequests:
         """Finish the pending requests and end the lane."""
         self._lane.stop()
 
-    def _do_all(self, requests: Sequence[TaskRequest]) -> None:
+    def work(self, requests: Sequence[TaskRequest]) -> None:
+        """Carry these out; on a thread of the lane."""
         for request in requests:
             try:
                 if request.kind == "save":
@@ -88,7 +83,8 @@ class TaskRequests:
                 )
                 request.error = f"{type(error).__name__}: {safe_str(error)}"
 
-    def _answer_all(self, requests: Sequence[TaskRequest]) -> None:
+    def done(self, requests: Sequence[TaskRequest]) -> None:
+        """Answer the tasks, which wait for it."""
         for request in requests:
             item, value = request.item, None
             if request.kind == "state":

@@ -6,12 +6,15 @@ Packets from the worker
              slot: its input or None, and the times when it may start [from, until]
     control: ["renewed", number, deadline] | ["lost", number, reason]
              | ["answer", number, error, value] | ["interrupt", number, kind, text]
+             | ["stopping", 0] | ["ping", 0]
 Packets to the worker
     ["done", number, started, seconds, value] | ["lost", number, started, seconds]
+    | ["stopped", number, started, seconds]
     | ["late", number]
     | ["failed", number, started, seconds, settlement, type, text, traceback]
     | ["save", number, state] | ["extend", number, seconds]
     | ["state", number] | ["set-state", number, state] | ["overdue", number, process ends]
+    | ["alive"], the answer to a ping
 """
 
 from __future__ import annotations
@@ -19,32 +22,36 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any, Final
 
 from aztask.app import App
-from aztask.context import TaskLease, set_current_context
+from aztask.context import TaskLease, note_stopping, set_current_context
 from aztask.errors import (
     AztaskError,
     LeaseLost,
     MaxLeaseExceeded,
     TaskStopped,
     TimeLimitExceeded,
+    WorkerStopping,
 )
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.support.clock import boot_seconds
 from aztask.support.frozen import build
 from aztask.worker.pool.answers import Answers
-from aztask.worker.pool.attempt import Attempts, Delivery
+from aztask.worker.pool.attempt import OpenRun, RunReader
 from aztask.worker.pool.board import Board
-from aztask.worker.pool.eventloop import EventLoop
+from aztask.worker.pool.eventloop import LazyLoop
 from aztask.worker.pool.interrupt import CoroutineRun, InterruptSlot
 from aztask.worker.pool.leaseguard import LeaseGuard
 from aztask.worker.pool.packets import Packets
+
+logger = logging.getLogger(__name__)
 
 TIMED: Final = 7
 """Values in the packet of a delivery that has a slot."""
@@ -54,10 +61,11 @@ INTERRUPTS: dict[str, type[AztaskError]] = {
     "limit": TimeLimitExceeded,
     "max-lease": MaxLeaseExceeded,
     "cancel": TaskStopped,
+    "stopping": WorkerStopping,
 }
 
 
-class Runner:
+class SlotRunner:
     """Runs deliveries for all slots of a pool process."""
 
     def __init__(
@@ -67,19 +75,38 @@ class Runner:
         outbox: Packets,
         guard: LeaseGuard,
         worker: int,
-        loop: Callable[[], EventLoop],
+        loop: LazyLoop,
     ) -> None:
-        """worker: the process id of the worker. loop: returns the process's event loop."""
+        """worker: the process id of the worker."""
         self._board = board
         self._outbox = outbox
         self._guard = guard
         self._answers = Answers()
-        self._attempts = Attempts(app, outbox, self._answers, worker)
+        self._attempts = RunReader(app, outbox, self._answers, worker)
         self._loop = loop
         self._slots: dict[int, InterruptSlot] = {}
 
     def run(self, slot: InterruptSlot, packet: list[Any]) -> None:
-        """Run the delivery in `packet` and send the answer."""
+        """Run the delivery in `packet` and send the answer.
+
+        An error of ours ends the delivery alone. Raises OSError if the worker cannot be reached.
+        """
+        try:
+            self._run(slot, packet)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001  # those of task code are answers
+            self.give_up(slot, packet[0], error)
+
+    def give_up(self, slot: InterruptSlot, number: int, error: Exception) -> None:
+        """Answer for a delivery that failed because of an error of ours: it is redelivered."""
+        logger.error("delivery %s failed unexpectedly, it is redelivered", number, exc_info=error)
+        self._guard.end(number)
+        self._slots.pop(number, None)
+        self._board.clear(slot.index)
+        self._attempts.send(["lost", number, boot_seconds(), 0.0])
+
+    def _run(self, slot: InterruptSlot, packet: list[Any]) -> None:
         if len(packet) == TIMED:
             opens, closes = packet.pop()
             time.sleep(max(0.0, opens - boot_seconds()))
@@ -97,6 +124,16 @@ class Runner:
         self, slot: InterruptSlot, packet: list[Any], run: CoroutineRun
     ) -> None:
         """As `run`, for a coroutine function; `run` is the asyncio task that calls this."""
+        try:
+            await self._run_coroutine(slot, packet, run)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001  # as above
+            self.give_up(slot, packet[0], error)
+
+    async def _run_coroutine(
+        self, slot: InterruptSlot, packet: list[Any], run: CoroutineRun
+    ) -> None:
         if len(packet) == TIMED:
             opens, closes = packet.pop()
             await asyncio.sleep(max(0.0, opens - boot_seconds()))
@@ -116,6 +153,8 @@ class Runner:
             self._guard.renewed(number, rest[0])
         elif kind == "lost":
             self._guard.lose(number, rest[0])
+        elif kind == "stopping":
+            note_stopping()
 
     def interrupt(self, number: int, kind: str, text: str) -> None:
         """Raise the error that `kind` stands for in the task. text: why."""
@@ -130,10 +169,10 @@ class Runner:
         """
         interrupt, end = self._guard.overdue(now)
         for number in interrupt:
-            self._report(["overdue", number, False])
+            self.say(["overdue", number, False])
             self._raise(number, LeaseLost)
         if end is not None:
-            self._report(["overdue", end, True])
+            self.say(["overdue", end, True])
             os._exit(1)
 
     def _raise(self, number: int, error: type[AztaskError]) -> None:
@@ -141,11 +180,12 @@ class Runner:
         if slot is not None:
             slot.interrupt(number, error)
 
-    def _report(self, packet: list[Any]) -> None:
+    def say(self, packet: list[Any]) -> None:
+        """Tell the worker something, unless it does not read now."""
         with suppress(OSError):  # the worker has ended
             self._outbox.send(packet, socket.MSG_DONTWAIT)
 
-    def _begin(self, slot: InterruptSlot, packet: list[Any]) -> Delivery:
+    def _begin(self, slot: InterruptSlot, packet: list[Any]) -> OpenRun:
         number, fields, delivery_count, deadline, enqueued_at, *more = packet
         given = [value for value in more if value is not None]
         message = build(TaskMessage, dict(zip(MESSAGE_FIELDS, fields, strict=True)))
@@ -156,9 +196,9 @@ class Runner:
         started = boot_seconds()
         self._board.note(slot.index, number, started)
         self._slots[number] = slot
-        return Delivery(number, message, delivery_count, enqueued_at, lease, started, given)
+        return OpenRun(number, message, delivery_count, enqueued_at, lease, started, given)
 
-    def _end(self, slot: InterruptSlot, delivery: Delivery, answer: list[Any]) -> None:
+    def _end(self, slot: InterruptSlot, delivery: OpenRun, answer: list[Any]) -> None:
         self._attempts.check_fork(delivery.message)
         self._guard.end(delivery.number)
         self._slots.pop(delivery.number, None)
@@ -166,7 +206,7 @@ class Runner:
         answer[1:1] = (delivery.number, delivery.started, boot_seconds() - delivery.started)
         self._attempts.send(answer)
 
-    def _attempt(self, slot: InterruptSlot, delivery: Delivery) -> list[Any]:
+    def _attempt(self, slot: InterruptSlot, delivery: OpenRun) -> list[Any]:
         """The answer, without number and times."""
         attempts, message = self._attempts, delivery.message
         try:
@@ -178,17 +218,17 @@ class Runner:
                     with attempts.hooks(call.context):
                         value = call.begin()
                         if inspect.isawaitable(value):
-                            value = self._loop().call(value, slot)
+                            value = self._loop.get().call(value, slot)
                 finally:
                     slot.end()
             finally:
                 set_current_context(None)
-            return attempts.value(value)
+            return attempts.value(value, message.id)
         except BaseException as error:  # noqa: BLE001  # task code may raise anything at all
             return attempts.error(error, message)
 
     async def _attempt_coroutine(
-        self, slot: InterruptSlot, delivery: Delivery, run: CoroutineRun
+        self, slot: InterruptSlot, delivery: OpenRun, run: CoroutineRun
     ) -> list[Any]:
         """As `_attempt`, in the asyncio task whose context variables are its own."""
         attempts, message = self._attempts, delivery.message
@@ -200,7 +240,7 @@ class Runner:
             try:
                 slot.begin(delivery.number, run)
                 set_current_context(call.context)
-                self._loop().own(call.context)
+                self._loop.get().own(call.context)
                 with attempts.hooks(call.context):
                     value = await _interruptible(call.begin(), run)
             finally:
@@ -208,8 +248,8 @@ class Runner:
                 set_current_context(None)
             data = attempts.encoded(value)
             if len(data) > attempts.fetching.result_bytes:
-                return await asyncio.to_thread(attempts.done, data)
-            return attempts.done(data)
+                return await asyncio.to_thread(attempts.done, data, message.id)
+            return attempts.done(data, message.id)
         except BaseException as error:  # noqa: BLE001  # task code may raise anything at all
             return attempts.error(run.meaning(error), message)
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 import logging
 
 from aztask.support.failpoint import hit
-from aztask.worker.pipeline.work import Run, Stop, WorkItem, message_of
-from aztask.worker.pool.children import Pool, PoolProcess
+from aztask.worker.pipeline.work import Run, Stage, Stop, WorkItem, message_of
 from aztask.worker.pool.leaseguard import STOP_GRACE
+from aztask.worker.pool.pool import Pool, PoolProcess
 from aztask.worker.runtime import WorkerRuntime
+from aztask.worker.stages import Aside
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +28,19 @@ MAX_LEASE_MARGIN = 0.2
 """The share of max_lease that remains when a run is interrupted; half of it when it is killed."""
 
 
-NEXT = {"cancel": "it is not retried", "max-lease": "this counts as a failure"}
+NEXT = {
+    "cancel": "it is not retried",
+    "max-lease": "this counts as a failure",
+    "stopping": "then its message is given back",
+}
 """What follows the interruption, by its kind."""
 
 
 class TimeLimits:
     """Enforces the limits of running tasks; only the supervisor's loop uses it."""
 
-    def __init__(self, runtime: WorkerRuntime, pool: Pool) -> None:
+    def __init__(self, runtime: WorkerRuntime, pool: Pool, aside: Aside) -> None:
+        self._aside = aside
         self._pool = pool
         self._keeper = runtime.keeper
         self._settings = runtime.app.settings
@@ -46,20 +52,26 @@ class TimeLimits:
         """Check every running task. now: on the clock of the deadlines."""
         for process in self._pool.processes:
             for item, at in process.running():
-                run = item.run
-                if run is None:
-                    continue
-                if run.started_at is None:
-                    self._started(item, run, at)
-                self._check(process, item, run, now - at, now)
+                try:
+                    self._enforce(process, item, at, now)
+                except Exception as error:  # noqa: BLE001  # the others are checked
+                    self._aside.put_aside(item, error)
+
+    def _enforce(self, process: PoolProcess, item: WorkItem, at: float, now: float) -> None:
+        run = item.run
+        if run is None or item.stage is not Stage.RUNNING:
+            return
+        if run.started_at is None:
+            self._started(item, run, at)
+        self._check(process, item, run, now - at, now)
 
     def stop(self, item: WorkItem, kind: str, text: str, grace: float = STOP_GRACE) -> None:
         """Interrupt the task; if it has not stopped after `grace`, its process is killed."""
         run = item.run
         if run is None or run.stop is not None:
             return
-        failed = kind == "max-lease"
-        run.stop = Stop(text, self._clock.monotonic() + grace, failed)
+        failed, given_back = kind == "max-lease", kind == "stopping"
+        run.stop = Stop(text, self._clock.monotonic() + grace, failed, given_back)
         logger.warning(
             "%s is interrupted, and killed in %.3g s if it continues; %s: %s",
             item.label,
@@ -81,6 +93,20 @@ class TimeLimits:
             item.run.cancelled = True
         self.stop(item, "cancel", "it was cancelled")
         hit("stopping")
+
+    def end(self, grace: float) -> float:
+        """Have all running tasks clean up and end, because the worker stops.
+
+        Each has `grace` seconds, or its own `stop_grace`. Returns when the last one is killed, on
+        the clock of the deadlines. A task that is interrupted already keeps its time.
+        """
+        last = self._clock.monotonic()
+        for item, _ in self._pool.running():
+            own = item.task.stop_grace if item.task else None
+            self.stop(item, "stopping", "the worker stops", grace if own is None else own)
+            if item.stop is not None:
+                last = max(last, item.stop.kill_at)
+        return last
 
     def limit_at(self, item: WorkItem) -> float:
         """Until when its lease may be renewed: `max_lease` after the start of the run."""

@@ -9,14 +9,15 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from aztask.errors import AztaskError
 from aztask.limits.control import Controls, ControlState
 from aztask.results.controls import controls_of
-from aztask.worker.lane import Lane
+from aztask.worker.lane import Lane, Work
 from aztask.worker.runtime import WorkerRuntime
+from aztask.worker.stages import Stages
 
 logger = logging.getLogger(__name__)
 
@@ -25,25 +26,23 @@ REPEATED_SECONDS: Final = 60.0
 """Seconds between two log lines about a state that cannot be read."""
 
 
-class ControlWatch:
+class ControlWatch(Work[None]):
     """Keeps the last known state; only the supervisor's loop calls it."""
 
-    def __init__(
-        self, runtime: WorkerRuntime, changed: Callable[[ControlState, ControlState], None]
-    ) -> None:
-        """changed: called in the supervisor's loop with the former state and the new one."""
+    def __init__(self, runtime: WorkerRuntime, core: Stages) -> None:
+        """core: is told when the state has changed."""
         store = controls_of(runtime.app.results)
         self._controls = None if store is None else Controls(store)
-        self._changed = changed
+        self._core = core
         self._clock = runtime.clock
         self._read_at = 0.0
         self._warned_at: float | None = None
         self.state = ControlState()
         self.known = store is None
         self._found: ControlState | None = None
-        self._lane: Lane[Callable[[], None]] | None = None
+        self._lane: Lane[None] | None = None
         if store is not None:
-            self._lane = Lane("control", _run, self._done, runtime.mailbox, threads=1)
+            self._lane = runtime.lane("control", self, threads=1)
 
     @property
     def active(self) -> bool:
@@ -54,19 +53,22 @@ class ControlWatch:
         """Start to read the state if that is due. now: on the clock of the deadlines."""
         if self._lane is not None and now >= self._read_at and not len(self._lane):
             self._read_at = now + READ_SECONDS
-            self._lane.submit([self._read])
+            self._lane.submit([None])
 
     def stop(self) -> None:
         """End the thread that reads the state."""
         if self._lane is not None:
             self._lane.stop()
 
-    def _read(self) -> None:
+    def work(self, reads: Sequence[None]) -> None:
+        """Read the state; on the lane's thread."""
         assert self._controls is not None  # noqa: S101  # there is no lane without it
+        self._found = None
         try:
             self._found = self._controls.read()
         except AztaskError as error:
-            self._found = None
+            if self._lane is not None:
+                self._lane.part.trouble(error)
             self._warn(error)
         else:
             self._warned_at = None
@@ -78,16 +80,12 @@ class ControlWatch:
             then = "the last known pauses stand" if self.known else "nothing is received until then"
             logger.warning("cannot read what is paused, retry follows, %s: %s", then, error)
 
-    def _done(self, reads: Sequence[Callable[[], None]]) -> None:
+    def done(self, reads: Sequence[None]) -> None:
+        """Go on with what was read, if it could be."""
         found = self._found
         if found is None:
             return
         former, self.state, first = self.state, found, not self.known
         self.known = True
         if first or former != found:
-            self._changed(former, found)
-
-
-def _run(reads: Sequence[Callable[[], None]]) -> None:
-    for read in reads:
-        read()
+            self._core.control_changed(former, found)

@@ -10,18 +10,18 @@ store there is nothing to record, and no watch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
-from aztask.app import App
 from aztask.brokers.base import Peeked, Position
 from aztask.canvas.place import Place
 from aztask.errors import AztaskError, CodecError
 from aztask.message.message import TaskMessage
 from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import DeadLetter
-from aztask.support.clock import Clock
-from aztask.worker.pipeline.following import Following
+from aztask.worker.pipeline.workflowends import WorkflowEnds
+from aztask.worker.runtime import WorkerRuntime
 from aztask.workflows.joins import TaskEnd
 
 logger = logging.getLogger(__name__)
@@ -33,18 +33,16 @@ REASONS: Final = {COUNT_EXCEEDED: State.FAILED, TIME_EXPIRED: State.EXPIRED}
 """The broker's own reasons, as Service Bus spells them (its documentation of dead-letter queues),
 and the state of a task after each."""
 
-Tell = Callable[[TaskMessage, str, int, DeadLetter], None]
-
 
 class DeadWatch:
     """Reads the dead letters of the worker's queues, a page at a time."""
 
-    def __init__(self, app: App, queues: Sequence[str], clock: Clock, tell: Tell) -> None:
-        """tell: gets the message, its queue, its delivery count and the dead letter; any thread."""
-        self._app = app
-        self._clock = clock
-        self._tell = tell
-        self._after: dict[str, Position | None] = dict.fromkeys(queues)
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._app = runtime.app
+        self._clock = runtime.clock
+        self._mailbox = runtime.mailbox
+        self._journal = runtime.journal
+        self._after: dict[str, Position | None] = dict.fromkeys(runtime.options.queues)
 
     @property
     def useful(self) -> bool:
@@ -86,7 +84,8 @@ class DeadWatch:
                     dead.reason,
                     dead.description,
                 )
-                self._tell(message, queue, letter.delivery_count, dead)
+                count = letter.delivery_count
+                self._mailbox.post(partial(self._journal.buried, message, queue, count, dead))
         self._set_bits(found)
 
     def _set_bits(self, found: Sequence[tuple[TaskMessage, Peeked, RunRecord]]) -> None:
@@ -106,7 +105,7 @@ class DeadWatch:
             if message.workflow is not None and message.node is not None
         ]
         if ends:
-            Following(self._app.workflows.engine).ended(ends)
+            WorkflowEnds(self._app.workflows.engine).ended(ends)
 
     def _own(
         self, queue: str, page: Sequence[Peeked]

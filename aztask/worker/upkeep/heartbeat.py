@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from aztask.hooks import WorkerStatus
 from aztask.message.payload import stored_in
 from aztask.results.base import RunningTask, WorkerRecord
+from aztask.support.parts import failures
 from aztask.worker.pipeline.work import WorkItem, message_of
-from aztask.worker.pool.children import Pool
+from aztask.worker.pool.pool import Pool
 from aztask.worker.runtime import WorkerRuntime
+
+logger = logging.getLogger(__name__)
 
 MOST_TASKS: Final = 100
 """Running tasks in one heartbeat, the longest first; it is written every few seconds."""
@@ -35,8 +40,8 @@ class Heartbeat:
         """The ids of the running tasks."""
         return [item.key.task_id for item, _ in self._pool.running()]
 
-    def record(self, finished: int, *, stopped: bool = False) -> WorkerRecord:
-        """The worker's current state. finished: tasks that ended since the worker started."""
+    def record(self, *, stopped: bool = False) -> WorkerRecord:
+        """The worker's current state, as other programs read it."""
         running = sorted(self._pool.running(), key=lambda pair: pair[1])
         seen_at = self._clock.wall()
         behind = seen_at - self._clock.monotonic()
@@ -46,10 +51,11 @@ class Heartbeat:
             seen_at,
             self._queues,
             len(running),
-            finished,
+            self._deliveries.finished,
             stopped,
             len(self._deliveries),
-            tuple(_running_task(item, at + behind) for item, at in running[:MOST_TASKS]),
+            tuple(_running_tasks(running[:MOST_TASKS], behind)),
+            failing=tuple(failures()),
         )
 
     def status(self, *, draining: bool) -> WorkerStatus:
@@ -63,6 +69,17 @@ class Heartbeat:
             len(self._deliveries),
             draining,
         )
+
+
+def _running_tasks(
+    running: Sequence[tuple[WorkItem, float]], behind: float
+) -> Iterator[RunningTask]:
+    """The tasks of a heartbeat. behind: what wall time is ahead of the clock of the deadlines."""
+    for item, at in running:
+        try:
+            yield _running_task(item, at + behind)
+        except Exception:  # one delivery must not keep the heartbeat from being written
+            logger.exception("%s is missing in the heartbeat", item.label)
 
 
 def _running_task(item: WorkItem, started_at: float) -> RunningTask:

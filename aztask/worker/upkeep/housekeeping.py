@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from aztask.address.owner import NO_OWNER
 from aztask.brokers.base import QueueStats
 from aztask.errors import AztaskError, QueueNotFound
 from aztask.events.retention import remove_old
 from aztask.limits.rates import ENTRY_PREFIX, ENTRY_SECONDS
-from aztask.payloads.ageing import remove_ended
+from aztask.payloads.holders import Holders, remove_ended
 from aztask.results.base import ResultStore, WorkerRecord
 from aztask.results.controls import controls_of
 from aztask.results.schedules import schedules_of
 from aztask.results.uniques import uniques_of
 from aztask.results.workflows import workflows_of
+from aztask.support import chance
 from aztask.uniqueness.rules import QUIET
-from aztask.worker.lane import Lane
+from aztask.worker.lane import Work
 from aztask.worker.pipeline.uniquekeys import unique_engine
 from aztask.worker.runtime import WorkerRuntime
+from aztask.worker.stages import Stages
 from aztask.worker.upkeep.deadwatch import DeadWatch
-from aztask.worker.upkeep.scheduling import Scheduling
+from aztask.worker.upkeep.heartbeat import Heartbeat
 from aztask.workflows.repair import Repair
 from aztask.workflows.starting import Starter
 
@@ -35,6 +38,9 @@ PURGE_SECONDS = 60.0
 PURGE_AGAIN_SECONDS = 5.0
 EVENTS_SECONDS = 3600.0
 PAYLOAD_SECONDS = 3600.0
+UNOWNED_SECONDS = 3600.0
+"""Seconds between two looks for limits' entries that a former release left."""
+
 PURGED_MANY = 1000
 """After a purge of this many records more may be left, since some stores stop after some seconds:
 the next purge comes sooner."""
@@ -48,41 +54,50 @@ IDLE_GRAPH_SECONDS = 60.0
 none, since every look costs requests."""
 
 
+AGAIN_SECONDS = 10.0
+"""Seconds until a chore that failed is tried again, if its own time does not come before."""
+
 QUIET_SECONDS = 1.0
 REMOTE_QUIET_SECONDS = 5.0
 """Seconds between two looks at debounced tasks whose quiet time may be over."""
 
 
-class Housekeeping:
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """Something to do from time to time. name: what health shows if it fails."""
+
+    name: str
+    do: Callable[[], object]
+
+
+class Housekeeping(Work[Chore]):
     """Does the chores on a thread of its own, so that none of them delays the supervisor."""
 
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        app, clock, mailbox = runtime.app, runtime.clock, runtime.mailbox
-        self._dead = DeadWatch(
-            app,
-            runtime.options.queues,
-            clock,
-            lambda *found: mailbox.post(lambda: runtime.journal.buried(*found)),
-        )
+    def __init__(self, runtime: WorkerRuntime, heartbeat: Heartbeat, core: Stages) -> None:
+        """heartbeat: knows what runs. core: stops the tasks that were cancelled."""
+        app, clock = runtime.app, runtime.clock
+        self._heartbeat = heartbeat
+        self._core = core
+        self._dead = DeadWatch(runtime)
         self._queues = runtime.options.queues
         self._dead_at = 0.0
         self._graphs_at = 0.0
         self._repair: Repair | None = None
         self._app = app
         self._clock = clock
-        self._mailbox = mailbox
-        self._lane: Lane[Callable[[], object]] = Lane(
-            "chores", self._run, lambda chores: None, mailbox, threads=1
-        )
+        self._mailbox = runtime.mailbox
+        self._lane = runtime.lane("chores", self, threads=1)
+        self._again: dict[str, tuple[float, Callable[[], object]]] = {}
         self._heartbeat_at = 0.0
         # At random within the first minute: workers that live for a few seconds purge, too, in
         # proportion to the time that they live, and those that start together take turns.
-        self._purge_at = clock.monotonic() + random.uniform(0.0, PURGE_SECONDS)  # noqa: S311  # no secret
+        self._purge_at = clock.monotonic() + chance.uniform(0.0, PURGE_SECONDS)
         self._events_at = self._payloads_at = self._purge_at
         self._look_at = 0.0
         self._unique_at = 0.0
+        self._unowned_at = self._purge_at
         self._scheduling = (
-            Scheduling(self._app, runtime.name) if runtime.options.schedules else None
+            runtime.shell.scheduling(app, runtime.name) if runtime.options.schedules else None
         )
 
     def start(self) -> None:
@@ -90,50 +105,42 @@ class Housekeeping:
         if self._scheduling is not None and self._app.schedules.declared:
             self._scheduling.start()
 
-    def tick(
-        self,
-        now: float,
-        record: Callable[[], WorkerRecord],
-        running: Callable[[], Sequence[str]],
-        stop: Callable[[Sequence[str]], None],
-    ) -> None:
-        """Start the chores that are due.
-
-        record: makes the heartbeat. running: the ids of the running tasks. stop: gets the ids of
-        those that have been cancelled.
-        """
+    def tick(self, now: float) -> None:
+        """Start the chores that are due."""
         if len(self._lane):
             return
+        self._try_again(now)
         if now >= self._events_at and self._app.settings.events is not None:
             self._events_at = now + EVENTS_SECONDS
-            self._lane.submit([self._remove_old_events])
+            self._submit("old events", self._remove_old_events)
         if now >= self._payloads_at and self._app.payloads is not None:
             self._payloads_at = now + PAYLOAD_SECONDS
             retention = self._app.settings.result_retention_seconds
-            self._lane.submit([partial(remove_ended, self._app.payloads, retention)])
+            holders = Holders(None, self._app.results)
+            self._submit("payloads", partial(remove_ended, self._app.payloads, retention, holders))
         results = self._app.results
         if results is None:
             return
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + HEARTBEAT_SECONDS
-            self.tell(record())
-            if ids := running():
-                self._lane.submit([partial(self._look_for_cancelled, results, ids, stop)])
+            self.tell(self._heartbeat.record())
+            if ids := self._heartbeat.running_ids():
+                self._submit("cancelled tasks", partial(self._look_for_cancelled, results, ids))
         if now >= self._dead_at and self._dead.useful:
             self._dead_at = now + DEAD_SECONDS
-            self._lane.submit([self._dead.look])
+            self._submit("dead letters", self._dead.look)
         if now >= self._graphs_at and workflows_of(results) is not None:
             self._graphs_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
-            self._lane.submit([partial(self._look_after_workflows, results)])
+            self._submit("workflows", partial(self._look_after_workflows, results))
         if now >= self._unique_at and uniques_of(results) is not None:
             self._unique_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
-            self._lane.submit([partial(self._look_after_unique_tasks, results)])
+            self._submit("unique tasks", partial(self._look_after_unique_tasks, results))
         if now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
             if self._scheduling is not None and schedules_of(results) is not None:
-                self._lane.submit([self._scheduling.start_if_wanted])
+                self._submit("schedules", self._scheduling.start_if_wanted)
             before = self._clock.wall() - self._app.settings.result_retention_seconds
-            self._lane.submit([partial(self._purge, results, before)])
+            self._submit("purge", partial(self._purge, results, before))
 
     def _remove_old_events(self) -> None:
         settings = self._app.settings
@@ -143,11 +150,9 @@ class Housekeeping:
             uploaded_only=settings.events_container is not None,
         )
 
-    def _look_for_cancelled(
-        self, results: ResultStore, ids: Sequence[str], stop: Callable[[Sequence[str]], None]
-    ) -> None:
+    def _look_for_cancelled(self, results: ResultStore, ids: Sequence[str]) -> None:
         if found := results.to_stop(ids):
-            self._mailbox.post(lambda: stop(found))
+            self._mailbox.post(partial(self._core.cancel, found))
 
     def _look_after_workflows(self, results: ResultStore) -> None:
         if self._repair is None:
@@ -182,7 +187,12 @@ class Housekeeping:
             self._repair.purge(before)
         controls = controls_of(results)
         if controls is not None and self._app.limits:
-            controls.purge(ENTRY_PREFIX, controls.time().at - ENTRY_SECONDS)
+            old = controls.time().at - ENTRY_SECONDS
+            controls.purge(ENTRY_PREFIX, old)
+            if controls.owner.known and self._clock.monotonic() >= self._unowned_at:
+                # Slots of no owner: a former release wrote them, and all have passed.
+                self._unowned_at = self._clock.monotonic() + UNOWNED_SECONDS
+                controls.of(NO_OWNER).purge(ENTRY_PREFIX, old)
         if results.purge(before) >= PURGED_MANY:
             self._purge_at = min(self._purge_at, self._clock.monotonic() + PURGE_AGAIN_SECONDS)
 
@@ -190,7 +200,7 @@ class Housekeeping:
         """Write a heartbeat to the result store, if there is one."""
         results = self._app.results
         if results is not None:
-            self._lane.submit([partial(results.heartbeat, record)])
+            self._submit("heartbeat", partial(results.heartbeat, record))
 
     def drained(self) -> bool:
         """Whether the queues are empty, delayed messages included; a missing queue is, too."""
@@ -217,9 +227,31 @@ class Housekeeping:
             self._scheduling.stop()
         self._lane.stop()
 
-    def _run(self, chores: Sequence[Callable[[], object]]) -> None:
+    def _try_again(self, now: float) -> None:
+        for name, (at, chore) in list(self._again.items()):
+            if now >= at:
+                self._submit(name, chore)
+
+    def _submit(self, name: str, chore: Callable[[], object]) -> None:
+        self._again.pop(name, None)
+        self._lane.submit([Chore(name, chore)])
+
+    def work(self, chores: Sequence[Chore]) -> None:
+        """Do these; one that fails is put aside until it succeeds, and the others are done."""
+        part = self._lane.part
         for chore in chores:
+            item = f"chore {chore.name}"
             try:
-                chore()
-            except AztaskError as error:
-                logger.warning("a periodic chore failed, it will be tried again: %s", error)
+                chore.do()
+            except Exception as error:  # the other chores are done
+                known = item in part.aside()
+                part.put_aside(item, error)
+                self._again[chore.name] = (self._clock.monotonic() + AGAIN_SECONDS, chore.do)
+                if isinstance(error, AztaskError):
+                    logger.warning("%s failed, it will be tried again: %s", item, error)
+                elif not known:
+                    logger.error(
+                        "%s failed unexpectedly, it will be tried again", item, exc_info=error
+                    )
+            else:
+                part.take_back(item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from aztask.events.event import Event, EventKind
 from aztask.events.sink import EventSink
@@ -32,11 +32,7 @@ class Journal:
     """Turns the stages of items into events; only the supervisor's loop calls it."""
 
     def __init__(self, sink: EventSink, clock: Clock, log: TaskLog | None = None) -> None:
-        """log: by default it logs single tasks up to a rate ("auto").
-
-        `on_end` gets each delivery that has ended; None if no part of the worker needs that.
-        """
-        self.on_end: Callable[[WorkItem], None] | None = None
+        """log: by default it logs single tasks up to a rate ("auto")."""
         self._sink = sink
         self._clock = clock
         self._log = log or TaskLog(clock)
@@ -65,8 +61,6 @@ class Journal:
     def ended(self, item: WorkItem) -> None:
         """Report how a delivery ended, and what its stages noted."""
         self.started(item)
-        if self.on_end is not None:
-            self.on_end(item)
         now = self._clock.monotonic()
         held = now - item.received_at
         for kind, text in item.notes:

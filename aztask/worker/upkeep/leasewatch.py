@@ -15,9 +15,7 @@ Rules
 from __future__ import annotations
 
 import logging
-import random
 import threading
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,7 +24,8 @@ from aztask.adaptive.document import LeaseDocument, LeaseStore, Stored
 from aztask.adaptive.learning import LeaseCounts, learn
 from aztask.errors import AztaskError, DecodeError
 from aztask.lease.state import LeaseState
-from aztask.worker.lane import Lane
+from aztask.support import chance
+from aztask.worker.lane import Lane, Work
 from aztask.worker.pipeline.work import WorkItem
 from aztask.worker.runtime import WorkerRuntime
 
@@ -40,7 +39,7 @@ LONGER: Final = 1.05
 """A lease is extended only if the sender's advice is at least this many times as long."""
 
 
-class LeaseWatch:
+class LeaseWatch(Work[dict[str, LeaseCounts]]):
     """Only the supervisor's loop calls it, except for `seconds`, which any thread may call."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
@@ -51,13 +50,13 @@ class LeaseWatch:
         self._clock = runtime.clock
         self._seen: dict[str, LeaseCounts] = {}
         self._lane: Lane[dict[str, LeaseCounts]] | None = None
-        self._share_at = self._clock.monotonic() + SHARE_SECONDS * random.uniform(0.2, 1.0)  # noqa: S311  # spreads load
+        self._share_at = self._clock.monotonic() + SHARE_SECONDS * chance.uniform(0.2, 1.0)
         self._look_at = 0.0
         self._hurried = False
         self._stopping = threading.Event()
         if self._app.leases.enabled:
             self._app.leases.read()  # the advice from before this worker started
-            self._lane = Lane("lease-advice", self._share, self._shared, runtime.mailbox, threads=1)
+            self._lane = runtime.lane("lease-advice", self, threads=1)
         self._asked = {queue: self.seconds(queue) for queue in self._options.queues}
 
     def seconds(self, queue: str) -> float:
@@ -114,7 +113,7 @@ class LeaseWatch:
             self._look_at = now + LOOK_SECONDS
             self._look()
         if now >= self._share_at and not len(self._lane):
-            self._share_at = now + SHARE_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311  # spreads load
+            self._share_at = now + SHARE_SECONDS * chance.uniform(0.8, 1.2)
             self._hurried = False
             self._tell()
 
@@ -136,6 +135,7 @@ class LeaseWatch:
             self._stopping.set()
             self._tell()
             self._lane.stop()
+            self._look()  # a change that was learned since the last look has its event, too
 
     def _hurry(self) -> None:
         if not self._hurried:
@@ -149,12 +149,15 @@ class LeaseWatch:
 
     # -- on the lane's thread ----------------------------------------------------------------
 
-    def _share(self, batch: Sequence[dict[str, LeaseCounts]]) -> None:
+    def work(self, batch: Sequence[dict[str, LeaseCounts]]) -> None:
+        """Share these counts, or leave them in the batch."""
         for taken in batch:
             try:
                 if self._published(taken):
-                    taken.clear()  # `_shared` puts back what is left in it
+                    taken.clear()  # `done` puts back what is left in it
             except AztaskError as error:
+                if self._lane is not None:
+                    self._lane.part.trouble(error)
                 logger.warning(
                     "lease advice could not be shared, it will be tried again: %s", error
                 )
@@ -164,7 +167,7 @@ class LeaseWatch:
         store, advisor = self._app.leases.store, self._app.leases
         for turn in range(1 if self._stopping.is_set() else TRIES):
             if turn:
-                time.sleep(random.uniform(0.0, 0.05 * 2**turn))  # noqa: S311  # spreads load
+                self._clock.sleep(chance.uniform(0.0, 0.05 * 2**turn))
             stored = _load(store)
             document = self._learned(stored.document, taken)
             if not taken or store.publish(document, stored):
@@ -188,7 +191,7 @@ class LeaseWatch:
             )
         return document
 
-    def _shared(self, batch: Sequence[dict[str, LeaseCounts]]) -> None:
+    def done(self, batch: Sequence[dict[str, LeaseCounts]]) -> None:
         """Back in the loop: keep the counts that could not be shared."""
         for taken in batch:
             for queue, seen in taken.items():

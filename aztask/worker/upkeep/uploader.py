@@ -27,21 +27,23 @@ from aztask.app import App
 from aztask.config import Settings
 from aztask.errors import BrokerError, ConfigurationError
 from aztask.events.event import Event
-from aztask.events.retention import mark_of
+from aztask.events.retention import UPLOAD_LOCK, mark_of
 from aztask.events.sink import EventSink, recover
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.support.extras import install_command
-from aztask.support.filelock import try_lock
-from aztask.support.private import FILE_MODE
+from aztask.support.late import install_command
+from aztask.support.parts import Part
+from aztask.support.private import FILE_MODE, try_lock
 
 logger = logging.getLogger(__name__)
 
 ADAPTER: Final = "aztask.events.blobs"
-LOCK_NAME: Final = ".upload.lock"
 LOOK_SECONDS: Final = 5.0
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
 WARNING_SECONDS: Final = 60.0
+LONGEST_TURN: Final = 600.0
+"""Seconds that one look may take: it may upload many files."""
+
 FAREWELL_SECONDS: Final = 10.0
 """How long a stopping worker uploads its last files; the next worker uploads the rest."""
 
@@ -111,7 +113,8 @@ class Uploader:
         self._warned_at: float | None = None
         self._refused: set[str] = set()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="aztask-event-upload", daemon=True)
+        self.part = Part("event upload", longest=LONGEST_TURN)
+        self._thread = self.part.thread(self._run, "aztask-event-upload")
 
     def start(self) -> None:
         """Start the thread, which looks every `LOOK_SECONDS`."""
@@ -120,6 +123,7 @@ class Uploader:
     def stop(self, patience: float = FAREWELL_SECONDS) -> None:
         """Upload what waits, for `patience` seconds at most, and end the thread."""
         self._stopping.set()
+        self.part.stop()
         self._thread.join(patience)
         if not self._thread.is_alive():
             self._blobs.close()
@@ -146,20 +150,30 @@ class Uploader:
         self._guarded_turn()
 
     def _guarded_turn(self) -> None:
+        self.part.begin()
         try:
             self.turn()
         except OSError as error:
+            self.part.trouble(error)
             self._warn(
                 "event files in %s cannot be uploaded, retry follows: %s",
                 self._directory,
                 error.strerror,
             )
+        else:
+            if not self._failures:
+                self.part.rest()
+        finally:
+            self.part.idle()
 
     def _guarded_upload(self, file: Waiting) -> None:
         """Upload one file; if it cannot be read, removed or marked, the others still are."""
         try:
             self._upload(file)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  # the other files are uploaded
+            if not isinstance(error, OSError):
+                self.part.failed(error, f"the event file {file.path} is kept")
+                return
             self._warn(
                 "the event file %s could not be uploaded, it is kept: %s", file.path, error.strerror
             )
@@ -173,6 +187,7 @@ class Uploader:
             stored = self._blobs.upload(file.name, file.path)
         except BrokerError as error:
             self._failures += 1
+            self.part.trouble(error)
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1))
             self._next_try = self._clock.monotonic() + pause
             self._warn(
@@ -234,7 +249,7 @@ class Uploader:
     def _alone(self) -> Iterator[bool]:
         """Whether it is our turn. The lock ends with the process; without locks all workers try."""
         try:
-            fd = os.open(self._directory / LOCK_NAME, os.O_WRONLY | os.O_CREAT, FILE_MODE)
+            fd = os.open(self._directory / UPLOAD_LOCK, os.O_WRONLY | os.O_CREAT, FILE_MODE)
         except FileNotFoundError:
             yield False  # the directory does not exist: no event was written yet
             return

@@ -9,6 +9,7 @@ from azure.core.rest import HttpRequest
 from aztask.azure.connection import (
     IDLE_SECONDS,
     Connection,
+    MalformedAnswer,
     TruncatedResponse,
     bytes_of,
     read_answer,
@@ -78,7 +79,7 @@ def test_an_answer_that_ends_too_soon(text):
     ids=range(9),
 )
 def test_what_is_not_http_or_not_bounded_is_refused(text):
-    with pytest.raises(ValueError):
+    with pytest.raises(MalformedAnswer):
         read(text)
 
 

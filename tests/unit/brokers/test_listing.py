@@ -1,6 +1,7 @@
 """Queues of other programs are told apart by their names."""
 
-from aztask.brokers.listing import Listing, listing
+from aztask.brokers.base import Listing
+from aztask.brokers.skeleton import listing
 from aztask.errors import InvalidQueueName
 
 

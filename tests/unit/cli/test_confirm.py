@@ -5,7 +5,7 @@ import io
 import click
 import pytest
 
-from aztask.cli.confirm import confirm
+from aztask.cli.options import confirm
 
 
 class Terminal(io.StringIO):

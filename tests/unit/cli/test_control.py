@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.canvas.limits import Limit
-from aztask.cli import draining
 from aztask.limits.breakers import Breakers, OpenBreaker
-from aztask.limits.control import Scope
+from aztask.limits.control import Controls, Scope
 from aztask.limits.permits import Permits
 from aztask.limits.storeclock import StoreClock
+from aztask.operate import draining
 from aztask.results.base import RunningTask, WorkerRecord
 from aztask.support.clock import SYSTEM_CLOCK
 
@@ -44,6 +45,29 @@ def test_pause_list_and_resume(cli, filled):
     ]
     assert cli("control", "resume", "--all").out == "queue bulk is resumed\n"
     assert cli("control", "resume", "--all").out == "nothing is paused\n"
+
+
+def test_what_an_earlier_release_paused_is_named_and_can_be_resumed(cli, filled):
+    mine = filled.results.controls
+    Controls(mine.of(NO_OWNER)).pause(Scope.QUEUE, ["orders"], 5.0)
+    Controls(mine).pause(Scope.QUEUE, ["bulk"], 6.0)
+    marked = {each["name"]: each["every_broker"] for each in listed(cli)}
+    assert marked == {"orders": True, "bulk": False}
+    assert "for every broker of the result store: queue orders;" in cli("control").err
+    assert cli("control", "resume", "-Q", "orders").out == "queue orders is resumed\n"
+    assert [each["name"] for each in listed(cli)] == ["bulk"]
+    assert "every broker" not in cli("control").err
+
+
+def test_breakers_of_all_apps_of_the_broker_are_listed_and_closed(cli, filled):
+    mine = filled.results.controls
+    row = OpenBreaker("other.add", time.time() - 60.0, time.time() + 30.0, "w", "6 of 10 failed")
+    Breakers(mine.of(Owner(mine.owner.broker, "other"))).open(row)
+    Breakers(mine.of(Owner("local://elsewhere", "other"))).open(replace(row, task="far.add"))
+    (found,) = listed(cli)
+    assert (found["name"], found["app"]) == ("other.add", "other")
+    answer = cli("control", "resume", "--all")
+    assert answer.out == "the circuit breaker of task other.add is closed\n"
 
 
 def test_open_circuit_breakers_are_listed_and_closed(cli, filled):

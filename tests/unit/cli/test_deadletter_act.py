@@ -1,46 +1,41 @@
 """Acting on dead letters: what is asked, done and reported."""
 
-from dataclasses import dataclass
-
 import pytest
 
-from aztask.cli.deadletter_act import act_on
+from aztask import App
 from aztask.cli.failures import CommandFailed
-from aztask.deadletters.view import Report
+from aztask.cli.letters import act_on
+from aztask.operate.deadletters import DeadLetters, Report, Selection
+from aztask.operate.deadletters.actions import OnLetters, Part
+from aztask.operate.queues import LeftOut
 
-WORDS = ("replay", "replayed")
+ALL = Selection(everything=True)
 
 
-@dataclass
-class Letters:
-    """The dead letters of one queue."""
+class Act(OnLetters):
+    """Acts on queues whose reports are given; an exception is raised."""
 
-    queue: str
+    name = "replay"
+
+    def act_on(self, part, seen):
+        self.acted.append(part.letters.queue)
+        report = self.given[part.letters.queue]
+        if isinstance(report, BaseException):
+            seen(Report(done=2))
+            raise report
+        return report
 
 
 def act(reports, *, selected=None, dry_run=False):
     """Act on queues a and b, whose results are `reports`; an exception is raised."""
-    acted = []
-
-    def replay(letters, progress):
-        acted.append(letters.queue)
-        report = reports[letters.queue]
-        if isinstance(report, BaseException):
-            progress(Report(done=2))
-            raise report
-        return report
-
-    counts = selected or dict.fromkeys(reports, 3)
+    app, counts = App("shop", broker="local://:memory:"), selected or dict.fromkeys(reports, 3)
+    parts = [Part(DeadLetters(app, name), ALL, count) for name, count in counts.items() if count]
+    action = Act(app, sum(counts.values()), parts, LeftOut(), (), "")
+    action.acted, action.given = [], reports
     try:
-        act_on(
-            [(Letters(name), count) for name, count in counts.items()],
-            WORDS,
-            replay,
-            dry_run=dry_run,
-            yes=True,
-        )
+        act_on(action, dry_run=dry_run, yes=True)
     finally:
-        act.acted = acted
+        act.acted = action.acted
 
 
 def test_the_sum_of_all_queues_is_reported(capsys):
@@ -74,7 +69,7 @@ def test_unreadable_ones_are_named_on_stderr(capsys):
     act({"a": Report(done=2, unreadable=1)})
     out, err = capsys.readouterr()
     assert out == "replayed 2 dead letters\n"
-    assert err.startswith("1 dead letter could not be read, so not replayed")
+    assert err.startswith("1 dead letter could not be read or sent again, so not replayed")
 
 
 def test_lost_ones_are_a_failure(capsys):

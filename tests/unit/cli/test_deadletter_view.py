@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from aztask.cli.deadletter_view import SHOWN_BYTES, print_letter, summary
-from aztask.deadletters.view import DeadLetters, Selection
+from aztask.cli.letters import SHOWN_BYTES, print_letter, summary
 from aztask.message.envelope import Envelope
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.settlement import DeadLetter
 
 ALL = Selection(frozenset(), None, None, everything=True)

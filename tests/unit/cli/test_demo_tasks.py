@@ -1,8 +1,8 @@
 """The app that the demo's worker loads."""
 
+from aztask.app.loading import load_app
 from aztask.cli.demo_tasks import app, examine
 from aztask.cli.demo_work import APP, QUEUE
-from aztask.loading import load_app
 
 
 def test_the_worker_finds_the_demos_task_in_it():

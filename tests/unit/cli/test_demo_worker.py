@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from aztask.cli.demo_worker import DemoWorker
+from aztask.cli.demo import DemoWorker
 from aztask.cli.failures import CommandFailed
 
 
@@ -46,7 +46,7 @@ def test_no_process_is_left_behind(worker):
 
 
 def test_a_worker_that_ignores_sigterm_is_killed(worker, monkeypatch):
-    monkeypatch.setattr("aztask.cli.demo_worker.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("aztask.cli.demo.PATIENCE_SECONDS", 0.1)
     code = (
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print('on', flush=True)\ntime.sleep(60)"

@@ -4,7 +4,7 @@ import click
 import pytest
 
 from aztask import errors
-from aztask.cli.failures import CommandFailed, ImportFailed, NotFound, diagnose, one_line, report
+from aztask.cli.failures import CommandFailed, ImportFailed, diagnose, one_line, report
 from aztask.config import Secret
 from aztask.support.display import visible
 
@@ -28,7 +28,7 @@ from aztask.support.display import visible
         (click.UsageError("x"), 2),
         (ImportFailed("x"), 2),
         (CommandFailed("x"), 1),
-        (NotFound("x"), 5),
+        (errors.NotFound("x"), 5),
         (ZeroDivisionError("x"), 1),
         (RecursionError(), 1),
     ],

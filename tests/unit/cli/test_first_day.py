@@ -377,7 +377,7 @@ def first_day(cli, monkeypatch):
     importlib.invalidate_caches()
     for name in ("azure.data.tables", "watchfiles"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("aztask.results.tables.store", "aztask.results.tables.client"):
+    for name in ("aztask.results.tables.store", "aztask.stores.tables.client"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield cli
     for name in MODULES:

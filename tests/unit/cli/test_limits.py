@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
+from aztask.app.loading import load_app
 from aztask.limits.claiming import Claims
 from aztask.limits.permits import Permits
 from aztask.limits.storeclock import StoreClock
-from aztask.loading import load_app
 from aztask.results.controls import EntryChange, controls_of
 from aztask.support.clock import SYSTEM_CLOCK
 

@@ -5,13 +5,14 @@ from types import SimpleNamespace
 import pytest
 
 from aztask.brokers.base import Listing
-from aztask.cli.listing import all_queues, skipping, warn_of_damage
+from aztask.cli.output import say_left_out, warn_of_damage
 from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,
     QueueDisabled,
     QueueNotFound,
 )
+from aztask.operate.queues import LeftOut, all_queues
 
 
 def app_with(queues, foreign=()):
@@ -20,32 +21,40 @@ def app_with(queues, foreign=()):
 
 
 def test_queues_of_other_programs_are_named(capsys):
-    assert all_queues(app_with(["a"], ["Other", "x\x1b[31m"])) == ["a"]
+    left_out = LeftOut()
+    assert all_queues(app_with(["a"], ["Other", "x\x1b[31m"]), left_out) == ["a"]
+    say_left_out(left_out)
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "aztask: skipped 2 queues that aztask cannot use: Other, x\\x1b[31m\n"
 
 
 def test_without_any_nothing_is_said(capsys):
-    assert all_queues(app_with(["a", "b"])) == ["a", "b"]
+    left_out = LeftOut()
+    assert all_queues(app_with(["a", "b"]), left_out) == ["a", "b"]
+    say_left_out(left_out)
     assert capsys.readouterr().err == ""
 
 
 def test_a_deleted_queue_is_skipped_silently(capsys):
-    with skipping("a"):
+    left_out = LeftOut()
+    with left_out.reading("a"):
         raise QueueNotFound("gone")
+    say_left_out(left_out)
     assert capsys.readouterr().err == ""
 
 
 def test_a_disabled_queue_is_skipped_with_a_line(capsys):
-    with skipping("a"):
+    left_out = LeftOut()
+    with left_out.reading("a"):
         raise QueueDisabled("queue a is disabled")
+    say_left_out(left_out)
     assert capsys.readouterr().err == "aztask: skipped queue a: queue a is disabled\n"
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("down"), ConfigurationError("wrong")])
-def test_other_errors_end_the_command(error):
-    with pytest.raises(type(error)), skipping("a"):
+def test_other_errors_end_the_reading(error):
+    with pytest.raises(type(error)), LeftOut().reading("a"):
         raise error
 
 

@@ -29,7 +29,7 @@ def test_help_says_of_each_command_what_the_command_says(cli):
     ended = cli("--help")
     assert ended.code == 0
     for name, about in COMMANDS.items():
-        command = import_module(f"aztask.cli.{name}").command
+        command = group.get_command(click.Context(group), name)
         assert command.name == name
         assert command.get_short_help_str(limit=100) == about
         assert f"  {name}" in ended.out

@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from aztask.cli.progress import Progress
+from aztask.cli.output import Progress
 
 
 class Terminal(io.StringIO):

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from aztask import App
 from aztask.schedules.stored import read_schedule
 
 
@@ -148,3 +149,78 @@ def test_a_damaged_schedule_is_listed(cli, shop):
     assert ended.code == 1
     assert "schedule damaged cannot be read" in ended.error
     assert read_schedule(store.read("shop.nightly").head.data).paused_at is None
+
+
+@pytest.fixture
+def staging(cli, shop, tmp_path):
+    """Another app of that name on the same store, with a broker and a schedule of its own."""
+    app = App("shop", broker=f"local://{tmp_path}/staging.db", results=cli.address)
+
+    @app.task
+    def report(region):
+        return region
+
+    app.schedules.create("nightly", report.s("us"), every=60)
+    yield app
+    app.close()
+
+
+def test_the_schedules_of_others_are_listed_with_their_owner(cli, staging):
+    head, mine, theirs = cli("schedule", "list").out.splitlines()
+    assert head.split()[-1] == "OWNER"
+    assert mine.endswith("Z  shop.report")
+    assert theirs.startswith("shop.nightly  active  every 60 s ")
+    assert theirs.endswith(f"  {staging.owner}")
+    found = [json.loads(line) for line in cli("schedule", "list", "--json").out.splitlines()]
+    assert [each["owner"] for each in found] == [None, str(staging.owner)]
+    assert json.loads(cli("schedule", "show", "nightly", "--json").out)["when"].startswith("0 2 ")
+    assert cli("schedule", "pause", "nightly").code == 0
+    assert staging.schedules.view("nightly").schedule.paused_at is None
+
+
+def test_without_an_app_a_name_of_the_same_broker_is_meant(cli, staging, monkeypatch):
+    monkeypatch.delenv("AZTASK_APP")
+    assert cli("schedule", "pause", "shop.nightly").code == 0
+    assert staging.schedules.view("nightly").schedule.paused_at is None
+
+
+def test_two_apps_of_one_broker_have_a_schedule_of_one_name(cli, shop, monkeypatch):
+    for name in ("first", "second"):
+        app = App(name, broker=cli.address, results=cli.address)
+        app.task(name=f"{name}.work")(len)
+        app.schedules.create("shared.poll", app.tasks[f"{name}.work"].s("ab"), every=60)
+        app.close()
+    monkeypatch.delenv("AZTASK_APP")
+    ended = cli("schedule", "trigger", "shared.poll")
+    assert ended.code == 2
+    assert "shared.poll is a schedule of first on local://" in ended.err
+    assert ", second on local://" in ended.err
+
+
+def test_one_time_that_has_passed_is_listed_as_missed_before_and_after_a_worker(cli, module):
+    cli.module(
+        "pastapp",
+        "from datetime import UTC, datetime\n"
+        "from aztask import App\n"
+        "app = App('shop')\n"
+        "@app.task\n"
+        "def report(region='eu'):\n    return region\n"
+        "app.schedule('once', report.s(), at=datetime(2026, 1, 2, tzinfo=UTC))\n",
+    )
+    (found,) = map(
+        json.loads, cli("schedule", "list", "-A", "pastapp:app", "--json").out.split("\n")[:1]
+    )
+    assert (found["name"], found["state"], found["next"]) == ("shop.once", "missed", [])
+    app = cli.app()
+
+    @app.task
+    def report(region="eu"):
+        return region
+
+    app.schedule("once", report.s(), at=datetime(2026, 1, 2, tzinfo=UTC))
+    runner = app.schedules.runner("worker")
+    runner.turn()
+    runner._look_at = 0.0
+    runner.turn()
+    assert " missed " in cli("schedule", "list", "-A", "pastapp:app").out
+    assert "state:        missed" in cli("schedule", "show", "once", "-A", "pastapp:app").out

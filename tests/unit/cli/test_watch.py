@@ -1,6 +1,6 @@
 import pytest
 
-from aztask.cli.watch import CLEAR, watch
+from aztask.cli.queues import CLEAR, watch
 from aztask.errors import BrokerUnavailable
 
 

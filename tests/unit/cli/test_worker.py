@@ -132,3 +132,28 @@ def test_the_banner_shows_the_weights():
     options = WorkerOptions(queues=("orders", "orders-high"), weights={"orders": 2})
     assert "queues orders:2, orders-high:4, broker" in banner(app, "shop:app", "w", options)[0]
     app.close()
+
+
+LIMITED = """
+from aztask import App
+app = App("shop")
+@app.task(limits=["apj"])
+def call(a: int = 0) -> int:
+    return a
+app.limit("api", rate="10/s")
+"""
+
+
+@pytest.mark.parametrize(
+    "given", [("worker", "--burst"), ("send", "shop.call"), ("doctor",)], ids=lambda given: given[0]
+)
+def test_a_limit_that_is_not_declared_ends_a_worker_a_send_and_the_doctor(cli, monkeypatch, given):
+    monkeypatch.setenv("AZTASK_BROKER", cli.address)
+    monkeypatch.setenv("AZTASK_RESULTS", cli.address)
+    cli.make_file()
+    cli.module("limitedapp", LIMITED)
+    ended = cli(*given, "-A", "limitedapp:app")
+    assert ended.code == 4
+    (line,) = [each for each in (ended.out + ended.err).splitlines() if "no limit 'apj'" in each]
+    assert "Did you mean 'api'?" in line
+    assert "shop.call" in line

@@ -3,9 +3,9 @@
 import pytest
 
 from aztask import App
-from aztask.deadletters import browse
-from aztask.deadletters.browse import DeadLetterBrowser
 from aztask.message.envelope import Envelope
+from aztask.operate.deadletters import browse
+from aztask.operate.deadletters.browse import DeadLetterBrowser
 from aztask.settlement import DeadLetter
 from aztask.support.clock import SYSTEM_CLOCK
 
@@ -29,7 +29,7 @@ def test_all_pages_of_a_service_that_pages(app, monkeypatch):
     monkeypatch.setattr(browse, "PAGE", 2)
     bury(app, "a", "b", "c", "d", "e")
     browser = DeadLetterBrowser(app, "default", SYSTEM_CLOCK)
-    assert not browser.indexed
+    assert not browser.whole
     assert [each.envelope.message_id for each in browser.all()] == ["a", "b", "c", "d", "e"]
 
 
@@ -59,4 +59,4 @@ def test_beyond_what_the_service_shows_the_index_is_asked(app, monkeypatch):
     assert (shown.envelope.message_id, noted.envelope.message_id) == ("a", "b")
     assert noted.position == "b"
     browser.emptied()
-    assert app.results.dead_index.page("default", 0, 10) == []
+    assert list(app.results.dead_index.notes("default")) == []

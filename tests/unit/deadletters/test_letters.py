@@ -3,9 +3,8 @@
 import pytest
 
 from aztask import App, ConfigurationError
-from aztask.deadletters.letters import DeadLetterView, Selection
-from aztask.deadletters.positions import Positions
 from aztask.message.envelope import Envelope
+from aztask.operate.deadletters.letters import DeadLetterView, Positions, Selection
 
 
 def view(envelope, message=None, position=7, **fields):

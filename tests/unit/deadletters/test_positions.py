@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.deadletters.positions import Positions
+from aztask.operate.deadletters.letters import Positions
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 

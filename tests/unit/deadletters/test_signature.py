@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.deadletters.signature import SIGNATURE_LIMIT, error_signature
+from aztask.operate.deadletters.letters import SIGNATURE_LIMIT, error_signature
 
 
 @pytest.mark.parametrize(

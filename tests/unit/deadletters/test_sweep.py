@@ -3,10 +3,10 @@
 import pytest
 
 from aztask import App, AztaskError
-from aztask.deadletters import sweep as module
-from aztask.deadletters.letters import DeadLetterView
-from aztask.deadletters.sweep import HeldLetter, Replacement, Sweep, joint
 from aztask.message.envelope import Envelope
+from aztask.operate.deadletters import sweep as module
+from aztask.operate.deadletters.letters import DeadLetterView
+from aztask.operate.deadletters.sweep import HeldLetter, Replacement, Sweep, joint
 from aztask.settlement import DeadLetter
 
 

@@ -6,11 +6,11 @@ from aztask import App, AztaskError, BrokerUnavailable, ConfigurationError, Queu
 from aztask.brokers.delivery import Lost
 from aztask.brokers.local.broker import LocalBroker
 from aztask.config import Secret
-from aztask.deadletters.positions import Positions
-from aztask.deadletters.sweep import Sweep
-from aztask.deadletters.view import DeadLetters, Selection
 from aztask.engine import Database
 from aztask.message.envelope import Envelope
+from aztask.operate.deadletters.letters import Positions
+from aztask.operate.deadletters.sweep import Sweep
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.results.base import Finish, Outcome, Owned, RunKey, Start, State
 from aztask.settlement import Complete, DeadLetter
 from aztask.support.clock import Clock
@@ -334,7 +334,7 @@ class TestInOrder:
         assert len(app.broker.receiver(QUEUE, lease=1.0, dead_letter=True).receive(5, 0.0)) == 2
 
     def test_too_many_before_are_said(self, app, monkeypatch):
-        monkeypatch.setattr("aztask.deadletters.sweep.HELD_MOST", 2)
+        monkeypatch.setattr("aztask.operate.deadletters.sweep.HELD_MOST", 2)
         bury(app, *"abcd")
         with pytest.raises(AztaskError, match="more than 2 unselected dead letters of queue"):
             DeadLetters(app, QUEUE).replay(Selection(frozenset("d")))
@@ -360,7 +360,7 @@ class TestRate:
     def test_the_pace_is_kept(self, app):
         bury(app, *"abcdef")
         times = Times()
-        letters = DeadLetters(app, QUEUE, clock=times.clock, sleep=times.sleep)
+        letters = DeadLetters(app, QUEUE, clock=times.clock)
         letters.replay(ALL, rate=2.0)
         assert times.now == pytest.approx(3.0)  # six at two a second
 
@@ -377,7 +377,7 @@ class Times:
         self.now = 0.0
         real = Clock()
         start = real.monotonic()
-        self.clock = Clock(monotonic=lambda: start + self.now, wall=real.wall)
+        self.clock = Clock(lambda: start + self.now, real.wall, self.sleep)
 
     def sleep(self, seconds):
         self.now += seconds

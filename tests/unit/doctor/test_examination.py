@@ -7,8 +7,8 @@ import pytest
 
 from aztask import App
 from aztask.brokers.local.broker import LocalBroker
-from aztask.doctor.examination import contradictions, examine
 from aztask.errors import BrokerUnavailable
+from aztask.operate.doctor import contradictions, examine
 from aztask.results.base import Finish, Outcome, RunKey, Start, State, WorkerRecord
 from aztask.settlement import Complete
 from aztask.support.finding import Level

@@ -5,11 +5,12 @@ import time
 import pytest
 
 from aztask import App
-from aztask.doctor import orphans
-from aztask.doctor.orphans import payload_findings, seen
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.operate import orphans
+from aztask.operate.orphans import payload_findings
+from aztask.payloads.holders import Holders
 from aztask.payloads.store import Kind
 from aztask.support.finding import Level
 
@@ -113,7 +114,8 @@ def test_a_message_that_is_replayed_while_it_reads_is_seen(app):
             self.turn += 1
             return [peeked] if self.turn == 3 else []
 
-    assert len(seen(Moving(), []).names) == 1
+    store = app.payloads.store
+    assert len(Holders(Moving(), None).needed(list(store.list())).names) == 1
 
 
 def test_doctor_says_where_payloads_are(app, tmp_path):

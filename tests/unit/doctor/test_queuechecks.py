@@ -5,8 +5,8 @@ import pytest
 from aztask import App, RetryPolicy
 from aztask.brokers.base import Capabilities
 from aztask.brokers.inspection import QueueFacts
-from aztask.doctor.queuechecks import judge
 from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.operate.queuechecks import judge
 from aztask.support.finding import Level
 
 BUS = Capabilities("bus", fixed_lease=True, duplicate_detection=True, max_lease_seconds=300.0)

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from aztask import App
-from aztask.doctor.pausefindings import pause_findings
-from aztask.doctor.schedulefindings import LATE_SECONDS, schedule_findings
+from aztask.address.owner import NO_OWNER
 from aztask.limits.breakers import NAME, Breakers, OpenBreaker
+from aztask.limits.control import Controls, Scope
+from aztask.limits.scale import Reach
+from aztask.operate.findings import LATE_SECONDS, pause_findings, schedule_findings
 from aztask.results.controls import EntryChange
 from aztask.results.schedules import schedules_of
-from aztask.schedules.stored import UNCLAIMED_SECONDS
+from aztask.schedules.claims import LIVES_SECONDS
 from aztask.support.finding import Finding, Level
 
 
@@ -65,9 +67,9 @@ def test_one_of_the_code_that_no_worker_has_made(app: Any) -> None:
 
 def test_one_that_no_running_code_claims(app: Any) -> None:
     create(app)
-    change(app, "s", claimed_at=time.time() - UNCLAIMED_SECONDS + 60.0)
+    change(app, "s", claimed_at=time.time() - LIVES_SECONDS + 60.0)
     assert found(app)["schedules"].level is Level.OK
-    change(app, "s", claimed_at=time.time() - UNCLAIMED_SECONDS - 60.0)
+    change(app, "s", claimed_at=time.time() - LIVES_SECONDS - 60.0)
     finding = found(app)["unclaimed"]
     assert finding.level is Level.WARNING
     assert finding.text.startswith("stopped, because no running code claims them: 1: shop.s (since")
@@ -88,7 +90,7 @@ def test_one_that_is_late(app: Any) -> None:
 
 def test_one_whose_occurrence_is_not_sent(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     create(app)
-    monkeypatch.setattr(app.schedules.engine, "_send", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(app.sends, "send_occurrence", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         app.schedules.trigger("s")
     assert "late" not in found(app), "a worker sends it in a moment"
@@ -121,8 +123,50 @@ def test_open_circuit_breakers(app: Any) -> None:
     assert "aztask control resume --task NAME" in finding.advice
 
 
+def test_pauses_without_an_owner(app: Any) -> None:
+    former = Controls(app.results.controls.of(NO_OWNER))
+    former.pause(Scope.QUEUE, ["orders"], 0.0)
+    former.scale(Reach.ALL, [""], 3, 0.0, forget=set())
+    first, second = pause_findings(app.results)
+    assert first.text == (
+        "a release before 0.2 paused or scaled for every broker: queue orders, all workers"
+    )
+    assert second.text.startswith("paused for all workers: 1: queue orders (since ")
+
+
 def test_damaged_circuit_breakers(app: Any) -> None:
     app.results.controls.write([EntryChange(NAME, b"damaged")])
     (finding,) = pause_findings(app.results)
     assert finding.level is Level.PROBLEM
     assert "resume --all" in finding.text
+
+
+def test_one_without_an_owner_that_no_app_adopted_for_a_day(app: Any, tmp_path: Path) -> None:
+    free = schedules_of(app.results).of(NO_OWNER)  # type: ignore[union-attr]
+    create(app, "s")
+    template = app.schedules.view("s").schedule
+    for name, age in (("other.new", 3600.0), ("other.old", 90_000.0)):
+        at = time.time() - age
+        head = replace(template, made_at=at, watermark=at, claimed_at=at)
+        assert free.commit(name, head.pack(), None)
+    finding = found(app)["unowned"]
+    assert finding.text == "schedules without an owner, which no app has adopted: other.old"
+    assert "doctor --adopt" in finding.advice
+    assert "late" not in found(app)
+
+
+def test_those_of_another_owner_are_its_own_affair(app: Any, tmp_path: Path) -> None:
+    address = f"local://{tmp_path}/queues.db"
+    other = App("staging", broker=f"local://{tmp_path}/staging.db", results=address)
+    other.task(name="staging.work")(len)
+    other.schedules.create("s", other.tasks["staging.work"].s("ab"), every=3600)
+    change_of(other, paused_at=time.time())
+    assert found(app) == {}
+    assert found(app, named=False) == {}
+    assert found(other)["paused"].level is Level.WARNING
+    other.close()
+
+
+def change_of(app: Any, **fields: Any) -> None:
+    engine = app.schedules.engine
+    assert engine.change("staging.s", lambda view: replace(view.schedule, **fields))

@@ -9,8 +9,7 @@ import msgpack
 import pytest
 from celery import Celery, chain, chord, group
 
-from aztask.embedded.embed import Embedded, may_embed, read_embedded
-from aztask.embedded.launch import DEPTH, Launch
+from aztask.embedded.launch import DEPTH, Embedded, Launch, may_embed, read_embedded
 from aztask.errors import CodecError, ContentRefused, DecodeError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage

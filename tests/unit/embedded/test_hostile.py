@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aztask.embedded.embed import read_embedded
-from aztask.embedded.launch import Launch
+from aztask.embedded.launch import Launch, read_embedded
 from aztask.errors import CodecError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from aztask.emulator.background import BackgroundEmulator
 from aztask.emulator.options import Options
 from aztask.errors import ConfigurationError
+from aztask.testing.servicebus import BackgroundEmulator
 
 
 def test_it_listens_inside_the_block_only():

@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
-from aztask.emulator import tls
-from aztask.emulator.tls import CERTIFICATE_FILE, KEY_FILE, server_context
+from aztask.emulator import emulator
+from aztask.emulator.emulator import CERTIFICATE_FILE, KEY_FILE, server_context
 from aztask.errors import ConfigurationError
 
 
@@ -40,7 +40,7 @@ def test_files_are_made_once_and_the_key_is_private(tmp_path):
 
 def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatch):
     server_context(tmp_path, "127.0.0.1")
-    monkeypatch.setattr(tls, "AVAILABLE", False)
+    monkeypatch.setattr(emulator, "AVAILABLE", False)
     assert server_context(tmp_path, "127.0.0.1")[1].name == CERTIFICATE_FILE
     with pytest.raises(ConfigurationError, match="pip install cryptography"):
         server_context(tmp_path / "empty", "127.0.0.1")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from aztask.emulator.amqp import encode, outgoing
+from aztask.emulator.amqp.encode import Described
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.performatives import Attach
-from aztask.emulator.amqp.types import Described
-from aztask.emulator.trace import shown, tracer
+from aztask.emulator.view import shown, tracer
 
 
 def test_frames_in_words():

@@ -13,7 +13,7 @@ import pytest
 
 from aztask.engine import Database, Engine, NewMessage
 from aztask.engine import database as database_module
-from aztask.engine.patience import PatientConnection
+from aztask.engine.database import PatientConnection
 from aztask.errors import BrokerError, ConfigurationError, EncodeError, MessageTooLarge
 
 TABLE = "CREATE TABLE things (name TEXT NOT NULL);"
@@ -242,6 +242,29 @@ def test_durability_decides_what_is_synced(path, durability, level):
         assert connection.execute("PRAGMA synchronous").fetchone() == (level,)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     database.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_waits_for_a_thread_that_is_inside_sqlite(database):
+    """SQLite's own locks, held at a fork, would stay locked in the child."""
+    inside, left = threading.Event(), threading.Event()
+
+    def work():
+        with database.statement():
+            inside.set()
+            time.sleep(0.2)
+            left.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(5)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if left.is_set() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
+    with database.statement() as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_a_forked_child_cannot_use_it_and_does_no_harm(path, database):

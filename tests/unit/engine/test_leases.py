@@ -381,7 +381,9 @@ def test_a_message_is_received_until_it_expires_and_not_at_that_instant(
     engine.send("q", [NewMessage(b"x", expires_at=time.wall + 5.0)])
     engine.receive("other", 1)
     time.now += 5.0 - left
-    engine._swept[1] = time.now  # another look has just swept: the statement itself must judge
+    engine.sweeper.swept[1] = (
+        time.now
+    )  # another look has just swept: the statement itself must judge
     assert bool(engine.receive("q", limit, delete=delete)) is comes
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from aztask.engine.patience import PatientConnection
+from aztask.engine.database import PatientConnection
 
 
 @pytest.fixture

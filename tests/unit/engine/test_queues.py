@@ -135,7 +135,7 @@ def rows(engine, table):
 def test_deleting_a_queue_takes_all_that_is_its_own_and_nothing_else(engine):
     for name in ("kept", "gone"):
         fill(engine, name)
-    kept, gone = engine._load("kept").id, engine._load("gone").id
+    kept, gone = engine.queue_table.load("kept").id, engine.queue_table.load("gone").id
     assert rows(engine, "messages") == sorted([kept, kept, -kept, gone, gone, -gone])
     assert rows(engine, "seen") == [kept] * 3 + [gone] * 3
     engine.delete_queue("gone")
@@ -163,10 +163,10 @@ def test_a_queue_that_was_found_to_be_gone_is_not_remembered(engine, other, by):
 
 def test_a_queue_of_the_same_name_is_a_new_one(engine):
     fill(engine, "q")
-    former = engine._load("q").id
+    former = engine.queue_table.load("q").id
     engine.delete_queue("q")
     engine.create_queue("q", QueueSettings(lease_seconds=5.0))
-    assert engine._load("q").id != former
+    assert engine.queue_table.load("q").id != former
     assert engine.stats("q") == (0, 0, 0, 0, 0)
     engine.send("q", [NewMessage(b"x", "id-0")])
     assert engine.receive("q", 1)[0].lease_until == 1005.0

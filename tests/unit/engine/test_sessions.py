@@ -54,7 +54,7 @@ def leases(received):
 
 def rows(engine, columns, queue="s"):
     with engine.database.read() as connection:
-        box = engine._load(queue).id
+        box = engine.queue_table.load(queue).id
         return connection.execute(
             f"SELECT {columns} FROM messages WHERE box = ? ORDER BY seq", (box,)
         ).fetchall()
@@ -62,7 +62,7 @@ def rows(engine, columns, queue="s"):
 
 def held_sessions(engine, queue="s"):
     with engine.database.read() as connection:
-        box = engine._load(queue).id
+        box = engine.queue_table.load(queue).id
         return connection.execute(
             "SELECT session, token, until FROM sessions WHERE box = ? ORDER BY session", (box,)
         ).fetchall()
@@ -184,7 +184,9 @@ def test_what_was_lost_too_often_becomes_a_dead_letter(engine, time):
         (first,) = engine.receive("s", 1, session=lease)
         assert first.delivery_count == count
         time.now += LEASE
-    engine._swept[1] = time.now  # another look has just swept: accepting must do it by itself
+    engine.sweeper.swept[1] = (
+        time.now
+    )  # another look has just swept: accepting must do it by itself
     lease = engine.accept_session("s", "a")
     (second,) = engine.receive("s", 5, session=lease)
     assert second.seq == first.seq + 1
@@ -405,7 +407,9 @@ def test_a_message_of_a_session_expires_at_its_very_instant(engine, time, delete
     send(engine, "a", expires_at=time.wall + 5.0)
     lease = engine.accept_session("s", "a")
     time.now += 5.0 - left
-    engine._swept[1] = time.now  # another look has just swept: the statement itself must judge
+    engine.sweeper.swept[1] = (
+        time.now
+    )  # another look has just swept: the statement itself must judge
     assert len(engine.receive("s", 1, session=lease, delete=delete)) == comes
 
 

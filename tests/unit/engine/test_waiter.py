@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from aztask.engine import Database, Waiter
-from aztask.engine import waiter as waiter_module
-from aztask.engine.waiter import LONGEST, SETTLING
+from aztask.engine import watch as waiter_module
+from aztask.engine.watch import LONGEST, SETTLING
 
 LONG = 30.0
 REST = 0.25

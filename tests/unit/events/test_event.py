@@ -177,5 +177,30 @@ def test_any_bytes_are_an_event_or_none(line):
 
 
 def test_the_kinds_are_those_of_the_documented_life_cycle():
-    assert len(EVENT_KINDS) == 19
+    assert len(EVENT_KINDS) == 20
     assert {"enqueued", "lease_lost", "settle_failed", "dead_lettered"} <= EVENT_KINDS
+
+
+def test_what_an_operator_did_is_read_as_it_was_written():
+    event = Event(
+        "operator_acted",
+        "",
+        "",
+        "orders",
+        reason="purge 3 dead letters (3 of orders)",
+        by="ann@desk AccountKey=c2VjcmV0c2VjcmV0c2VjcmV0",
+        action="purge",
+        selected=3,
+        done=2,
+    )
+    line = to_line(event, "n-1", 1.5, quote("w"))
+    read = from_line(line.encode())
+    assert read is not None
+    assert (read.action, read.selected, read.done, read.reason) == ("purge", 3, 2, event.reason)
+    assert read.by is not None
+    assert read.by.startswith("ann@desk ")
+    assert "c2VjcmV0" not in read.by
+    for wrong in ('"selected":"3"', '"selected":true'):
+        assert from_line(line.replace('"selected":3', wrong).encode()) is None
+    other = to_line(Event("received", "a", "t", "q"), "n-2", 1.5, quote("w"))
+    assert not any(name in other for name in ("action", '"by"', "selected", "done"))

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from aztask.events.event import Event, quote, to_line
-from aztask.explain.entries import GAP
-from aztask.explain.eventlog import EventLog, events_of
-from aztask.explain.timeline import history_of
+from aztask.operate.eventlog import GAP, EventLog, events_of
+from aztask.operate.explain import history_of
 from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.results.starts import GIVEN_BACK, EarlierStart, EarlierStarts
 from aztask.settlement import Complete, DeadLetter, Resubmit

@@ -17,7 +17,7 @@ from aztask.brokers.base import Capabilities
 from aztask.brokers.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable, LeaseLost
 from aztask.lease import keeper as leasekeeper
-from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.lease.state import Lease, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.support.clock import Clock
@@ -63,8 +63,25 @@ class Requests:
         return answer
 
 
+class Reports(LeaseReports):
+    """Passes what a keeper reports on to its bench."""
+
+    def __init__(self, bench):
+        self.bench = bench
+
+    def lost(self, lease):
+        self.bench.lost.append(lease)
+
+    def renewed(self, lease, age):
+        self.bench.renewed.append((lease, age))
+        self.bench.then()
+
+    def settleable(self):
+        self.bench.settleable.release()
+
+
 class Bench:
-    """A keeper, its clock, two receivers, and what the keeper said."""
+    """A keeper, its clock, two receivers, and what the keeper said. then: called at a renewal."""
 
     def __init__(self, renew_at=0.7, **capabilities):
         self.time = Still(1000.0)
@@ -78,10 +95,9 @@ class Bench:
             SimpleNamespace(capabilities=can),
             clock=self.clock,
             renew_at=renew_at,
-            on_lost=self.lost.append,
-            on_renewed=lambda lease, age: self.renewed.append((lease, age)),
-            on_settleable=self.settleable.release,
+            reports=Reports(self),
         )
+        self.then = lambda: None
         self._positions = 0
 
     def lease(self, seconds=10.0, *, hold=True, requests=None):
@@ -553,6 +569,20 @@ def test_what_is_due_later_than_others_does_not_wake_the_keeper(bench, patient, 
     assert woken == []
 
 
+def test_what_is_due_after_the_next_look_does_not_wake_the_keeper(bench, monkeypatch):
+    """Else each batch of a worker that holds nothing would: a switch of threads for each."""
+    monkeypatch.setattr(leasekeeper, "LONGEST_SLEEP", 30.0)
+    bench.keeper.start()
+    idle(bench)
+    woken = []
+    monkeypatch.setattr(bench.keeper._condition, "notify", lambda: woken.append(1))
+    bench.lease(100.0)
+    assert woken == []
+    bench.lease(10.0)
+    assert woken == [1]
+    monkeypatch.undo()
+
+
 @pytest.mark.parametrize("how", ["extend", "settlement_failed"])
 def test_more_time_and_a_failed_settlement_wake_the_keeper(bench, patient, how):
     bench.keeper.start()
@@ -631,7 +661,7 @@ def test_stopping_ends_the_thread_at_once_and_renews_no_more(bench, patient):
 def test_a_keeper_that_never_started_and_one_that_stops_itself_can_be_stopped(make, patient):
     make().keeper.stop()
     bench = make()
-    bench.keeper._on_renewed = lambda lease, age: bench.keeper.stop()
+    bench.then = bench.keeper.stop
     bench.keeper.start()
     idle(bench)
     bench.due()
@@ -738,7 +768,7 @@ def test_a_renewal_is_waited_for_until_the_deadline_and_not_at_all_after_it(benc
     assert waited == [(False, left)]
 
 
-def test_callbacks_are_optional():
+def test_reports_are_optional():
     time = Still(1000.0)
     keeper = LeaseKeeper(
         SimpleNamespace(capabilities=Capabilities("made up", remote=False)),

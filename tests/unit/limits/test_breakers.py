@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aztask.engine import Database
-from aztask.errors import ConfigurationError
+from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.limits.breakers import NAME, PROBE_SECONDS, Breakers, OpenBreaker
 from aztask.limits.control import UnreadableControls
 from aztask.results.controls import EntryChange
@@ -45,10 +46,63 @@ def test_one_worker_probes_and_only_when_it_is_time(breakers: Breakers) -> None:
     row = breakers.probe("shop.pay", "two", 130.0)["shop.pay"]
     assert (row.probe_by, row.probe_until) == ("two", 130.0 + PROBE_SECONDS)
     assert row.probed(144.9)
+    assert not row.probed(145.0)
     assert breakers.probe("shop.pay", "three", 144.9)["shop.pay"].probe_by == "two"
     assert breakers.probe("shop.pay", "two", 140.0)["shop.pay"].probe_until == 155.0
     assert breakers.probe("shop.pay", "three", 155.0)["shop.pay"].probe_by == "three"
     assert breakers.probe("shop.other", "three", 155.0).keys() == {"shop.pay"}
+
+
+def test_a_row_without_a_prober_is_not_probed_whatever_its_times_say() -> None:
+    row = replace(ROW, probe_until=999.0)
+    assert not row.probed(150.0)
+    assert replace(row, probe_by="two").probed(150.0)
+
+
+def test_the_lease_of_a_probe_lasts_fifteen_seconds(breakers: Breakers) -> None:
+    breakers.open(ROW)
+    assert breakers.probe("shop.pay", "two", 200.0)["shop.pay"].probe_until == 215.0
+
+
+def test_each_failed_probe_counts(breakers: Breakers) -> None:
+    breakers.open(ROW)
+    for number in (1, 2, 3):
+        breakers.probe("shop.pay", "two", 1000.0 * number)
+        row = breakers.failed("shop.pay", "two", 1000.0 * number + 5.0)["shop.pay"]
+        assert row == replace(ROW, failures=number, until=1000.0 * number + 5.0)
+
+
+def test_of_several_breakers_only_the_one_that_is_meant_changes(breakers: Breakers) -> None:
+    other = replace(ROW, task="shop.ship")
+    breakers.open(ROW)
+    breakers.open(other)
+    breakers.probe("shop.pay", "two", 130.0)
+    breakers.succeeded("shop.pay", "two")
+    assert breakers.read() == {"shop.ship": other}
+    assert breakers.released("shop.pay", "two") == {"shop.ship": other}
+    assert breakers.failed("shop.pay", "two", 5.0) == {"shop.ship": other}
+
+
+def test_what_changes_nothing_is_not_written(store: Any, breakers: Breakers) -> None:
+    breakers.open(ROW)
+    (before,) = store.read([NAME])
+    breakers.open(ROW)
+    breakers.probe("shop.pay", "two", 1.0)
+    breakers.succeeded("shop.pay", "two")
+    breakers.failed("shop.pay", "two", 5.0)
+    breakers.released("shop.other", "two")
+    assert store.read([NAME]) == [before]
+
+
+def test_a_document_is_that_of_every_release(store: Any, breakers: Breakers) -> None:
+    breakers.open(ROW)
+    (entry,) = store.read([NAME])
+    record = json.loads(entry.data)
+    assert record.keys() == {"v", "write", "open"}
+    assert (record["v"], record["open"]) == (
+        1, [["shop.pay", 100.0, 130.0, "one", "6 of 10 runs failed in 60 s", 0, "", 0.0]],
+    )  # fmt: skip
+    assert b" " not in entry.data.replace(ROW.why.encode(), b"")
 
 
 def test_only_the_holder_of_the_probe_decides(breakers: Breakers) -> None:
@@ -131,3 +185,19 @@ def test_more_than_one_entry_holds_are_refused(breakers: Breakers) -> None:
     with pytest.raises(ConfigurationError, match="too many circuit breakers"):
         for number in range(28, 60):
             breakers.open(OpenBreaker(f"{number:02}{'x' * 2000}", 1.0, 2.0, "w", "why"))
+
+
+def test_a_document_that_others_never_stop_changing_is_an_outage(store: Any) -> None:
+    class Busy:
+        def read(self, names: Any) -> Any:
+            return store.read(names)
+
+        def write(self, changes: Any) -> Any:
+            return [None]
+
+    busy: Any = Busy()
+    with pytest.raises(BrokerUnavailable, match="keep changing the circuit breakers"):
+        Breakers(busy).open(ROW)
+    Breakers(store).open(ROW)
+    with pytest.raises(BrokerUnavailable, match="keep changing the circuit breakers"):
+        Breakers(busy).close_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from aztask.engine import Database
 from aztask.errors import BrokerUnavailable
 from aztask.limits.claiming import EPOCH_SECONDS, Claims
 from aztask.limits.rates import spacing
-from aztask.limits.storeclock import KEPT_SECONDS, StoreClock
-from aztask.results.controls import StoreTime
+from aztask.limits.storeclock import StoreClock
 from aztask.results.local.store import LocalResults
+from aztask.stores.rows import StoreTime
 
 TEN = Rate(10, 1.0)
 
@@ -83,18 +84,39 @@ def test_slots_of_an_earlier_rate_are_void_as_soon_as_that_is_known(path: str) -
     new, _ = claimer(path, clock)
     (slot, *_) = old.claim("limit-a", TEN, 100, clock.now)
     assert new.valid(slot)
+    clock.now += 1.0
     new.claim("limit-a", Rate(20, 1.0), 1, clock.now)
     assert not new.valid(slot)
     clock.now += EPOCH_SECONDS + 0.1
     assert not old.valid(slot), "it has read the entry again"
 
 
+def test_slots_in_a_mixed_fleet_stay_valid(path: str) -> None:
+    """The first worker with 20 started last; both claim by turns, and no slot becomes void."""
+    clock = Still()
+    old, _ = claimer(path, clock)
+    old.claim("limit-a", TEN, 1, clock.now)
+    clock.now += 1.0
+    new, _ = claimer(path, clock)
+    slots = []
+    for _ in range(5):
+        slots += new.claim("limit-a", Rate(20, 1.0), 2, clock.now)
+        slots += old.claim("limit-a", TEN, 2, clock.now)
+        clock.now += EPOCH_SECONDS + 0.1
+    assert {slot.epoch for slot in slots} == {2}
+    assert all(new.valid(slot) and old.valid(slot) for slot in slots)
+    gaps = [later.at - slot.at for slot, later in itertools.pairwise(slots[:4])]
+    assert gaps == pytest.approx([spacing(Rate(20, 1.0))] * 3)
+
+
 def test_an_entry_that_always_changes_is_given_up(path: str) -> None:
     clock = Still()
     claims, store = claimer(path, clock)
-    store.write = lambda changes: [None]
-    with pytest.raises(BrokerUnavailable, match="keep claiming"):
+    tries = []
+    store.write = lambda changes: [tries.append(changes)]
+    with pytest.raises(BrokerUnavailable, match="keep changing the slots"):
         claims.claim("limit-a", TEN, 1, clock.now)
+    assert len(tries) == 12
 
 
 def test_the_clock_of_a_remote_store_is_read_once_a_minute() -> None:
@@ -113,6 +135,88 @@ def test_the_clock_of_a_remote_store_is_read_once_a_minute() -> None:
     assert time.now() == pytest.approx(clock.now + 3600.0)
     assert time.error == pytest.approx(0.01)
     assert time.deadline(clock.now + 3601.0) == pytest.approx(clock.now + 1.0)
-    clock.now += KEPT_SECONDS + 1.0
+    clock.now += 59.9
+    time.refresh()
+    assert len(read) == 1
+    clock.now += 0.1
     time.refresh()
     assert len(read) == 2
+
+
+def test_the_clock_of_a_store_on_this_machine_is_always_read() -> None:
+    """It is exact and costs nothing: a clock that is set is noticed at once."""
+    clock, offset = Still(), [0.0]
+
+    class Near:
+        def time(self) -> StoreTime:
+            at = clock.now + offset[0]
+            return StoreTime(at, clock.now, clock.now)
+
+    store: Any = Near()
+    time = StoreClock(store, clock)
+    time.refresh()
+    offset[0] = 30.0
+    time.refresh()
+    assert (time.now(), time.error) == (clock.now + 30.0, 0.0)
+
+
+def test_of_many_keys_the_oldest_are_forgotten(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aztask.limits.claiming.REMEMBERED", 2)
+    clock = Still()
+    claims, _ = claimer(path, clock)
+    for name in ("limit-a", "limit-b", "limit-a", "limit-c"):
+        claims.claim(name, TEN, 1, clock.now)
+    assert claims.free_at("limit-b") == 0.0, "it was used before the others"
+    assert min(claims.free_at("limit-a"), claims.free_at("limit-c")) > clock.now
+
+
+def test_an_epoch_is_known_for_five_seconds(path: str) -> None:
+    clock = Still()
+    old, store = claimer(path, clock)
+    (slot,) = old.claim("limit-a", TEN, 1, clock.now)
+    clock.now += 1.0
+    new, _ = claimer(path, clock)
+    new.claim("limit-a", Rate(20, 1.0), 1, clock.now)
+    clock.now += 4.0
+    store.reads = 0
+    assert old.valid(slot), "its process has not looked again"
+    assert store.reads == 0
+    clock.now += 0.125
+    assert not old.valid(slot)
+    assert store.reads == 1
+
+
+def test_a_process_is_as_old_as_its_first_claim(path: str) -> None:
+    """Also for the keys that it claims later, so that old code does not win for those."""
+    clock = Still()
+    old, _ = claimer(path, clock)
+    old.claim("limit-a", TEN, 1, clock.now)
+    clock.now += 1.0
+    new, _ = claimer(path, clock)
+    new.claim("limit-b", Rate(20, 1.0), 1, clock.now)
+    clock.now += 1.0
+    old.claim("limit-b", TEN, 1, clock.now)
+    first, second = new.claim("limit-b", Rate(20, 1.0), 2, clock.now)
+    assert (first.epoch, second.epoch) == (1, 1), "the numbers have not changed"
+    assert second.at - first.at == pytest.approx(spacing(Rate(20, 1.0)))
+
+
+def test_no_slot_is_before_now_and_none_before_it_is_of_use(path: str) -> None:
+    clock = Still()
+    claims, _ = claimer(path, clock)
+    (late,) = claims.claim("limit-a", TEN, 1, clock.now - 50.0)
+    assert late.at == clock.now
+    (early,) = claims.claim("limit-a", TEN, 1, clock.now + 50.0)
+    assert early.at == clock.now + 50.0
+
+
+def test_when_all_slots_of_a_day_are_taken_nothing_is_written(path: str) -> None:
+    clock = Still()
+    claims, store = claimer(path, clock)
+    daily = Rate(1, 86400.0)
+    assert len(claims.claim("limit-a", daily, 5, clock.now)) == 1
+    assert claims.free_at("limit-a") > clock.now + 86400.0
+    store.writes = 0
+    assert claims.claim("limit-a", daily, 5, clock.now) == []
+    assert store.writes == 0
+    assert claims.free_at("limit-unknown") == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ class Fleet:
         (found,) = self.store.read([ENTRY])
         rows = Holders.from_data(found.data).valid(self.clock.now).rows
         return {name: row.count for name, row in rows.items()}
+
+    @property
+    def tickets(self) -> set[str]:
+        """The workers that wait, by the store."""
+        (found,) = self.store.read([ENTRY])
+        rows = Holders.from_data(found.data).valid(self.clock.now).rows
+        return {name for name, row in rows.items() if row.ticket is not None}
 
 
 @pytest.fixture
@@ -175,10 +183,11 @@ def test_a_damaged_entry_counts_as_full_for_one_lease(fleet: Fleet) -> None:
 
 
 def test_an_entry_that_always_changes_is_given_up(fleet: Fleet) -> None:
-    one = fleet.worker("one")
-    fleet.store.write = lambda changes: [None]
+    one, tries = fleet.worker("one"), []
+    fleet.store.write = lambda changes: [tries.append(changes)]
     with pytest.raises(BrokerUnavailable, match="permits"):
         one.take(ENTRY, 1, 0.0)
+    assert len(tries) == 12
 
 
 @given(
@@ -220,3 +229,280 @@ def test_the_state_is_read_as_it_was_written() -> None:
     for data in (b"", b"[]", b'[9,{},""]', b'[1,{"a":[1]},""]', b'[1,{"a":[-1,0,null]},""]'):
         with pytest.raises(ValueError, match="damaged"):
             Holders.from_data(data)
+
+
+def test_an_entry_is_read_as_every_release_writes_it() -> None:
+    data = b'[1,{"one":[2,50.0,null],"two":[0,60.0,40.5]},"text"]'
+    assert Holders.from_data(data) == Holders({"one": Row(2, 50.0), "two": Row(0, 60.0, 40.5)})
+    assert json.loads(Holders({"one": Row(2, 50.0)}).to_data())[:2] == [
+        1, {"one": [2, 50.0, None]},
+    ]  # fmt: skip
+
+
+def test_a_worker_that_nothing_waits_in_any_longer_leaves_the_queue(fleet: Fleet) -> None:
+    one, two = fleet.worker("one"), fleet.worker("two")
+    assert one.take(ENTRY, 1, 0.0)
+    assert not two.take(ENTRY, 1, 0.0)
+    assert fleet.tickets == {"two"}
+    two.maintain()
+    assert fleet.tickets == {"two"}, "its delivery waits"
+    two.waits(ENTRY, None)
+    two.maintain()
+    assert fleet.tickets == set()
+
+
+def test_permits_in_use_cost_no_request_until_they_are_renewed(fleet: Fleet) -> None:
+    one = fleet.worker("one")
+    one.take(ENTRY, 2, 0.0)
+    before = fleet.requests
+    for _ in range(5):
+        assert one.maintain() == []
+        fleet.clock.now += RENEW_SECONDS / 6
+    assert fleet.requests == before
+    fleet.clock.now += RENEW_SECONDS
+    assert one.maintain() == [ENTRY]
+    assert fleet.requests == before + 1
+
+
+# -- times: 10 s leases, renewed every 3 s, used for 8 s -------------------------------------------
+
+
+def test_a_permit_is_valid_for_ten_seconds_and_used_for_eight(fleet: Fleet) -> None:
+    one = fleet.worker("one")
+    began = fleet.clock.now
+    assert one.take(ENTRY, 2, 0.0)
+    assert one.deadline(ENTRY) == began + 8.0
+    (found,) = fleet.store.read([ENTRY])
+    assert Holders.from_data(found.data).rows["one"].until == began + 10.0
+    fleet.clock.now = began + 2.9
+    assert one.maintain() == []
+    fleet.clock.now = began + 3.0
+    assert one.maintain() == [ENTRY], "it is renewed after three seconds"
+
+
+def test_at_its_deadline_a_permit_is_no_longer_used(fleet: Fleet) -> None:
+    """Nor one that this worker has but could not renew: another worker gets it soon."""
+    one = fleet.worker("one")
+    began = fleet.clock.now
+    assert one.take(ENTRY, 3, 0.0, wanted=3)
+    fleet.store.write = lambda changes: [None]  # the store takes no renewal
+    fleet.clock.now = began + 7.9
+    assert one.take(ENTRY, 3, 0.0)
+    fleet.clock.now = began + 8.0
+    with pytest.raises(BrokerUnavailable):
+        one.take(ENTRY, 3, 0.0)
+
+
+def test_a_refused_worker_asks_again_after_half_a_second(fleet: Fleet) -> None:
+    one, two = fleet.worker("one"), fleet.worker("two")
+    assert one.take(ENTRY, 1, 0.0)
+    assert not two.take(ENTRY, 1, 0.0)
+    one.free(ENTRY)
+    one.waits(ENTRY, None)
+    one.release_all()
+    fleet.clock.now += 0.4
+    assert not two.take(ENTRY, 1, 0.0), "it does not know yet"
+    fleet.clock.now += 0.125
+    assert two.take(ENTRY, 1, 0.0)
+
+
+def test_a_worker_that_is_granted_permits_may_ask_for_more_at_once(fleet: Fleet) -> None:
+    one = fleet.worker("one")
+    assert one.take(ENTRY, 5, 0.0)
+    assert fleet.held == {"one": 1}, "no more than it needs"
+    assert one.take(ENTRY, 5, 0.0)
+    assert fleet.held == {"one": 2}
+
+
+def test_a_worker_that_yielded_asks_again_after_two_seconds(fleet: Fleet) -> None:
+    one, two = fleet.worker("one"), fleet.worker("two")
+    assert one.take(ENTRY, 1, 50.0)
+    assert not two.take(ENTRY, 1, 10.0)
+    fleet.clock.now += 3.0
+    one.maintain()  # it reads that the other one waits
+    one.waits(ENTRY, 50.0)
+    one.free(ENTRY)
+    one.maintain()
+    assert fleet.held == {"one": 0, "two": 0}
+    two.waits(ENTRY, None)
+    two.maintain()  # its delivery went elsewhere, so the permit is free
+    fleet.clock.now += 1.9
+    assert not one.take(ENTRY, 1, 50.0)
+    fleet.clock.now += 0.125
+    assert one.take(ENTRY, 1, 50.0)
+
+
+def test_unused_permits_go_back_after_one_second_and_those_in_use_stay(fleet: Fleet) -> None:
+    one = fleet.worker("one")
+    assert one.take(ENTRY, 5, 0.0, wanted=4)
+    assert all(one.take(ENTRY, 5, 0.0) for _ in range(2))
+    one.free(ENTRY)
+    one.waits(ENTRY, None)
+    fleet.clock.now += 0.9
+    one.maintain()
+    assert fleet.held == {"one": 4}
+    fleet.clock.now += 0.125
+    one.maintain()
+    assert fleet.held == {"one": 2}
+
+
+def test_permits_stay_while_deliveries_wait_for_them(fleet: Fleet) -> None:
+    one = fleet.worker("one")
+    assert one.take(ENTRY, 2, 0.0, wanted=2)
+    one.free(ENTRY)
+    one.waits(ENTRY, 5.0)
+    fleet.clock.now += 2.0
+    one.maintain()
+    assert fleet.held == {"one": 2}
+
+
+# -- yielding to workers that have none ------------------------------------------------------------
+
+
+def waiting(fleet: Fleet, one: Permits, *tickets: float) -> list[Permits]:
+    """Workers that hold no permit and wait since these times, of which the first one knows."""
+    others = [fleet.worker(f"other-{number}") for number in range(len(tickets))]
+    for each, ticket in zip(others, tickets, strict=True):
+        assert not each.take(ENTRY, 3, ticket)
+    fleet.clock.now += 3.0
+    assert one.maintain() == [ENTRY]
+    return others
+
+
+@pytest.mark.parametrize(
+    ("mine", "tickets", "left"),
+    [
+        (None, [20.0], 2),
+        (None, [20.0, 30.0], 1),
+        (None, [20.0, 30.0, 40.0, 50.0], 0),
+        (25.0, [20.0, 30.0], 1),
+        (20.0, [20.0], 3),
+        (10.0, [20.0, 30.0], 3),
+    ],
+    ids=str,
+)
+def test_of_three_permits_those_go_back_for_which_others_have_waited_longer(
+    fleet: Fleet, mine: float | None, tickets: list[float], left: int
+) -> None:
+    """One for each worker that waits, whether deliveries wait here since `mine` or none does."""
+    one = fleet.worker("one")
+    assert [one.take(ENTRY, 3, 0.0) for _ in range(3)] == [True] * 3
+    waiting(fleet, one, *tickets)
+    one.waits(ENTRY, mine)
+    for _ in range(3):
+        one.free(ENTRY)
+    one.maintain()
+    assert fleet.held.get("one", 0) == left
+
+
+def test_the_row_of_a_worker_says_since_when_its_oldest_delivery_waits(fleet: Fleet) -> None:
+    one, two = fleet.worker("one"), fleet.worker("two")
+    assert one.take(ENTRY, 1, 0.0)
+    for ticket in (30.0, 20.0, 40.0):
+        assert not two.take(ENTRY, 1, ticket)
+        fleet.clock.now += 0.75
+    (found,) = fleet.store.read([ENTRY])
+    assert Holders.from_data(found.data).waiting("one") == [20.0]
+
+
+def test_a_delivery_that_got_its_permit_leaves_no_ticket(fleet: Fleet) -> None:
+    """Otherwise the permits that nothing uses would never go back."""
+    one = fleet.worker("one")
+    assert one.take(ENTRY, 2, 5.0, wanted=2)
+    one.free(ENTRY)
+    fleet.clock.now += 1.125
+    one.maintain()
+    assert fleet.held == {}
+
+
+# -- the end, and what is forgotten ----------------------------------------------------------------
+
+
+def test_a_worker_that_only_waits_leaves_the_queue_at_its_end(fleet: Fleet) -> None:
+    one, two = fleet.worker("one"), fleet.worker("two")
+    assert one.take(ENTRY, 1, 0.0)
+    assert not two.take(ENTRY, 1, 0.0)
+    two.release_all()
+    assert fleet.tickets == set()
+    before = fleet.requests
+    two.release_all()
+    assert fleet.requests == before, "it has nothing left to give back"
+
+
+def test_a_key_that_nothing_uses_takes_no_memory_and_one_in_use_does(fleet: Fleet) -> None:
+    one, two = fleet.worker("one"), fleet.worker("two")
+    assert one.take(ENTRY, 1, 0.0)
+    assert not two.take(ENTRY, 1, 0.0)
+    for _ in range(3):
+        fleet.clock.now += 1.125
+        one.maintain()
+        two.maintain()
+        assert one.deadline(ENTRY) > fleet.clock.now
+        assert two.deadline(ENTRY), "its delivery waits"
+    two.waits(ENTRY, None)
+    one.free(ENTRY)
+    for _ in range(3):
+        fleet.clock.now += 1.125
+        one.maintain()
+        two.maintain()
+    for each in (one, two):
+        with pytest.raises(KeyError):
+            each.deadline(ENTRY)
+        each.waits(ENTRY, None)  # nothing happens
+
+
+def test_what_runs_under_a_lost_permit_is_still_known_until_it_ends(fleet: Fleet) -> None:
+    one, two = fleet.worker("one"), fleet.worker("two")
+    assert one.take(ENTRY, 1, 0.0)
+    fleet.clock.now += LEASE_SECONDS + 1.0
+    assert two.take(ENTRY, 1, 0.0)
+    for _ in range(3):
+        fleet.clock.now += 1.0
+        assert one.maintain() == []
+    one.free(ENTRY)
+    one.maintain()
+    with pytest.raises(KeyError):
+        one.deadline(ENTRY)
+
+
+def test_a_worker_whose_permits_were_lost_holds_only_what_it_is_granted_anew(fleet: Fleet) -> None:
+    one = fleet.worker("one")
+    assert [one.take(ENTRY, 3, 0.0) for _ in range(2)] == [True, True]
+    fleet.clock.now += LEASE_SECONDS + 1.0
+    one.free(ENTRY)
+    one.free(ENTRY)
+    assert one.take(ENTRY, 3, 0.0)
+    assert fleet.held == {"one": 1}
+
+
+def test_a_damaged_row_of_an_entry_is_damaged() -> None:
+    for row in ("[1,NaN,null]", "[1,5,Infinity]", "[true,5,null]", "[1.5,5,null]", "[0,5]"):
+        with pytest.raises(ValueError, match="damaged"):
+            Holders.from_data(f'[1,{{"a":{row}}},""]'.encode())
+    assert Holders.from_data(b'[1,{"a":[0,5,2]},""]') == Holders({"a": Row(0, 5.0, 2.0)})
+
+
+def test_the_oldest_of_those_that_hold_none_comes_first() -> None:
+    state = Holders(
+        {"a": Row(0, 9.0, 3.0), "b": Row(0, 9.0, 2.0), "c": Row(1, 9.0, 1.0), "d": Row(2, 9.0)}
+    )
+    assert state.waiting("x") == [2.0, 3.0]
+    assert state.waiting("b") == [3.0]
+    assert state.with_row("a", Row(0, 9.0)).rows.keys() == {"b", "c", "d"}
+    assert state.with_row("a", Row(1, 9.0)).rows["a"] == Row(1, 9.0)
+
+
+def test_a_task_that_runs_is_told_of_renewals_that_requests_for_more_have_made(
+    fleet: Fleet,
+) -> None:
+    """Deliveries that wait in hand ask again and again; each request renews the whole row."""
+    one = fleet.worker("one")
+    assert one.take(ENTRY, 1, 0.0)
+    until = one.deadline(ENTRY)
+    for _ in range(40):
+        fleet.clock.now += 1.0
+        assert not one.take(ENTRY, 1, 1.0)
+        if one.maintain():
+            until = one.deadline(ENTRY)
+        assert fleet.clock.now < until, "the task that runs would end here"
+    assert fleet.held == {"one": 1}

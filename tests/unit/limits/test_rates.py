@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.canvas.limits import Rate
-from aztask.limits.rates import AHEAD, HORIZON, SLACK, RateState, spacing
+from aztask.limits.rates import (
+    AHEAD,
+    HORIZON,
+    LIVES_SECONDS,
+    MOST_LIVING,
+    SLACK,
+    RateState,
+    spacing,
+)
 from aztask.limits.slots import MOST_SLOTS, Slot, slots_of, slots_text
 
 TEN = Rate(10, 1.0)
@@ -20,6 +29,12 @@ def test_slots_follow_each_other() -> None:
     assert first == pytest.approx([100.0, 100.0 + spacing(TEN), 100.0 + 2 * spacing(TEN)])
     second, _ = state.claim(TEN, 1, 100.0, 100.0)
     assert second == pytest.approx([100.0 + 3 * spacing(TEN)])
+
+
+def test_slots_are_so_far_apart_that_each_may_be_used_late() -> None:
+    assert spacing(Rate(1, 1.0)) == pytest.approx(1.045)
+    assert spacing(TEN) == pytest.approx(0.1045)
+    assert spacing(Rate(600, 60.0)) == pytest.approx(60.045 / 600)
 
 
 def test_after_a_quiet_time_a_burst_starts_at_once() -> None:
@@ -58,13 +73,131 @@ def test_no_period_has_more_starts_than_the_rate_allows(
 
 
 def test_a_changed_rate_voids_slots_but_not_those_in_hand() -> None:
-    _, state = RateState().under(TEN, 100.0).claim(TEN, 1000, 100.0, 100.0)
-    assert state.under(TEN, 100.0) == state
-    changed = state.under(Rate(100, 1.0), 100.0)
+    made, _ = RateState().under(TEN, 100.0, 50.0)
+    _, state = made.claim(TEN, 1000, 100.0, 100.0)
+    assert state.under(TEN, 100.0, 90.0) == (state, TEN)
+    changed, used = state.under(Rate(100, 1.0), 100.0, 60.0)
+    assert used == Rate(100, 1.0)
     assert changed.epoch == state.epoch + 1
     assert changed.free_at == 100.0 + AHEAD + SLACK, "behind those that are kept in hand"
-    idle = RateState(free_at=99.0, numbers="old").under(TEN, 100.0)
+    idle, _ = RateState(free_at=99.0, numbers="old").under(TEN, 100.0, 50.0)
     assert idle.free_at == 99.0
+
+
+def test_a_mixed_fleet_changes_the_epoch_once_and_uses_the_newest_numbers() -> None:
+    old, new = Rate(10, 1.0), Rate(600, 86400.0, burst=3)
+    state, _ = RateState().under(old, 100.0, 50.0)
+    epochs = []
+    for second in range(100, 1100, 50):
+        for rate, started in ((new, 90.0), (old, 50.0), (old, 1000.0)):  # one of them restarts
+            state, used = state.under(rate, float(second), started)
+            state = RateState.from_data(state.to_data())
+            assert used == new
+            epochs.append(state.epoch)
+    assert set(epochs) == {state.epoch}
+    assert state.numbers == str(new)
+    alone, used = state.under(old, 1050.0 + LIVES_SECONDS + 1.0, 50.0)
+    assert used == old, "no worker claims with the other numbers"
+    assert alone.epoch == state.epoch + 1
+
+
+def test_numbers_live_until_ten_minutes_after_their_last_claim() -> None:
+    old, new = Rate(10, 1.0), Rate(20, 1.0)
+    state, _ = RateState().under(new, 100.0, 90.0)
+    for after, expected in ((LIVES_SECONDS, new), (LIVES_SECONDS + 0.5, old)):
+        _, used = state.under(old, 100.0 + after, 50.0)
+        assert used == expected
+
+
+def test_a_worker_of_which_no_start_is_known_is_the_oldest() -> None:
+    old, new = Rate(10, 1.0), Rate(20, 1.0)
+    state, _ = RateState().under(new, 100.0, 0.5)
+    assert state.under(old, 100.0)[1] == new
+
+
+def test_numbers_that_cannot_be_read_do_not_count() -> None:
+    damaged = RateState(numbers="x", living={"x": (90.0, 100.0), "0/1s, burst 1": (95.0, 100.0)})
+    state, used = damaged.under(TEN, 100.0, 50.0)
+    assert used == TEN
+    assert state.numbers == str(TEN)
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "", "0/1s, burst 1", "1/0s, burst 1", "1/1s, burst 0", "1/1s", "1/1s, burst 1;"]
+)
+def test_damaged_numbers_never_count_however_late_their_worker_started(text: str) -> None:
+    state, used = RateState(living={text: (95.0, 100.0)}).under(TEN, 100.0, 50.0)
+    assert (used, state.numbers) == (TEN, str(TEN))
+
+
+@pytest.mark.parametrize("rate", [Rate(7, 90.0, 3), Rate(1, 0.5), Rate(2, 604800.0, 9)], ids=str)
+def test_the_numbers_of_another_worker_are_read_from_the_entry(rate: Rate) -> None:
+    theirs, _ = RateState().under(rate, 100.0, 90.0)
+    state, used = theirs.under(TEN, 100.0, 50.0)
+    assert used == rate
+    assert state.numbers == str(rate)
+
+
+def test_an_entry_says_who_lives_to_a_tenth_of_a_second() -> None:
+    state, _ = RateState().under(TEN, 100.26, 50.04)
+    *_, own = json.loads(state.to_data())
+    assert own["living"] == {str(TEN): [50.0, 100.3]}
+    assert "write" in own
+
+
+@pytest.mark.parametrize("time", ["NaN", "Infinity"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_entry_with_a_time_that_is_none_is_damaged(place: int, time: str) -> None:
+    times = ["1.0", "2.0"]
+    times[place] = time
+    living = f'{{"a":[{",".join(times)}],"b":[1.0,2.0]}}'
+    data = f'[1,9.0,3,"{TEN}",{{"living":{living}}}]'.encode()
+    assert RateState.from_data(data) == RateState()
+    for free_at in ("NaN", "Infinity"):
+        assert RateState.from_data(f'[1,{free_at},3,"",""]'.encode()) == RateState()
+    for numbers in ("5", "null"):
+        assert RateState.from_data(f'[1,9.0,3,{numbers},""]'.encode()) == RateState()
+
+
+def test_of_workers_that_started_at_once_the_same_numbers_count_for_all() -> None:
+    other = Rate(20, 1.0)
+    used = set()
+    for first, second in ((TEN, other), (other, TEN)):
+        state, _ = RateState().under(first, 100.0, 50.0)
+        used.add(state.under(second, 100.0, 50.0)[1])
+    assert len(used) == 1
+
+
+def test_slots_are_handed_out_for_a_day() -> None:
+    daily = Rate(1, 86400.0 - 0.045)
+    assert spacing(daily) == 86400.0
+    times, state = RateState().claim(daily, 5, 100.0, 100.0)
+    assert times == [100.0, 86500.0]
+    assert state.claim(daily, 1, 100.0, 100.0) == ([], state)
+
+
+def test_new_numbers_begin_behind_the_slots_of_the_next_second() -> None:
+    made, _ = RateState().under(TEN, 100.0, 50.0)
+    _, state = made.claim(TEN, 1000, 100.0, 100.0)
+    changed, _ = state.under(Rate(20, 1.0), 100.0, 60.0)
+    assert changed.free_at == pytest.approx(101.045)
+    assert changed.living.keys() == {str(TEN), str(Rate(20, 1.0))}
+
+
+def test_few_numbers_are_remembered() -> None:
+    state = RateState()
+    for number in range(1, 200):
+        state, used = state.under(Rate(number, 1.0), 100.0, float(number))
+        assert used == Rate(number, 1.0)
+    assert len(state.living) <= MOST_LIVING + 1
+
+
+def test_a_release_before_owners_reads_the_entry() -> None:
+    state, _ = RateState().under(TEN, 100.0, 50.0)
+    version, free_at, epoch, numbers, _ = json.loads(state.to_data())
+    assert (version, free_at, epoch, numbers) == (1, 0.0, 1, str(TEN))
+    theirs = json.dumps([version, 7.0, epoch, numbers, "a text"]).encode()
+    assert RateState.from_data(theirs) == RateState(7.0, epoch, numbers)
 
 
 def test_nothing_is_handed_out_beyond_the_horizon() -> None:
@@ -79,7 +212,18 @@ def test_a_state_is_read_as_it_was_written_and_no_two_writers_write_the_same() -
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xff", b"{}", b"[1]", b'[9,1,1,"",""]', b'[1,"x",1,"",""]']
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"{}",
+        b"[1]",
+        b'[9,1,1,"",""]',
+        b'[1,"x",1,"",""]',
+        b'[1,1,1,"",{}]',
+        b'[1,1,1,"",{"living":{"a":1}}]',
+        b'[1,1,1,"",{"living":[]}]',
+    ],
 )
 def test_a_damaged_entry_is_a_new_state(data: bytes) -> None:
     assert RateState.from_data(data) == RateState()
@@ -88,6 +232,13 @@ def test_a_damaged_entry_is_a_new_state(data: bytes) -> None:
 def test_the_slots_of_a_message() -> None:
     slots = [Slot("limit-rate-a", 3, 1234.5), Slot("limit-rate-b", 1, 99.0)]
     assert slots_of(slots_text(slots)) == {slot.entry: slot for slot in slots}
-    for text in (None, "", "x", "a@b@c", "a@1@nan", "a@1"):
+    for text in (None, "", "x", "a@1@2@3", "a@b@c", "a@1@nan", "a@1@inf", "a@1", "a@1@1.0@2"):
         assert slots_of(text) == {}
     assert len(slots_of(";".join(f"e{n}@1@1.0" for n in range(1000)))) == MOST_SLOTS
+
+
+def test_a_damaged_slot_does_not_spoil_the_one_behind_it() -> None:
+    good = Slot("limit-rate-b", 1, 99.0)
+    for damaged in ("a@1", "a@x@1.0", "a@1@nan"):
+        assert slots_of(f"{damaged};{slots_text([good])}") == {good.entry: good}
+    assert slots_text([good]) == "limit-rate-b@1@99.000000"

@@ -1,7 +1,7 @@
 """The ids of clones follow from each other, and clones of different messages share none."""
 
-from aztask.message.cloneids import next_link
 from aztask.message.envelope import Envelope
+from aztask.message.message import next_link
 
 
 def test_the_links_of_a_chain_have_ids_that_follow_from_each_other():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.errors import DecodeError
-from aztask.message.jsonvalues import check_json_values
+from aztask.message.jsonencoding import check_json_values
 
 DIGITS = b"9" * 400
 

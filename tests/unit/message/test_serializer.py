@@ -16,6 +16,8 @@ from aztask.message.serializer import INTEGER_BYTES, TEXT_BYTES, check_keys, pac
 
 zones = st.none() | st.timezones()
 offsets = st.integers(-86399, 86399).map(lambda s: dt.timezone(dt.timedelta(seconds=s)))
+
+
 scalars = (
     st.none()
     | st.booleans()

@@ -4,12 +4,21 @@ import time
 
 import pytest
 
-from aztask.payloads.ageing import HOUR, ended, remove_ended
-from aztask.payloads.memory import MemoryPayloads
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.payloads.holders import HOUR, Holders, ended, remove_ended
 from aztask.payloads.payloads import Payloads
-from aztask.payloads.store import Kind, Listed, listed, new_name
+from aztask.payloads.store import (
+    Kind,
+    Listed,
+    MemoryPayloads,
+    broker_in,
+    listed,
+    may_remove,
+    new_name,
+)
 
 NOW = 1_800_000_000.0
+NOTHING = Holders(None, None)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +53,41 @@ def test_workers_remove_results_and_values_only():
     for kind in Kind:
         payloads.keep(kind, b"old", time.time() - 1000 * HOUR)
         payloads.keep(kind, b"new", time.time() + 2 * HOUR)
-    assert remove_ended(payloads, 10 * HOUR) == 2
+    assert remove_ended(payloads, 10 * HOUR, Holders(None, None)) == 2
     left = sorted((each.kind, store.stored[each.name]) for each in store.list())
     assert left == [
         ("args", b"new"), ("args", b"old"), ("results", b"new"),
         ("saved", b"new"), ("saved", b"old"), ("values", b"new"),
     ]  # fmt: skip
+
+
+def test_a_name_says_whose_payload_it_is():
+    mine, theirs = Owner("local://a").mark, Owner("local://b").mark
+    name = new_name(Kind.RESULT, NOW, mark=mine)
+    assert listed(name, 5) is not None  # older releases read it
+    assert broker_in(name) == mine[:8]
+    assert may_remove(name, mine)
+    assert may_remove(name, "")
+    assert not may_remove(name, theirs)
+    assert len({new_name(Kind.RESULT, NOW, mark=mine) for _ in range(1000)}) == 1000
+
+
+def test_each_owner_removes_its_own_payloads():
+    store = MemoryPayloads()
+    of = {
+        broker: Payloads(
+            lambda: store,
+            threshold=1,
+            checkpoint_threshold=1,
+            result_threshold=1,
+            owner=lambda broker=broker: Owner(broker) if broker else NO_OWNER,
+        )
+        for broker in ("local://a", "local://b", "")
+    }
+    for broker, payloads in of.items():
+        payloads.keep(Kind.RESULT, broker.encode(), time.time() - 100 * HOUR)
+    assert remove_ended(of["local://a"], 10 * HOUR, NOTHING) == 1
+    assert sorted(store.stored.values()) == [b"", b"local://b"]
+    of[""].keep(Kind.RESULT, b"older", time.time() - 1000 * HOUR)
+    assert remove_ended(of["local://a"], 10 * HOUR, NOTHING) == 1  # whose it was is not known
+    assert sorted(store.stored.values()) == [b"", b"local://b"]

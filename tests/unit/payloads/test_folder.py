@@ -7,7 +7,7 @@ import pytest
 
 from aztask.errors import BrokerUnavailable, PayloadMissing
 from aztask.message.payload import StoredValue
-from aztask.payloads.folder import FolderPayloads
+from aztask.payloads.opening import FolderPayloads
 from aztask.payloads.store import Kind, new_name
 
 

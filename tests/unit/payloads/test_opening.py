@@ -7,7 +7,7 @@ import pytest
 from aztask import App
 from aztask.address.addresses import BlobAddress
 from aztask.errors import ConfigurationError
-from aztask.payloads.folder import FolderPayloads
+from aztask.payloads.opening import FolderPayloads
 from aztask.payloads.place import place_of
 
 ACCOUNT = "DefaultEndpointsProtocol=https;AccountName=shop;AccountKey=c2VjcmV0;"

@@ -14,8 +14,8 @@ from aztask.errors import (
 )
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue
-from aztask.payloads.memory import MemoryPayloads
 from aztask.payloads.payloads import PARALLEL, Payloads
+from aztask.payloads.store import MemoryPayloads
 
 SMALL, LARGE = b"s" * 10, b"l" * 11
 

@@ -1,6 +1,7 @@
 """Workers that take turns on an injected clock, over one result file."""
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -87,7 +88,7 @@ def test_another_worker_sends_what_a_dead_one_made(world):
     def die(*arguments):
         raise Killed
 
-    first._engine._send = die
+    first._engine._sends.send_occurrence = die
     with pytest.raises(Killed):
         first.turn()
     assert states(world) == ["due"]
@@ -97,6 +98,68 @@ def test_another_worker_sends_what_a_dead_one_made(world):
     world.run([second], 30.0, (1.0, 1.0))
     assert ids(world) == ["2027-01-15T09:00:00Z"]
     assert states(world) == ["sent"]
+
+
+def test_a_worker_that_makes_the_next_occurrence_leaves_the_one_before_to_its_maker(world):
+    """It was made six to eleven seconds ago: its maker may only be slow."""
+    declare = declaring(every=6)
+    first, second = world.worker("a", declare), world.worker("b", declare)
+    world.now = START + 1.0
+    world.run([first], 2.0, (0.5, 0.5))  # so that it makes the first occurrence, and at once
+    world.run([first, second], 2.0, (0.5, 0.5))
+    world.now = START + 6.0
+
+    def die(*arguments):
+        raise Killed
+
+    first._engine._sends.send_occurrence = die
+    while states(world) != ["due"]:
+        with suppress(Killed):
+            first.turn()
+        world.now += 0.1
+    while not world.sent and world.now < START + 18.0:
+        second.turn()
+        world.now += 0.5
+    assert ids(world) == ["2027-01-15T08:00:12Z"]
+    assert states(world) == ["due", "sent"]
+
+
+def test_a_schedule_that_failed_waits_for_its_pause_although_its_head_changes(world):
+    schedules = world.schedules(declaring())
+    worker = schedules.runner("a")
+    attempts = []
+
+    def fail(*arguments):
+        attempts.append(world.now)
+        raise ValueError("the broker says no")
+
+    worker._engine._sends.send_occurrence = fail
+    world.run([worker], HOUR - 1.0, (10.0, 20.0))
+    world.now = START + HOUR
+    while len(attempts) < 2:
+        worker.turn()
+        world.now += 0.5
+    last = attempts[-1]
+    for _ in range(8):  # four seconds with two looks, each of which finds another head
+        schedules.engine.change("shop.s", lambda view: replace(view.schedule, made=99))
+        worker.turn()
+        world.now += 0.5
+    assert attempts[-1] == last
+    while len(attempts) < 3:
+        worker.turn()
+        world.now += 0.5
+    assert attempts[-1] - last >= 5.0
+
+
+def test_a_schedule_of_the_code_takes_over_one_that_was_made_at_run_time(world):
+    made = world.schedules()
+    made.create("s", call(1), every=HOUR)
+    assert not made.view("s").schedule.of_code
+    world.run([world.worker("a", declaring())], 60.0, (5.0, 10.0))
+    assert made.view("s").schedule.of_code
+    definition = made.engine.definition(made.view("s"))
+    view = made.engine.define(definition, 0, "", made.view("s"), of_code=False)
+    assert not view.schedule.of_code
 
 
 def test_a_schedule_that_no_code_claims_stops_after_ten_minutes(world):
@@ -116,7 +179,7 @@ def test_claims_are_renewed_while_nothing_is_due(world):
     worker = world.worker("a", declaring(cron="0 0 1 1 *", every=None))
     world.run([worker], 6 * HOUR, (10.0, 60.0))
     view = world.schedules().view("s")
-    assert world.now - view.schedule.claimed_at < 400.0
+    assert world.now - view.claimed_at < 400.0
 
 
 def test_one_that_was_made_at_run_time_needs_no_claim(world):
@@ -226,7 +289,8 @@ def test_one_damaged_schedule_harms_no_other(world, caplog):
 def test_an_error_of_one_send_stays_open_and_is_tried_again(world):
     world.deaths = 0.0
     worker = world.worker("a", declaring())
-    engine, send = worker._engine, worker._engine._send
+    sends = worker._engine._sends
+    send = sends.send_occurrence
     failures = iter([True, True, False])
 
     def flaky(*arguments):
@@ -234,7 +298,7 @@ def test_an_error_of_one_send_stays_open_and_is_tried_again(world):
             raise ValueError("the broker says no")
         send(*arguments)
 
-    engine._send = flaky
+    sends.send_occurrence = flaky
     world.run([worker], HOUR + 120.0, (1.0, 2.0))
     assert states(world) == ["sent"]
     assert len(world.sent) == 1

@@ -118,6 +118,7 @@ def test_an_interval_counts_from_midnight_utc_of_1970():
     assert list(islice(Every(300).after(1000.0), 3)) == [1200, 1500, 1800]
     assert next_time(Every(300), 1200.0) == 1500
     assert next_time(Every(1.5), 4.4) == 4.5
+    assert next_time(Every(1.1), 3.3) == 4.4, "although 3.3 / 1.1 is a little less than 3"
     day = datetime(2026, 5, 1, tzinfo=UTC).timestamp()
     assert next_time(Every(86400), day - 1) == day
     assert latest_times(Every(60), 0.0, 1e9, 3) == [999999840, 999999900, 999999960]
@@ -170,3 +171,132 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch):
     with pytest.raises(ConfigurationError, match=r'pip install "aztask\[schedules\]"$'):
         Cron("0 2 * * *")
     assert next_time(Every(60), 0.0) == 60
+
+
+@pytest.mark.parametrize(("name", "expression"), triggers.NAMES.items())
+def test_a_common_name_is_the_expression_that_it_stands_for(name, expression):
+    """Also in the store, so that workers of an earlier release read the definition."""
+    made = trigger_of("s", name, None, None, BERLIN)
+    assert made == Cron(expression, BERLIN)
+    assert made.packed() == ["cron", expression, BERLIN]
+    assert next_time(made, local(2026, 5, 6)) is not None
+
+
+def test_the_names_of_debians_cron_are_known():
+    """crontab(5); ``@reboot`` is not a time."""
+    assert set(triggers.NAMES) == {
+        *("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("@dayly", "Did you mean '@daily'"),
+        ("@reboot", "It has: @yearly"),
+        ("@every 5m", "every=300"),
+        ("@", "It has: @yearly"),
+    ],
+)
+def test_another_name_is_refused_and_the_known_ones_are_named(name, says):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        Cron(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_zone_is_checked_even_where_it_does_not_matter():
+    with pytest.raises(ConfigurationError, match="tz takes the name"):
+        trigger_of("s", None, 60, None, "Mars/Base")
+
+
+# -- what operators and other releases rely on ----------------------------------------------------
+
+
+def test_triggers_are_stored_in_the_words_of_every_release():
+    assert Cron("0 2 * * *").packed() == ["cron", "0 2 * * *", "UTC"]
+    assert Every(90.0).packed() == ["every", 90.0]
+    assert At(5.0).packed() == ["at", 5.0]
+
+
+def test_triggers_say_when_they_are_due():
+    assert str(Cron("0 2 * * *", BERLIN)) == "0 2 * * * Europe/Berlin"
+    assert repr(Cron("0 2 * * *")) == "Cron(expression='0 2 * * *', tz='UTC')"
+    assert (str(Every(90.0)), str(At(1.8e9))) == ("every 90 s", "at 2027-01-15 08:00:00Z")
+
+
+def test_equal_expressions_are_equal_whatever_they_hold_beside():
+    assert Cron("0 2 * * *", BERLIN) == Cron("0 2 * * *", BERLIN)
+    assert Cron("0 2 * * *", BERLIN) != Cron("0 2 * * *")
+
+
+def test_the_shortest_interval_is_a_second_and_times_reach_to_the_year_9892():
+    assert read_trigger(["every", 1.0]) == Every(1.0) == trigger_of("s", None, 1, None, "UTC")
+    assert read_trigger(["every", 1]) == Every(1)
+    for packed in (["every", 0.999], ["at", 2.5e11], ["at", -0.001], ["at", "5"], ["every", "5"]):
+        with pytest.raises(Damaged):
+            read_trigger(packed)
+    assert read_trigger(["at", 0]) == At(0)
+    assert read_trigger(["at", 2.5e11 - 1]) == At(2.5e11 - 1)
+    assert next_time(Every(1e11), 2.0e11) is None
+    assert next_time(Every(1e11), 1.0e11) == 2.0e11
+
+
+def test_times_are_in_whole_milliseconds():
+    at = datetime(2026, 5, 1, 0, 0, 0, 123_456, tzinfo=UTC)
+    assert trigger_of("s", None, None, at, "UTC") == At(round(at.timestamp(), 3))
+    found = list(islice(Every(1.0004).after(0.0), 3))
+    assert found == [1.0, 2.001, 3.001]
+
+
+def test_a_wrong_zone_is_refused_beside_every_kind_of_times():
+    for options in (("0 2 * * *", None, None), (None, 60, None), (None, None, datetime.now(UTC))):
+        with pytest.raises(ConfigurationError, match="tz takes the name of a time zone"):
+            trigger_of("s", *options, "Mars/Base")
+
+
+def test_the_time_itself_is_not_after_it():
+    for trigger in (Cron("0 * * * *"), Every(3600.0)):
+        first = next_time(trigger, 1_800_000_000.0 - 1)
+        assert first == 1_800_000_000.0
+        assert next_time(trigger, first) == first + 3600.0
+        assert next_time(trigger, first - 0.001) == first
+
+
+def test_a_start_within_a_minute_near_a_change_of_the_clocks_loses_no_second():
+    """Six fields, seconds first."""
+    trigger = Cron("*/20 * * * * *", BERLIN)
+    after = local(2026, 10, 25, 1, 59, tz=BERLIN) + 30.5
+    found = [each - after for each in islice(trigger.after(after), 4)]
+    assert found == [9.5, 29.5, 49.5, 69.5]
+
+
+@pytest.mark.parametrize("days", [1, 2, 3, 30, 400])
+def test_the_latest_times_of_a_long_outage_are_found_in_few_steps(days):
+    asked = []
+
+    class Counting(Every):
+        def after(self, at):
+            asked.append(at)
+            return super().after(at)
+
+    until = 1_800_000_000.0
+    back = days * 86400.0
+    assert latest_times(Counting(86400.0 * 5), until - back, until, 1) == (
+        [until - until % 432000.0] if until % 432000.0 < back else []
+    )
+    assert len(asked) <= 5
+    assert min(asked) >= until - back
+    assert asked == sorted(asked, reverse=True)
+
+
+def test_of_a_schedule_of_every_second_an_outage_of_a_year_costs_two_days():
+    asked = []
+
+    class Counting(Every):
+        def after(self, at):
+            asked.append(at)
+            return super().after(at)
+
+    until = 1_800_000_000.0
+    assert latest_times(Counting(60.0), until - 3e7, until, 2) == [until - 60.0, until]
+    assert asked == [until - 172800.0]

@@ -22,7 +22,7 @@ class Slow:
 
     def __init__(self, app, monkeypatch):
         self.sizes, self.threads, self.errors = [], set(), []
-        inner = app._sender.publish
+        inner = app.sends.sender.publish
 
         self.entered, self.gate = threading.Event(), threading.Event()
         self.gate.set()
@@ -39,7 +39,7 @@ class Slow:
                     raise error(messages) if callable(error) else error
             inner(queue, messages, delay)
 
-        monkeypatch.setattr(app._sender, "publish", publish)
+        monkeypatch.setattr(app.sends.sender, "publish", publish)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_a_cancelled_caller_harms_no_other(app, slow):
 
 def test_an_unexpected_error_reaches_its_calls_and_the_queue_goes_on(app, monkeypatch):
     add = app.tasks["shop.add"]
-    sender = app._async_sender
+    sender = app.sends.async_sender
     with monkeypatch.context() as patch:
         patch.setattr(sender, "_publish", lambda calls: {}["bug"])
         with pytest.raises(KeyError, match="bug"):

@@ -9,6 +9,7 @@ import pytest
 from aztask import App
 from aztask.sending import send
 from aztask.sending.publisher import Publisher
+from aztask.support import clock
 
 
 def test_one_by_one_and_as_a_batch_are_the_same_bytes():
@@ -72,8 +73,8 @@ def test_map_stores_the_same_bytes_as_delay(serializer, keys, options, monkeypat
         numbers = iter(range(100))
         monkeypatch.setattr(send, "new_id", lambda: f"id-{next(numbers)}")
         monkeypatch.setattr(send, "new_ids", lambda n: [f"id-{next(numbers)}" for _ in range(n)])
-        monkeypatch.setattr(send.time, "time", lambda: 1_800_000_000.0)
-        how(add.with_options(**options))
+        with clock.replaced(clock.Clock(wall=lambda: 1_800_000_000.0)):
+            how(add.with_options(**options))
         with app.broker.engine.database.read() as connection:
             sql = "SELECT message_id, session, payload FROM messages ORDER BY seq"
             found = connection.execute(sql).fetchall()

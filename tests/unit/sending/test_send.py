@@ -92,7 +92,7 @@ def test_unconfirmed_messages_are_recognised_by_their_keyed_ids(monkeypatch):
         raise SendUnconfirmed("no answer", unconfirmed=[batch[1]])
 
     monkeypatch.setattr(app.broker, "send", doubtful)
-    sender = app._sender
+    sender = app.sends.sender
     monkeypatch.setattr(sender.events, "emit", lambda kind, each: seen.append((kind, len(each))))
     app.task(name="shop.add")(lambda a: a)
     with pytest.raises(SendUnconfirmed):

@@ -3,7 +3,7 @@
 import pytest
 
 from aztask import App
-from aztask.errors import CapabilityError, ConfigurationError, EncodeError
+from aztask.errors import CapabilityError, ConfigurationError
 from aztask.sending.sessionrules import IN_ORDER, strategy_in_session
 
 
@@ -47,8 +47,8 @@ def test_a_send_carries_its_session_and_its_order(app):
         ({"session": "a", "queue": "new"}, ConfigurationError, "app.queue('new', sessions=True"),
         ({"session": ""}, ConfigurationError, "session takes a text"),
         ({"session": 7}, ConfigurationError, "session takes a text, not 7"),
-        ({"session": "x" * 129}, EncodeError, "1 to 128 characters"),
-        ({"session": "a\nb"}, EncodeError, "cannot be printed"),
+        ({"session": "x" * 129}, ConfigurationError, "1 to 128 printable characters"),
+        ({"session": "a\nb"}, ConfigurationError, "1 to 128 printable characters"),
         ({"session": "a", "ordered": 1}, ConfigurationError, "ordered is True or False"),
     ],
 )

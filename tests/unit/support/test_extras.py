@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from aztask.support.extras import install_command
+from aztask.support.late import install_command
 
 ROOT = Path(__file__).parents[3]
 IN_CODE = re.compile(r"install_command\(['\"](\w+)['\"]\)")
@@ -43,7 +43,7 @@ def test_commands_in_texts_have_double_quotes_and_extras_that_exist():
         (path, names)
         for path, quote, names in found
         if quote != '"' or not set(names.split(",")) <= extras().keys()
-        if path != "aztask/support/extras.py"
+        if path != "aztask/support/late.py"
     ]
     assert wrong == []
 

@@ -14,7 +14,7 @@ def test_it_signals_at_the_nth_time_alone(monkeypatch):
     monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
     failpoint = Failpoint("recorded:STOP:2")
     for _ in range(4):
-        failpoint.reached(7)
+        failpoint.reached("recorded", 1, 7)
     assert (failpoint.step, sent) == ("recorded", [(7, signal.SIGSTOP)])
 
 

@@ -22,7 +22,7 @@ sys.modules["fcntl"] = None
 NEITHER = "import sys\nsys.modules['fcntl'] = sys.modules['msvcrt'] = None\n"
 HOLD = """
 import os, sys
-from aztask.support.filelock import try_lock
+from aztask.support.private import try_lock
 descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_APPEND | os.O_CREAT)
 print(try_lock(descriptor), flush=True)
 os.write(descriptor, b"line")
@@ -31,7 +31,7 @@ sys.stdin.read()
 """
 WAIT = """
 import os, sys
-from aztask.support.filelock import wait_for_lock
+from aztask.support.private import wait_for_lock
 descriptor = os.open(sys.argv[1], os.O_RDWR)
 print("waits", flush=True)
 wait_for_lock(descriptor)

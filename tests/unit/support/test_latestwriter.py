@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from aztask.support.latestwriter import LatestWriter
+from aztask.emulator.view import LatestWriter
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from aztask.events.event import Event
-from aztask.telemetry.prometheus.backlog import MANY, Backlog
+from aztask.telemetry.prometheus.worker import MANY, Backlog
 
 
 def event(task_id, task="shop.add"):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from aztask.telemetry.prometheus.distribution import Distribution
+from aztask.telemetry.prometheus.metrics import Distribution
 
 BUCKETS = (0.0, 0.005, 1.0, 2.5, 3600.0)
 

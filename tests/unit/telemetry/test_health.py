@@ -95,3 +95,18 @@ def test_a_service_that_hangs_delays_no_other():
     health.stop()
     hanging.set()
     assert slow.problem != ""
+
+
+def test_an_unexpected_error_is_no_outage_and_is_logged_once_with_its_traceback(bench, caplog):
+    bench.error = ValueError("a bug")
+    for _ in range(3):
+        bench.contact.ask()
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert "does not answer" not in record.message
+    assert bench.health.not_ready() == "broker: a bug"
+    bench.error = BrokerUnavailable("away")
+    bench.contact.ask()
+    bench.error = None
+    bench.contact.ask()
+    assert bench.health.not_ready() == ""

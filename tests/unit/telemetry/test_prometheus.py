@@ -17,10 +17,9 @@ from aztask.events.event import Event
 from aztask.hooks import WorkerStatus
 from aztask.results.base import RunningTask, WorkerRecord
 from aztask.telemetry.labels import UNKNOWN, TaskLabels
-from aztask.telemetry.prometheus.backlog import Backlog
-from aztask.telemetry.prometheus.celery import CeleryMetrics
 from aztask.telemetry.prometheus.exporter import QueueDepths, exporting
 from aztask.telemetry.prometheus.metrics import WorkerMetrics
+from aztask.telemetry.prometheus.worker import Backlog, CeleryMetrics
 
 COMMON = ("t", "shop.add", "default")
 HOSTILE = 'x"} 1\nevil{a="b\\'

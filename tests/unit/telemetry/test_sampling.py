@@ -14,7 +14,7 @@ from aztask.hooks import WorkerInfo
 from aztask.message.message import TaskMessage
 from aztask.telemetry.otel import instrument
 from aztask.telemetry.otel.instrument import _records
-from aztask.telemetry.otel.sampling import UnsampledParents
+from aztask.telemetry.otel.propagation import UnsampledParents
 
 UNSAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 

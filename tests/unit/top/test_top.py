@@ -12,6 +12,7 @@ from textual.widgets import DataTable, Static
 from aztask import App
 from aztask.cli.main import cli
 from aztask.errors import BrokerUnavailable
+from aztask.operate.overview import FAILURES_EVERY, Reader
 from aztask.results.base import (
     Finish,
     Outcome,
@@ -22,7 +23,6 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.settlement import DeadLetter
-from aztask.top.figures import FAILURES_EVERY, Reader
 from aztask.top.screen import TopApp
 
 HOSTILE = "[red]x[/red]\x1b[2J"
@@ -186,7 +186,7 @@ def test_old_workers_disappear_and_silent_ones_run_nothing(app):
         ("ended", "stopped"),
         ("silent", "silent"),
     ]
-    assert {each.worker for each in found.running} == {"new"}
+    assert {each.worker.name for each in found.running} == {"new"}
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_shown(app):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from kombu import Connection
+from kombu.exceptions import ContentDisallowed
 
 from aztask import App
 from aztask.errors import QueueNotFound
@@ -112,9 +113,20 @@ def test_an_exchange_that_was_not_declared_is_an_error(site):
 
 
 def test_what_cannot_be_decoded_is_dead_lettered_and_not_delivered(site):
-    message = site.channel.prepare_message(b"\x80", content_type="application/x-python-serialize")
+    message = site.channel.prepare_message(b"[", content_type="application/json")
     site.channel.basic_publish(message, "", "orders")
     assert site.channel.basic_get("orders") is None
+    assert counts(site) == (0, 0, 1)
+
+
+def test_one_that_is_fetched_by_hand_is_not_decoded_whatever_it_is(site):
+    message = site.channel.prepare_message(b"\x80", content_type="application/x-python-serialize")
+    site.channel.basic_publish(message, "", "orders")
+    fetched = site.channel.basic_get("orders")
+    assert fetched.body == b"\x80"
+    with pytest.raises(ContentDisallowed):
+        fetched.decode()
+    fetched.reject()
     assert counts(site) == (0, 0, 1)
 
 

@@ -1,13 +1,15 @@
 """Messages that a channel has delivered and that are not acknowledged yet."""
 
+import threading
+
 import pytest
 
 from aztask import App
 from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.lease.keeper import LeaseKeeper
 from aztask.message.envelope import Envelope
-from aztask.settlement import Abandon, Complete
-from aztask.transport.unacked import Unacked, UnackedDelivery, log_lost
+from aztask.settlement import Abandon, Complete, DeadLetter
+from aztask.transport.unacked import LogLost, Unacked, UnackedDelivery
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def test_a_message_whose_lease_ended_is_dropped_and_logged(held, caplog):
     unacked.drop(holdings[0])
     assert unacked.tags_up_to(9) == [2, 3]
     assert "message a of queue orders waited here until its lease expired" in caplog.text
-    log_lost(holdings[1].lease)
+    LogLost().lost(holdings[1].lease)
     assert "the lease of message b of queue orders was lost" in caplog.text
 
 
@@ -119,7 +121,8 @@ def test_one_that_gets_no_answer_is_repeated_or_delivered_again(remote, first, c
 
 def test_an_unexpected_error_of_one_repetition_harms_no_neighbour(remote, caplog):
     unacked, receiver = remote([Unknown("no answer")] * 2, ValueError("bad frame"))
-    unacked._complete([unacked._holdings[tag] for tag in (1, 2)])
+    held = [unacked._holdings[tag] for tag in (1, 2)]
+    unacked._settle_batch([(each, each.lease, Complete()) for each in held])
     assert receiver.settled[2:] == ["b"], "the first raises, the second is completed"
     assert "could not complete a message; it is delivered again" in caplog.text
 
@@ -135,6 +138,29 @@ def test_a_message_of_a_session_is_completed_before_the_next_one_comes(remote):
     unacked, receiver = remote(session="customer-7")
     unacked.settle(1, Complete())
     assert receiver.settled == ["a"]
+
+
+def test_an_event_loop_waits_for_no_settlement_and_a_session_still_waits_for_its_own(remote):
+    unacked, receiver = remote(session="customer-7")
+    held, allowed = [], threading.Event()
+    settle = receiver.settle
+
+    def slow(pairs):
+        held.append(unacked.holds(receiver))
+        assert allowed.wait(10)
+        return settle(pairs)
+
+    receiver.settle = slow
+    assert unacked.settle(1, DeadLetter("rejected", "by a consumer"), background=True)
+    assert unacked.settle(2, Complete(), background=True)
+    assert unacked.settle(3, Complete(), background=True)
+    assert receiver.settled == [], "it has not waited"
+    assert unacked.holds(receiver), "the next message of the session has to wait"
+    allowed.set()
+    unacked.close()
+    assert receiver.settled == ["a", "b", "c"]
+    assert not unacked.holds(receiver)
+    assert held[0]
 
 
 def test_a_message_that_was_deleted_at_receipt_has_no_lease(held):

@@ -88,6 +88,10 @@ def test_what_no_message_can_hold_makes_no_key():
             {"debounce": 5, "unique": add},
             UniqueRules(add, "quiet", 5.0, "return", 86400.0),
         ),
+        (
+            {"debounce": 5, "unique": "arguments", "unique_life": 5},
+            UniqueRules(None, "quiet", 5.0, "return", 5.0),
+        ),
         ({"throttle": 60}, UniqueRules(None, "", 60.0, "drop", 60.0)),
         ({"throttle": 60, "unique": add}, UniqueRules(add, "", 60.0, "drop", 60.0)),
     ],
@@ -106,6 +110,16 @@ def test_options_become_rules(options, expected):
         ({"unique": "arguments", "on_conflict": "fail"}, "on_conflict takes 'return'"),
         ({"unique": "arguments", "unique_life": -1}, "unique_life takes seconds above 0"),
         ({"until": "started"}, 'until needs unique="arguments"'),
+        ({"on_conflict": "drop"}, 'on_conflict needs unique="arguments"'),
+        ({"unique_life": 5}, 'unique_life needs unique="arguments"'),
+        ({"throttle": 5, "on_conflict": "drop"}, "throttle and on_conflict exclude each other"),
+        ({"throttle": 5, "unique_life": 9}, "throttle and unique_life exclude each other"),
+        ({"throttle": 5, "unique": 7}, "unique takes"),
+        ({"debounce": 5, "unique": 7}, "unique takes"),
+        ({"debounce": 5, "unique": add, "throttle": 5}, "debounce and throttle exclude"),
+        ({"debounce": 5, "unique": add, "on_conflict": "drop"}, "debounce and on_conflict excl"),
+        ({"debounce": 0, "unique": add}, "debounce takes seconds above 0"),
+        ({"debounce": 5, "unique": add, "unique_life": 0}, "unique_life takes seconds above 0"),
         ({"throttle": 5, "until": "started"}, "throttle and until exclude each other"),
         ({"debounce": 5}, "debounce needs unique=a function"),
         ({"debounce": 5, "unique": add, "until": "started"}, "debounce and until exclude"),
@@ -117,3 +131,16 @@ def test_wrong_options_say_what_to_write(options, words):
     app = App("shop", broker="local://:memory:")
     with pytest.raises(ConfigurationError, match=words):
         app.task(**options)(add)
+
+
+def test_a_key_is_the_same_in_every_release():
+    """Workers of two releases share the keys while they run together."""
+    assert (
+        key(add, {"b": 1, "a": [2, {"x": None}]})
+        == "shop.add:236d457d6b55a5b61892be5488b11df48c99cfeb"
+    )
+    assert key(add, 1, x="y") == "shop.add:c8628a87dd4466d0ec0b140df377c0c802c1c53d"
+
+
+def test_maps_with_keys_of_several_types_have_a_key():
+    assert key(add, {1: "a", "b": 2}) == key(add, {"b": 2, 1: "a"})

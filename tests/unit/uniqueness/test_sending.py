@@ -20,7 +20,7 @@ from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import Complete
 from aztask.support.clock import Clock
 from aztask.uniqueness.claims import read_claim
-from aztask.uniqueness.engine import UNSENT_SECONDS
+from aztask.uniqueness.engine import REPLAYED_SECONDS, UNSENT_SECONDS, Taken
 
 
 class Shop:
@@ -31,7 +31,7 @@ class Shop:
         address = f"local://{folder}/queues.db"
         stored = {"payloads": payloads, "payload_threshold": 1000} if payloads else {}
         self.app = App("shop", broker=address, results=address, signing_keys=keys, **stored)
-        self.app.results.uniques._clock = Clock(wall=lambda: self.now)
+        self.app.results.rows.clock = Clock(wall=lambda: self.now)
         given = {"unique": "arguments", **options}
 
         @self.app.task(**given)
@@ -157,10 +157,10 @@ def lose(one, error):
     def die(*_):
         raise error
 
-    publish, one.app._sender.publish = one.app._sender.publish, die
+    publish, one.app.sends.sender.publish = one.app.sends.sender.publish, die
     with pytest.raises(type(error)):
         one.ship.delay(1)
-    one.app._sender.publish = publish
+    one.app.sends.sender.publish = publish
 
 
 @pytest.mark.parametrize("kind", [BrokerUnavailable, QueueNotFound, QueueFull, MessageTooLarge])
@@ -385,3 +385,35 @@ def test_inline_mode_sends_debounced_tasks_as_time_passes(shop):
         assert results[0].get() == {"id": 7, "n": 3}
         assert len({each.id for each in results}) == 1
         inline.advance(3600.0)
+
+
+def received(one):
+    envelope = one.app.broker.peek("default", limit=1)[0].envelope
+    return one.app.codec.from_envelope(envelope, "default")
+
+
+def test_a_replay_that_died_before_it_was_sent_holds_its_key_for_a_minute(shop):
+    one = shop()
+    first = one.ship.delay(1)
+    message = received(one)
+    one.end(first.id)
+    one.engine.ended(message)
+    assert one.engine.retake(message.replayed()) == ""
+    for seconds in (0.0, REPLAYED_SECONDS):
+        one.now += seconds
+        assert one.ship.delay(1).id == first.id
+    one.now += 0.5
+    assert one.ship.delay(1).id != first.id
+
+
+def test_a_member_that_was_received_has_nothing_to_send(shop):
+    one = shop()
+    one.ship.delay(1)
+    message = received(one)
+    answer = one.engine.admit(one.ship.unique, "shop.ship:other", message)
+    assert isinstance(answer, Taken)
+    assert answer.claim.sent
+    assert one.engine.admit(one.ship.unique, "shop.ship:other", message) == answer
+    one.now += UNSENT_SECONDS + 1
+    assert one.engine.repair() == 0
+    assert len(one.queued()) == 1

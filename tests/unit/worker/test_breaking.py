@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pipelinebench import Bench, make_bench
-from runtimes import make_runtime
+from runtimes import Noting, make_runtime
 
 from aztask import CircuitBreaker
 from aztask.engine import Database
@@ -18,43 +18,48 @@ from aztask.settlement import DeadLetter, Resubmit
 from aztask.worker.breaking import Breaking
 from aztask.worker.pausing import FIRST_DELAY, Pausing
 from aztask.worker.pipeline.work import Stage, WorkItem
-from aztask.worker.upkeep.controlwatch import READ_SECONDS
+from aztask.worker.upkeep.controlwatch import READ_SECONDS, ControlWatch
 
 BREAKER = CircuitBreaker(share=0.5, window=60, minimum=4, pause=30, longest=100)
 TASK = "shop.count"
 
 
-class Worker:
+class Worker(Noting):
     """A worker's pauses and breakers, without its loop; its deliveries are those of the bench."""
 
     def __init__(self, bench: Bench, name: str) -> None:
+        super().__init__()
         self.bench = bench
         self.events: list[str] = []
         emit: Callable[[Any], object] = lambda event: self.events.append(event.reason)  # noqa: E731
         self.runtime = make_runtime(
             bench.app, clock=bench.clock, keeper=bench.keeper, name=name, emit=emit
         )
-        self.claimed: list[WorkItem] = []
-        self.finished: list[WorkItem] = []
-        self.pausing = Pausing(
-            self.runtime,
-            bench.pipeline.put_offs,
-            claim=self.claimed.extend,
-            finish=self.finished.extend,
-            changed=lambda state: None,
-        )
-        self.breaking: Breaking = self.pausing._breaking
+        self.control = ControlWatch(self.runtime, self)
+        self.breaking = Breaking(self.runtime, self)
+        put_offs = bench.pipeline.put_offs
+        self.pausing = Pausing(self.runtime, put_offs, self.control, self.breaking, self)
         self.tick()
+
+    def control_changed(self, former: Any, now: Any) -> None:
+        self.pausing.control_changed(former, now)
+
+    def breakers_changed(self, changes: Any) -> None:
+        self.pausing.breakers_changed(changes)
+
+    def reconsidered(self, item: WorkItem) -> None:
+        self.pausing.reconsidered(item)
 
     def tick(self, seconds: float = READ_SECONDS) -> None:
         """Let time pass, and let the worker read what is paused."""
         self.bench.clock.now += seconds
-        self.pausing.tick(self.bench.clock.now)
+        self.control.tick(self.bench.clock.now)
+        self.breaking.tick(self.bench.clock.now)
         self.settle()
 
     def settle(self) -> None:
         """Wait until the threads have answered."""
-        lanes = [self.breaking._lane, self.pausing._watch._lane]
+        lanes = [self.breaking._lane, self.control._lane]
         while any(lane is not None and len(lane) for lane in lanes):
             self.runtime.mailbox.wait(0.1)
 
@@ -70,11 +75,11 @@ class Worker:
         bench.pipeline.claim([item])
         item.sent()
         if fails:
-            bench.pipeline.verdicts.failed(item, DeadLetter("x"), "ValueError", "no", "")
+            bench.pipeline.decisions.failed(item, DeadLetter("x"), "ValueError", "no", "")
         else:
             bench.succeed([item])
         bench.pipeline.finish([item])
-        self.runtime.journal.ended(item)
+        self.breaking.ended(item)
         self.settle()
 
     def fail(self, *ids: str) -> None:
@@ -90,7 +95,8 @@ class Worker:
         return item
 
     def stop(self) -> None:
-        self.pausing.stop()
+        self.control.stop()
+        self.breaking.stop()
         self.runtime.mailbox.run()
         self.runtime.mailbox.close()
 
@@ -130,7 +136,6 @@ def test_without_a_breaker_there_is_no_thread_and_nothing_is_called() -> None:
     worker = Worker(make_bench(databases), "w")
     assert not worker.breaking.on
     assert worker.breaking._lane is None
-    assert worker.runtime.journal.on_end is None
     assert not worker.pausing.active
     worker.stop()
     for database in databases:
@@ -174,7 +179,7 @@ def test_another_worker_obeys_and_puts_off_until_the_probe(
     worker.fail(*"abcd")
     other = start("other")
     assert other.receive("x") == []
-    (item,) = other.finished
+    (item,) = other.to_finish
     settlement = item.settlement
     assert isinstance(settlement, Resubmit)
     assert not settlement.counted
@@ -190,12 +195,12 @@ def test_one_probe_runs_and_its_success_closes_the_breaker(
     other = start("other")
     bench.clock.now += 31.0
     assert worker.receive("x", "y") == []
-    assert len(worker.finished) == 1, "the second one is put off"
+    assert len(worker.to_finish) == 1, "the second one is put off"
     probe = worker.probe()
     assert rows(bench)[TASK].probe_by == "w"
     other.tick()
     assert other.receive("z") == []
-    assert len(other.finished) == 1, "one worker probes"
+    assert len(other.to_finish) == 1, "one worker probes"
     assert worker.pausing.admit([probe]) == [probe], "it is not stopped on its way"
     worker.run(probe, fails=False)
     assert rows(bench) == {}
@@ -223,7 +228,7 @@ def test_a_probe_without_an_outcome_is_given_back(worker: Worker, bench: Bench) 
     worker.receive("x")
     probe = worker.probe()
     bench.pipeline.release([probe])
-    worker.runtime.journal.ended(probe)
+    worker.breaking.ended(probe)
     worker.settle()
     row = rows(bench)[TASK]
     assert (row.failures, row.probe_by) == (0, "")
@@ -243,7 +248,7 @@ def test_the_probe_of_a_worker_that_died_is_taken_over(
     bench.clock.now += PROBE_SECONDS - 3 * READ_SECONDS
     other.tick()
     assert other.receive("y") == []
-    assert other.finished, "its lease still holds"
+    assert other.to_finish, "its lease still holds"
     bench.clock.now += 2 * READ_SECONDS
     other.receive("z")
     other.settle()
@@ -270,7 +275,7 @@ def test_a_paused_task_is_not_probed(worker: Worker, bench: Bench) -> None:
     worker.receive("x")
     worker.settle()
     assert not rows(bench)[TASK].probe_by
-    assert [item.decided.put_off for item in worker.finished if item.decided] == [
+    assert [item.decided.put_off for item in worker.to_finish if item.decided] == [
         f"task {TASK} is paused"
     ]
 
@@ -296,7 +301,7 @@ def test_while_the_store_is_unreachable_what_is_known_stands(
     monkeypatch.setattr(worker.breaking._store, "read", gone)
     worker.receive("x")
     worker.settle()
-    (item,) = worker.finished
+    (item,) = worker.to_finish
     assert isinstance(item.settlement, Resubmit)
     assert item.settlement.delay >= FIRST_DELAY * 0.8 or item.settlement.delay >= READ_SECONDS
     assert worker.receive("y") == []
@@ -309,7 +314,7 @@ def test_what_did_not_run_counts_as_nothing(worker: Worker, bench: Bench) -> Non
     for task_id in "abcdef":
         (item,) = worker.receive(task_id)
         bench.pipeline.release([item])
-        worker.runtime.journal.ended(item)
+        worker.breaking.ended(item)
     worker.settle()
     assert rows(bench) == {}
     assert worker.breaking._windows == {}

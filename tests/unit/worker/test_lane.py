@@ -9,20 +9,34 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from aztask.worker import lane as lanes
-from aztask.worker.lane import BATCH, Lane
-from aztask.worker.mailbox import Mailbox
+from aztask.worker.lane import BATCH, Lane, Work, lane_of
+from aztask.worker.mailbox import EventMailbox
+
+
+class Doing(Work[int]):
+    """What a test does with the batches of a lane; those that came back are in `done_with`."""
+
+    def __init__(self, work: Callable[[Sequence[int]], object], done_with: list[int]) -> None:
+        self._work = work
+        self.done_with = done_with
+
+    def work(self, batch: Sequence[int]) -> None:
+        self._work(batch)
+
+    def done(self, batch: Sequence[int]) -> None:
+        self.done_with += batch
 
 
 class Turn:
     """The supervisor's side: it runs what lanes post, and keeps what came back."""
 
     def __init__(self) -> None:
-        self.mailbox = Mailbox()
+        self.mailbox = EventMailbox()
         self.done: list[int] = []
         self.lanes: list[Lane[int]] = []
 
-    def lane(self, work: Callable[[Sequence[int]], None], threads: int) -> Lane[int]:
-        self.lanes.append(Lane("test", work, self.done.extend, self.mailbox, threads=threads))
+    def lane(self, work: Callable[[Sequence[int]], object], threads: int) -> Lane[int]:
+        self.lanes.append(lane_of("test", Doing(work, self.done), self.mailbox, threads=threads))
         return self.lanes[-1]
 
     def until(self, count: int) -> None:
@@ -145,7 +159,7 @@ def test_a_batch_that_fails_comes_back(turn, caplog):
     lane = turn.lane(work, 2)
     lane.submit([1, 2])
     turn.until(2)
-    assert "stage test failed for 2 deliveries" in caplog.text
+    assert "part test failed unexpectedly, 2 items are tried again" in caplog.text
 
 
 def test_stopping_does_what_is_queued(turn):

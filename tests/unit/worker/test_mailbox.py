@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from aztask.worker.mailbox import Mailbox
+from aztask.worker.mailbox import EventMailbox
 
 LONG = 30.0
 
 
 @pytest.fixture
 def mailbox():
-    made = Mailbox()
+    made = EventMailbox()
     yield made
     made.close()
 
@@ -72,7 +72,7 @@ def test_a_watched_socket_calls_until_it_is_unwatched(mailbox):
 
 
 def test_a_late_post_to_a_closed_mailbox_does_no_harm():
-    mailbox = Mailbox()
+    mailbox = EventMailbox()
     mailbox.close()
     mailbox.post(lambda: None)
     mailbox.close()

@@ -1,11 +1,13 @@
 """What the parts of a worker share."""
 
 import pytest
+from runtimes import Noting
 from still import Still
 
 from aztask import App
 from aztask.worker.options import WorkerOptions
-from aztask.worker.runtime import LANE_THREADS, WorkerRuntime
+from aztask.worker.runtime import LANE_THREADS, PostedReports, WorkerRuntime
+from aztask.worker.shell import ThreadShell
 
 
 @pytest.fixture
@@ -13,17 +15,11 @@ def make():
     made = []
 
     def runtime(app, **options):
-        seen = []
+        core = Noting()
         made.append(
-            WorkerRuntime.create(
-                app,
-                WorkerOptions(**options),
-                Still(),
-                on_lost=seen.append,
-                on_renewed=lambda lease, age: seen.append((lease, age)),
-            )
+            WorkerRuntime.create(app, WorkerOptions(**options), ThreadShell(clock=Still()), core)
         )
-        return made[-1], seen
+        return made[-1], core
 
     yield runtime
     for each in made:
@@ -47,18 +43,18 @@ def test_secrets_in_a_workers_name_are_masked(make):
 
 
 def test_the_keepers_news_arrive_in_the_supervisors_turn(make):
-    runtime, seen = make(memory())
+    runtime, core = make(memory())
     app = runtime.app
     app.send("shop.add", [1])
     receiver = app.broker.receiver("default", lease=30.0)
     (delivery,) = receiver.receive(1, 0.0)
     item = runtime.deliveries.add("default", receiver, delivery)
-    runtime.keeper.hold(receiver, [item.lease])
-    runtime.keeper._on_lost(item.lease)
-    runtime.keeper._on_renewed(item.lease, 0.5)
-    assert seen == []
+    reports = PostedReports(runtime.mailbox, core)
+    reports.lost(item.lease)
+    reports.renewed(item.lease, 0.5)
+    assert (core.lost, core.renewed) == ([], [])
     runtime.mailbox.run()
-    assert seen == [item.lease, (item.lease, 0.5)]
+    assert (core.lost, core.renewed) == ([item.lease], [(item.lease, 0.5)])
 
 
 def test_local_stages_need_no_threads(make):

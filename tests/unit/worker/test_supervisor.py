@@ -6,9 +6,8 @@ import pytest
 
 from aztask import App
 from aztask.errors import BrokerUnavailable
-from aztask.worker.limiting.window import ALWAYS
 from aztask.worker.options import WorkerOptions
-from aztask.worker.pipeline.work import Stage
+from aztask.worker.pipeline.work import ALWAYS, Stage
 from aztask.worker.supervisor import Supervisor
 
 
@@ -18,7 +17,7 @@ class Session:
     def __init__(self):
         self.told = []
 
-    def over(self, item):
+    def ended(self, item):
         self.told.append(item)
 
 
@@ -35,41 +34,41 @@ def app(tmp_path):
 def test_a_session_is_told_once_that_a_delivery_is_over(app):
     """It starts its next message when it is told: twice would run two of them side by side."""
     supervisor = Supervisor(app, "shop:app", WorkerOptions(queues=("idle",)))
-    supervisor.keeper.start()
-    supervisor._intakes.start()
+    supervisor.core.runtime.keeper.start()
+    supervisor.core.intakes.start()
     try:
         app.send("shop.place", ["order-1"])
         receiver = app.broker.receiver("default", lease=30.0)
         (delivery,) = receiver.receive(1, 1.0)
         session = Session()
-        item = supervisor._deliveries.add("default", receiver, delivery, session)
-        supervisor._over([item])
-        supervisor._over([item])
+        item = supervisor.core.deliveries.add("default", receiver, delivery, session)
+        supervisor.core.ended([item])
+        supervisor.core.ended([item])
         assert session.told == [item]
         receiver.close()
     finally:
-        supervisor._shut()
+        supervisor.close()
 
 
 def test_a_delivery_that_lost_its_lease_at_the_gate_is_not_claimed(app):
     """Another worker may run it: our claim would take the run from it."""
     supervisor = Supervisor(app, "shop:app", WorkerOptions(queues=("idle",)))
-    supervisor.keeper.start()
-    supervisor._intakes.start()
+    supervisor.core.runtime.keeper.start()
+    supervisor.core.intakes.start()
     try:
         app.send("shop.place", ["order-1"])
         receiver = app.broker.receiver("default", lease=30.0)
         (delivery,) = receiver.receive(1, 1.0)
         delivery.deadline = supervisor._clock.monotonic() - 1.0
-        item = supervisor._deliveries.add("default", receiver, delivery)
-        supervisor.pipeline.open([item])
+        item = supervisor.core.deliveries.add("default", receiver, delivery)
+        supervisor.core.pipeline.open([item])
         item.window = ALWAYS
-        supervisor._gated([item])
+        supervisor.core.admitted([item])
         assert item.stage is Stage.ENDED
-        assert len(supervisor._claims) == 0
+        assert len(supervisor.core.claims) == 0
         receiver.close()
     finally:
-        supervisor._shut()
+        supervisor.close()
 
 
 def test_an_error_that_ends_the_worker_counts_as_a_start_of_what_was_begun(tmp_path, monkeypatch):
@@ -78,23 +77,23 @@ def test_an_error_that_ends_the_worker_counts_as_a_start_of_what_was_begun(tmp_p
     with closing(App("shop", broker=address, results=address)) as app:
         app.task(name="shop.place")(len)
         supervisor = Supervisor(app, "shop:app", WorkerOptions(queues=("idle",)))
-        monkeypatch.setattr(supervisor._pool, "fill", lambda: None)
+        monkeypatch.setattr(supervisor.core.pool, "fill", list)
         app.broker.declare("idle")
         for task_id in ("begun", "waiting"):
             app.send("shop.place", ["order-1"], task_id=task_id)
         receiver = app.broker.receiver("default", lease=30.0)
         items = [
-            supervisor._deliveries.add("default", receiver, delivery)
+            supervisor.core.deliveries.add("default", receiver, delivery)
             for delivery in receiver.receive(2, 1.0)
         ]
-        supervisor.keeper.hold(receiver, [item.lease for item in items])
-        supervisor.pipeline.open(items)
-        supervisor.pipeline.claim([item for item in items if item.key.task_id == "begun"])
+        supervisor.core.runtime.keeper.hold(receiver, [item.lease for item in items])
+        supervisor.core.pipeline.open(items)
+        supervisor.core.pipeline.claim([item for item in items if item.key.task_id == "begun"])
 
         def broken():
             raise RuntimeError("the loop broke")
 
-        monkeypatch.setattr(supervisor, "_turn", broken)
+        monkeypatch.setattr(supervisor.core, "turn", broken)
         with pytest.raises(RuntimeError, match="the loop broke"):
             supervisor.run()
         assert app.broker.stats("default").active == 2, "both can be had at once"
@@ -116,49 +115,49 @@ def test_a_run_that_has_finished_is_not_given_back_at_the_end(tmp_path, monkeypa
     with closing(App("shop", broker=address, results=address)) as app:
         app.task(name="shop.place")(len)
         supervisor = Supervisor(app, "shop:app", WorkerOptions(queues=("idle",)))
-        monkeypatch.setattr(supervisor._pool, "fill", lambda: None)
+        monkeypatch.setattr(supervisor.core.pool, "fill", list)
         app.broker.declare("idle")
-        supervisor.keeper.start()
-        supervisor._intakes.start()
+        supervisor.core.runtime.keeper.start()
+        supervisor.core.intakes.start()
         for task_id in ("finished", "ready", "running"):
             app.send("shop.place", ["order-1"], task_id=task_id)
         receiver = app.broker.receiver("default", lease=30.0)
         items = {
-            each.envelope.headers["id"]: supervisor._deliveries.add("default", receiver, each)
+            each.envelope.headers["id"]: supervisor.core.deliveries.add("default", receiver, each)
             for each in receiver.receive(3, 1.0)
         }
-        supervisor.keeper.hold(receiver, [item.lease for item in items.values()])
-        supervisor.pipeline.open(items.values())
-        supervisor.pipeline.claim(list(items.values()))
+        supervisor.core.runtime.keeper.hold(receiver, [item.lease for item in items.values()])
+        supervisor.core.pipeline.open(items.values())
+        supervisor.core.pipeline.claim(list(items.values()))
         finished, ready, running = (items[each] for each in ("finished", "ready", "running"))
-        supervisor._deliveries.ready.append(ready)
+        supervisor.core.deliveries.ready.append(ready)
         running.sent()
         finished.sent()
-        supervisor.pipeline.verdicts.succeeded(finished, b"\x01")
+        supervisor.core.pipeline.decisions.succeeded(finished, b"\x01")
 
         def away(finishes):
             raise BrokerUnavailable("the store is away")
 
         with monkeypatch.context() as patch:
             patch.setattr(app.results, "record", away)
-            supervisor._finishes.submit([finished])
-            supervisor._finishes.turn()
+            supervisor.core.finish([finished])
+            supervisor.core.finishes.turn()
             assert finished.tries == 1
             supervisor.stop()
-            assert supervisor._done() is False
+            assert supervisor.turn() is True
             assert app.broker.stats("default").active == 1, "what was ready is given back"
-            assert supervisor._deliveries.of(finished.lease) is finished, "this one is not"
+            assert supervisor.core.deliveries.of(finished.lease) is finished, "this one is not"
             if signals == 2:
                 supervisor.stop()
-                assert supervisor._done() is True
+                assert supervisor.turn() is False
         if signals == 1:
-            assert supervisor._deliveries.due(float("inf")) == [finished]
-            supervisor.pipeline.finish([finished])
+            assert supervisor.core.deliveries.due(float("inf")) == [finished]
+            supervisor.core.pipeline.finish([finished])
             assert app.results.get("finished").state.value == "succeeded"
-            supervisor._give_back_running()
+            supervisor.core.giving_back.running()
         starts = [app.results.get(each).starts for each in ("finished", "ready", "running")]
         assert starts == [1, 0, 0]
         left = {each.envelope.headers["id"] for each in receiver.receive(5, 0.1)}
         assert left == {"ready", "running"}, "it comes again when its lease ends, and not before"
         receiver.close()
-        supervisor._shut()
+        supervisor.close()

@@ -15,6 +15,7 @@ from aztask.results.base import State
 from aztask.results.damage import Damaged
 from aztask.results.local.store import LocalResults
 from aztask.results.workflows import ROOT, Change
+from aztask.support.clock import Clock
 from aztask.workflows import documents as module
 from aztask.workflows.bits import End, Failure
 from aztask.workflows.documents import Documents
@@ -60,10 +61,11 @@ def store(tmp_path):
 
 def process(store, *, contended=True):
     """The documents as one process has them."""
-    pace = Pace(Still().monotonic)
+    clock = Clock(monotonic=Still().monotonic, sleep=lambda seconds: None)
+    pace = Pace(clock)
     if contended:
         pace.met()
-    return Documents(store, remote=True, sleep=lambda seconds: None, pace=pace)
+    return Documents(store, remote=True, clock=clock, pace=pace)
 
 
 def end(member, *, node=3, generation=0, state=State.SUCCEEDED, value=b"\x01", first=True):
@@ -90,6 +92,29 @@ def test_a_contended_bit_costs_two_requests_and_is_seen_by_others(store):
             assert store.requests - before == 2
             assert made.row.ended == member + 1
     assert row_of(store).ended == 20
+
+
+def test_a_row_that_this_process_does_not_know_is_appended_to_and_then_written(store):
+    """To read it first would cost as much; and what was appended is not written again."""
+    calm, costs = process(store, contended=False), []
+    for members in ((0, 1), (2, 3), (4,)):
+        before = store.requests
+        calm.change([edit(*(end(member) for member in members))])
+        costs.append(store.requests - before)
+    assert costs == [2, 1, 1]
+    assert row_of(store).ended == 5
+
+
+def test_a_writer_that_meets_another_one_appends_and_waits_for_nobody(store):
+    slept = []
+    calm = Documents(store, remote=True, clock=Clock(sleep=slept.append), pace=Pace(Still()))
+    calm.change([edit(end(0))])
+    process(store, contended=False).change([edit(end(1))])
+    before = store.requests
+    calm.change([edit(end(2))])
+    assert store.requests - before == 3, "a write that fails, an append, a look"
+    assert slept == []
+    assert row_of(store).ended == 3
 
 
 def test_a_writer_that_meets_nobody_any_longer_writes_again(store):

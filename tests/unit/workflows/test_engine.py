@@ -40,6 +40,8 @@ class Crash(Exception):
 class Owned(FakeTask):
     """A task of one app, which it must name to start workflows."""
 
+    limits = ()
+
     sender = None
     queue = None
     priority = None

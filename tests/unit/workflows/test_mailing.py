@@ -1,6 +1,7 @@
 """A stored message is verified like a received one before a worker sends it."""
 
 import dataclasses
+import time
 from contextlib import closing
 
 import msgpack
@@ -12,6 +13,7 @@ from aztask.canvas.place import Place
 from aztask.errors import ConfigurationError
 from aztask.message.headers import SIGNATURE, SIGNATURE_2
 from aztask.results.base import State
+from aztask.workflows.edits import row_name
 from aztask.workflows.joins import TaskEnd
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -152,3 +154,59 @@ def test_a_starter_sends_what_it_has_made_without_reading_it(shop, monkeypatch):
     assert counted.extra == {}
     stored = shop.workflows.engine.graphs
     assert [*stored.messages("w", stored.root("w"), [2, 3])] == [2, 3], "for a sender that dies"
+
+
+def test_the_delay_and_the_expiry_of_a_first_node_begin_when_it_is_sent(shop):
+    work = shop.task(name="shop.later")(lambda x=0: x)
+    calls = [work.s(1).with_options(delay=3600), work.s(2).with_options(expires=60), work.s(3)]
+    group(*calls).delay(workflow_id="later")
+    stats = shop.broker.stats("default")
+    assert (stats.active, stats.scheduled) == (2, 1)
+    found = {}
+    for each in shop.broker.peek("default", limit=9):
+        message = shop.codec.from_envelope(each.envelope, "default", any_age=True)
+        found[shop.codec.decode_arguments(message)[0]] = message
+    assert found[2,].expires - time.time() == pytest.approx(60.0, abs=30.0)
+    assert [found[key,].expires for key in (1, 3)] == [None, None]
+    assert [dict(each.extra) for each in found.values()] == [{}] * 3
+
+
+def test_where_broker_and_results_are_apart_a_start_is_no_transaction_of_the_broker(
+    tmp_path, monkeypatch
+):
+    address = f"local://{tmp_path}/queues.db"
+    for results, joint in ((address, 1), (f"local://{tmp_path}/results.db", 0)):
+        with closing(App("shop", broker=address, results=results)) as app:
+            work = app.task(name="shop.work")(lambda x=0: x)
+            begun = []
+            transaction = app.broker.transaction
+            monkeypatch.setattr(
+                app.broker, "transaction", lambda t=transaction, b=begun: (b.append(1), t())[1]
+            )
+            group(work.s(n) for n in range(2)).delay()
+            assert len(begun) == joint
+
+
+def test_a_file_holds_no_row_before_a_member_ends(shop):
+    """Only in a remote store would members race for making it."""
+    work = shop.task(name="shop.work")(lambda x=0: x)
+    group(work.s(n) for n in range(40)).delay(workflow_id="w")
+    plan = shop.workflows.engine.graphs.plan("w")
+    rows = [("w", row_name(node.number, 0)) for node in plan.nodes if not node.task]
+    assert rows
+    assert shop.workflows.engine.store.read(rows) == [None] * len(rows)
+
+
+def test_members_have_the_session_and_the_order_of_their_calls(shop):
+    shop.queue("sessions", sessions=True)
+    work = shop.task(name="shop.work", queue="sessions")(lambda x=0: x)
+    calls = [
+        work.s(1).with_options(session="a"),
+        work.s(2).with_options(session="b", ordered=False),
+    ]
+    group(*calls).delay(workflow_id="w")
+    found = {}
+    for each in shop.broker.peek("sessions", limit=9):
+        message = shop.codec.from_envelope(each.envelope, "sessions", any_age=True)
+        found[message.session] = message.ordered
+    assert found == {"a": True, "b": False}

@@ -7,13 +7,15 @@ from still import Still
 
 from aztask.errors import BrokerUnavailable
 from aztask.results.workflows import ROOT, Document
+from aztask.support.chance import SystemChance, replaced
+from aztask.support.clock import Clock
 from aztask.workflows.documents import TRIES, Documents
 from aztask.workflows.pace import LONGEST, Pace
 
 
 def test_a_pace_rises_where_writers_meet_and_falls_where_they_do_not():
     time = Still()
-    pace = Pace(time.monotonic)
+    pace = Pace(time)
     assert (pace.contended, pace.wait()) == (False, 0.0)
     pace.passed()
     assert not pace.contended
@@ -28,7 +30,7 @@ def test_a_pace_rises_where_writers_meet_and_falls_where_they_do_not():
 
 def test_a_pace_is_forgotten():
     time = Still()
-    pace = Pace(time.monotonic)
+    pace = Pace(time)
     pace.met()
     assert pace.contended
     time.now += 4.0
@@ -76,7 +78,8 @@ class Busy:
 def changed(times, *, patient, again=0):
     slept = []
     store = Busy(times)
-    documents = Documents(store, remote=True, sleep=slept.append, pace=Pace(Still().monotonic))
+    clock = Clock(monotonic=Still().monotonic, sleep=slept.append)
+    documents = Documents(store, remote=True, clock=clock)
     for _ in range(1 + again):
         documents.change([Edit(patient=patient)])
     return store, slept
@@ -102,3 +105,90 @@ def test_an_edit_that_others_wait_for_does_not_wait_for_its_turn():
 def test_a_document_that_others_never_stop_changing_is_an_outage():
     with pytest.raises(BrokerUnavailable, match="other workers keep changing row of workflow w"):
         changed(TRIES, patient=True)
+
+
+def test_a_writer_that_sees_others_keeps_its_pace():
+    time = Still()
+    pace = Pace(time)
+    pace.meeting()
+    assert pace.contended, "others are about, so it begins to wait"
+    for _ in range(4):
+        pace.met()
+    before = pace._now()
+    pace.meeting()
+    assert pace._now() == before
+
+
+def test_a_pace_has_its_figures():
+    """20 ms at first, doubled up to half a second, and halved every two seconds."""
+    time = Still()
+    with replaced(Last()):
+        pace = Pace(time)
+        paces = []
+        for _ in range(7):
+            pace.met()
+            paces.append(pace.wait() / 2)
+        assert paces == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5])
+        pace.passed()
+        assert pace.wait() / 2 == pytest.approx(0.425)
+        time.now += 2.0
+        assert pace.wait() / 2 == pytest.approx(0.2125)
+        pace.meeting()
+        assert pace.wait() / 2 == pytest.approx(0.2125)
+        time.now += 9.0
+        assert (pace.wait(), pace.contended) == (0.0, False), "less than ten milliseconds is none"
+        pace.meeting()
+        assert pace.wait() / 2 == pytest.approx(0.02)
+
+
+def test_a_wait_is_random_from_nothing_on():
+    time = Still()
+    pace = Pace(time)
+    pace.met()
+    with replaced(Last(first=True)):
+        assert pace.wait() == 0.0
+
+
+def test_a_clock_that_was_set_back_makes_no_longer_pace():
+    time = Still()
+    pace = Pace(time)
+    pace.met()
+    time.now -= 100.0
+    with replaced(Last()):
+        assert pace.wait() / 2 == pytest.approx(0.02)
+
+
+class Last(SystemChance):
+    """Chance that gives the last number of each range, or the first."""
+
+    def __init__(self, *, first=False):
+        self._first = first
+
+    def uniform(self, first, last):
+        return first if self._first else last
+
+
+def test_writers_of_a_document_pause_for_twice_as_long_at_each_try():
+    slept = []
+    with replaced(Last()), pytest.raises(BrokerUnavailable):
+        made = Documents(Busy(TRIES), remote=True, clock=Clock(sleep=slept.append))
+        made.change([Edit(patient=False)])
+    assert len(slept) == 40
+    assert slept[:8] == pytest.approx([0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.25])
+
+
+def test_a_patient_writer_pauses_for_its_pace_if_that_is_longer():
+    slept = []
+    with replaced(Last()):
+        clock = Clock(monotonic=Still().monotonic, sleep=slept.append)
+        Documents(Busy(3), remote=True, clock=clock).change([Edit(patient=True)])
+    assert slept == pytest.approx([0.04, 0.08, 0.16])
+
+
+def test_in_a_local_store_nothing_pauses_and_nothing_is_remembered():
+    slept, store = [], Busy(2)
+    documents = Documents(store, remote=False, clock=Clock(sleep=slept.append))
+    documents.change([Edit(patient=True)])
+    documents.change([Edit(patient=True)])
+    assert slept == []
+    assert (store.reads, store.data) == (4, b"xx")

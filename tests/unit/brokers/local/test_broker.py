@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 
 from aztask.brokers.base import ANY_SESSION, Broker, QueueOptions, Settled, Transactional
-from aztask.brokers.local.broker import LocalBroker, check_name
+from aztask.brokers.local.broker import LocalBroker
+from aztask.brokers.local.kind import KIND
 from aztask.brokers.local.payload import MESSAGE_LIMIT, envelope_of, payload_of
 from aztask.engine import Database, NewMessage
 from aztask.errors import (
@@ -268,7 +269,7 @@ def test_a_delay_that_cannot_be_is_refused(broker, delay):
 
 @pytest.mark.parametrize("name", ["a", "0", "a-b", "a.b_c", "_x", ".x", "a" * 63, "1-2-3"])
 def test_names_that_are_allowed(name):
-    check_name(name)
+    KIND.check_name(name)
 
 
 @pytest.mark.parametrize(
@@ -277,13 +278,13 @@ def test_names_that_are_allowed(name):
 )
 def test_names_that_are_not(name):
     with pytest.raises(InvalidQueueName, match="1 to 63 lower-case letters") as caught:
-        check_name(name)
+        KIND.check_name(name)
     assert str(caught.value).isprintable()
 
 
 def test_a_name_of_a_megabyte_makes_no_error_of_a_megabyte():
     with pytest.raises(InvalidQueueName) as caught:
-        check_name("a" * 1_000_000)
+        KIND.check_name("a" * 1_000_000)
     assert len(str(caught.value)) < 300
 
 

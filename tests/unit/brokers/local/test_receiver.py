@@ -446,16 +446,6 @@ def test_of_a_batch_each_member_has_its_own_answer_and_its_own_mark(bench, how):
     assert bench.receiver.renew([again]) == [Renewed(bench.time.now + LEASE)]
 
 
-def test_a_batch_of_dead_letters_keeps_each_ones_reason(bench):
-    taken = bench.take(b"0", b"1", b"2")
-    reasons = [DeadLetter(f"reason {n}", f"because of {n}") for n in range(3)]
-    assert bench.receiver.settle(list(zip(taken, reasons, strict=True))) == [Settled()] * 3
-    dead = bench.peek(dead_letter=True)
-    assert [
-        DeadLetter(each.dead_letter_reason, each.dead_letter_description) for each in dead
-    ] == reasons
-
-
 @pytest.mark.parametrize("how", [Complete(), Release()])
 def test_a_batch_of_20_000_with_one_stale_member(bench, how):
     bench.send(*[b"x"] * 20_000)

@@ -7,7 +7,7 @@ from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp.message import Header, Message
 
 from aztask.brokers.base import Delivery
-from aztask.brokers.servicebus.delivery import ages, delivery_of, unsettled, verb_of
+from aztask.brokers.servicebus.delivery import ages, all_unsettled, delivery_of, verb_of
 from aztask.errors import AlreadySettled, ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit
@@ -51,12 +51,12 @@ def test_both_times_or_none():
 
 def test_only_unsettled_deliveries_of_ours_are_settled():
     ours = delivery()
-    assert unsettled([ours]) == [ours]
+    assert all_unsettled([ours]) == [ours]
     with pytest.raises(AlreadySettled, match="message 7 of queue 'q'"):
-        unsettled([ours, delivery(delete=True)])
+        all_unsettled([ours, delivery(delete=True)])
     foreign = Delivery("q", Envelope(b""), 1, "t", 1, 0.0, 0.0, 1.0)
     with pytest.raises(ConfigurationError, match="another broker"):
-        unsettled([foreign])
+        all_unsettled([foreign])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from aztask.errors import (
         (sdk.ServiceBusServerBusyError(), BrokerUnavailable),
         (sdk.ServiceBusConnectionError(), BrokerUnavailable),
         (ConnectionResetError(), BrokerUnavailable),
-        (AttributeError("'NoneType' object has no attribute 'listen'"), BrokerUnavailable),
     ],
 )
 def test_each_error_is_named(error, kind):
@@ -34,6 +33,14 @@ def test_each_error_is_named(error, kind):
     assert type(made) is kind
     assert "orders" in str(made)
     assert "\n" not in str(made)
+
+
+@pytest.mark.parametrize("kind", [ValueError, TypeError, AttributeError, KeyError, RuntimeError])
+def test_an_error_of_python_is_no_outage(kind):
+    bug = kind("a bug")
+    with pytest.raises(kind) as caught:
+        error_of(bug, "orders")
+    assert caught.value is bug
 
 
 def test_our_own_errors_pass():

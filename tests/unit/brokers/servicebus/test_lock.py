@@ -17,7 +17,7 @@ from aztask.brokers.servicebus.amqp import damaged
 from aztask.brokers.servicebus.calibration import ClockCalibration
 from aztask.brokers.servicebus.clock import DRIFT, ServiceClock
 from aztask.brokers.servicebus.lock import TOLERANCE, LockWatch
-from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError
 from aztask.support.clock import Clock
 
 EPOCH = 1_800_000_000.0
@@ -311,7 +311,7 @@ def test_a_service_that_puts_no_time_on_scheduled_messages_is_looked_at(world) -
     here = world(60.0, 60.0)
 
     def useless() -> None:
-        raise LookupError("no time")
+        raise BrokerError("no time")
 
     here.watch._calibration._probe = useless
     here.watch.start()

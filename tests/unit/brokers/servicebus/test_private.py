@@ -140,7 +140,7 @@ def test_the_keep_alive_thread_reads_only_what_is_there():
 
 
 def test_an_open_link_is_kept_alive_so(receiver):
-    assert receiver._handler._keep_alive.func is private.keep_alive
+    assert receiver._handler._keep_alive.func is private._keep_alive
     targets = [getattr(each, "_target", None) for each in threading.enumerate()]
     assert receiver._handler._keep_alive in targets
 

@@ -693,13 +693,22 @@ def test_another_message_behind_it_does_not_mean_that_it_is_there(service, make)
     assert settle(receiver, [first], Complete()) == [Settled()]
 
 
-@pytest.mark.parametrize("error", [broken(), BrokerUnavailable("away"), ValueError("a bug of it")])
+@pytest.mark.parametrize("error", [broken(), BrokerUnavailable("away"), OSError("reset")])
 def test_where_the_queue_cannot_be_looked_at_it_stays_unknown(service, make, error) -> None:
     receiver = make(left=error)
     (delivery,) = received(service, receiver)
     service.fail("settle", Answer(broken()))
     assert [type(each) for each in settle(receiver, [delivery], Complete())] == [Unknown]
     assert [type(each) for each in settle(receiver, [delivery], Complete())] == [Unknown]
+    assert not delivery.settled
+
+
+def test_a_bug_while_looking_is_told_and_nothing_counts_as_settled(service, make) -> None:
+    receiver = make(left=ValueError("a bug"))
+    (delivery,) = received(service, receiver)
+    service.fail("settle", Answer(broken()))
+    with pytest.raises(ValueError, match="a bug"):
+        settle(receiver, [delivery], Complete())
     assert not delivery.settled
 
 

@@ -18,7 +18,6 @@ from aztask.brokers.servicebus.wire import (
     EXPIRES_AT,
     LONGEST_LIFE,
     PACKED,
-    check_name,
     envelope_of,
     message_of,
 )
@@ -26,7 +25,6 @@ from aztask.errors import (
     ConfigurationError,
     DecodeError,
     EncodeError,
-    InvalidQueueName,
     MessageTooLarge,
 )
 from aztask.message.bounds import MessageLimits
@@ -99,17 +97,6 @@ def test_a_message_just_below_the_limit_is_taken():
 def test_an_id_longer_than_the_services_is_refused():
     with pytest.raises(EncodeError, match="128"):
         message_of(Envelope(b"x", message_id="i" * 129), NOW)
-
-
-@pytest.mark.parametrize("name", ["a", "A.b-c_d", "sales/eu/orders", "9", "q" * 260])
-def test_names_that_the_service_takes(name):
-    check_name(name)
-
-
-@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "a/../b", ".", "-a", "q" * 261, "a\n"])
-def test_names_that_it_does_not(name):
-    with pytest.raises(InvalidQueueName, match="1 to 260"):
-        check_name(name)
 
 
 def received(**sections: object) -> ServiceBusReceivedMessage:

@@ -9,7 +9,8 @@ import pytest
 
 from aztask.address.addresses import StorageQueueAddress
 from aztask.brokers.base import ANY_SESSION, QueueOptions
-from aztask.brokers.storagequeue.broker import CAPABILITIES, StorageQueueBroker
+from aztask.brokers.storagequeue.broker import StorageQueueBroker
+from aztask.brokers.storagequeue.kind import CAPABILITIES
 from aztask.errors import (
     BrokerError,
     CapabilityError,

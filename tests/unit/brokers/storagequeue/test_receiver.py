@@ -9,7 +9,6 @@ from still import Still
 
 from aztask.brokers.base import ReceiverOptions
 from aztask.brokers.delivery import Delivery, Lost, Renewed, Settled, Unknown
-from aztask.brokers.storagequeue import delivery as storage_delivery
 from aztask.brokers.storagequeue.polling import Polling
 from aztask.brokers.storagequeue.receiver import RECEIVE_LIMIT, StorageReceiver
 from aztask.brokers.storagequeue.renewal import ENDED, LATE
@@ -67,7 +66,7 @@ class AtOnce(queueservice.ThreadPool):
 class Bench:
     def __init__(self, **options):
         self.time = Still(NOW)
-        self.clock = Clock(monotonic=self.time.monotonic, wall=self.time.wall)
+        self.clock = Clock(self.time.monotonic, self.time.wall, self._sleep)
         self.client = Client(self.time)
         self.thread_pool, self.workers = AtOnce(), AtOnce()
         self.polling = Polling(clock=self.clock, dice=lambda: 0.0)
@@ -81,6 +80,9 @@ class Bench:
         )
         name = "q-poison" if options.get("dead_letter") else "q"
         self.service = self.client.messages(name)
+
+    def _sleep(self, seconds):
+        self.time.now += seconds
 
     def put(self, body=b"x", **written):
         """A message in the queue; its name there."""
@@ -107,11 +109,7 @@ def made(monkeypatch, **options):
         if not any(each.done() for each in futures):
             bench.time.now += timeout
 
-    def sleep(seconds):
-        bench.time.now += seconds
-
     monkeypatch.setattr(queueservice.storage_renewal, "wait", wait)
-    monkeypatch.setattr(storage_delivery.time, "sleep", sleep)
     return bench
 
 

@@ -1,14 +1,12 @@
 """Sends: what is tried again, and what the caller is told of the rest."""
 
 from collections import deque
-from types import SimpleNamespace
 
 import pytest
 import queueservice
 from queueservice import BUSY, DENIED, LOST, OK, UNSENT, Service, refused
 from still import Still
 
-from aztask.brokers.storagequeue import sending
 from aztask.brokers.storagequeue.delivery import QueueRequests
 from aztask.brokers.storagequeue.errors import Effect
 from aztask.brokers.storagequeue.sending import MessageSender, judge
@@ -22,9 +20,9 @@ class Bench:
         self.time = Still()
         self.slept = []
         self.service = Service(self.time, faults=deque(faults))
-        requests = QueueRequests("q", self.service, Clock(self.time.monotonic, self.time.wall))
+        clock = Clock(self.time.monotonic, self.time.wall, self.slept.append)
+        requests = QueueRequests("q", self.service, clock)
         self.sender = MessageSender(requests, queueservice.ThreadPool())
-        monkeypatch.setattr(sending, "time", SimpleNamespace(sleep=self.slept.append))
 
 
 @pytest.fixture

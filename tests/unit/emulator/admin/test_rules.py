@@ -8,7 +8,7 @@ import pytest
 
 from aztask.emulator.admin.atom import CONNECT, INSTANCE, children
 from aztask.emulator.admin.rules import description_of, rule_from
-from aztask.emulator.amqp.types import Described, Timestamp
+from aztask.emulator.amqp.encode import Described, Timestamp
 from aztask.emulator.broker.entities import SubscriptionRule
 from aztask.emulator.broker.filters import (
     TIMESPAN,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from aztask.emulator.amqp import encode
 from aztask.emulator.amqp.decode import MAX_DEPTH, decode, decode_exactly, skip
+from aztask.emulator.amqp.encode import Described, Symbol, Timestamp
 from aztask.emulator.amqp.errors import DECODE_ERROR, AmqpError
-from aztask.emulator.amqp.types import Described, Symbol, Timestamp
 
 UINT = st.integers(0, 2**32 - 1)
 ULONG = st.integers(0, 2**64 - 1)

@@ -6,8 +6,9 @@ import pytest
 
 from aztask.emulator.amqp import encode
 from aztask.emulator.amqp.decode import decode, decode_exactly
+from aztask.emulator.amqp.encode import Described, Symbol
 from aztask.emulator.amqp.errors import AmqpError
-from aztask.emulator.amqp.terminus import (
+from aztask.emulator.amqp.link import (
     COORDINATOR,
     SOURCE,
     TARGET,
@@ -15,7 +16,6 @@ from aztask.emulator.amqp.terminus import (
     raw_fields,
     with_filter,
 )
-from aztask.emulator.amqp.types import Described, Symbol
 
 
 def source(filters, address=None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aztask.emulator.amqp.types import Described, Symbol, Timestamp, undescribed
+from aztask.emulator.amqp.encode import Described, Symbol, Timestamp, undescribed
 
 
 def test_undescribed():

@@ -8,7 +8,7 @@ from emulatorbench import Bench, message
 
 from aztask.emulator.amqp import encode, outgoing
 from aztask.emulator.amqp.frames import frame
-from aztask.emulator.amqp.terminus import COORDINATOR
+from aztask.emulator.amqp.link import COORDINATOR
 from aztask.emulator.broker.access import Claim
 
 

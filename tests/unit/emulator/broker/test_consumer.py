@@ -64,7 +64,7 @@ def test_a_receive_and_delete_link_locks_nothing(bench):
         ({"sessions": True}, "q", None, "amqp:not-allowed"),
         ({}, "q", NEXT_SESSION, "amqp:not-allowed"),
         ({"sessions": True}, "q/$DeadLetterQueue", NEXT_SESSION, "amqp:not-allowed"),
-        ({}, "q/$Transfer/$DeadLetterQueue", None, "amqp:not-implemented"),
+        ({"kind": Kind.TOPIC}, "q/$Transfer/$DeadLetterQueue", None, "amqp:not-allowed"),
     ],
 )
 def test_links_that_are_refused(bench, settings, address, filters, condition):

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from aztask.emulator.amqp import encode, sections
-from aztask.emulator.amqp.types import Described, Timestamp
+from aztask.emulator.amqp.encode import Described, Timestamp
 from aztask.emulator.broker.filters import (
     TIMESPAN,
     CorrelationFilter,

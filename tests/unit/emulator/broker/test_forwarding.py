@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from emulatorbench import message
 
+from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.sections import cut
-from aztask.emulator.broker import stored
-from aztask.emulator.broker.entities import Kind, Status, SubscriptionRule
+from aztask.emulator.broker import acceptance, stored
+from aztask.emulator.broker.entities import Entity, Kind, Status, SubscriptionRule
 from aztask.emulator.broker.filters import SqlFilter
+from aztask.emulator.broker.producer import new_message
+from aztask.errors import ConfigurationError
 
 
 def active(bench, *paths):
@@ -27,7 +33,7 @@ def test_a_topic_copies_to_the_subscriptions_whose_rules_match(bench):
     bench.create("t/Subscriptions/all", kind=Kind.SUBSCRIPTION)
     bench.create("t/Subscriptions/some", kind=Kind.SUBSCRIPTION, rules=some)
     bench.put("t", message(n=1), message(n=2))
-    assert run(bench) == {"t/Subscriptions/all", "t/Subscriptions/some"}
+    assert run(bench) == {("t/Subscriptions/all", False), ("t/Subscriptions/some", False)}
     assert active(bench, "t", "t/Subscriptions/all", "t/Subscriptions/some") == [0, 2, 1]
 
 
@@ -36,7 +42,7 @@ def test_a_message_passes_several_queues_in_one_run(bench):
     bench.create("b", forward_to="c")
     bench.create("a", forward_to="b")
     bench.put("a", message())
-    assert run(bench) == {"b", "c"}
+    assert run(bench) == {("b", False), ("c", False)}
     (found,) = bench.engine.peek("c", 0, 1)
     assert stored.unpack(found.payload).hops == 2
 
@@ -53,17 +59,148 @@ def test_past_the_limit_of_hops_a_message_is_dead_lettered(bench):
     assert dead.reason == "MaxTransferHopCountExceeded"
 
 
-def test_messages_wait_for_a_target_that_accepts_none(bench):
-    target = bench.create("b", status=Status.SEND_DISABLED)
-    bench.create("a", forward_to="b")
+def buried(bench, path):
+    return bench.engine.peek(path, 0, 10, dead_letter=True)
+
+
+def missing(bench):
+    bench.create("b")
+    bench.create("a", forward_to="b", forward_dead_letters_to="b")
+    bench.namespace.delete("b")
+    return message()
+
+
+def wrong_kind(bench):  # no target of a forwarding is one: it is checked when it is created
+    bench.create("t", kind=Kind.TOPIC)
+    bench.create("b", kind=Kind.QUEUE)
+    bench.create("a", forward_to="b", forward_dead_letters_to="b")
+    bench.namespace._entities["b"] = Entity("b", kind=Kind.SUBSCRIPTION)
+    return message()
+
+
+def target(bench, **settings):
+    bench.create("b", **settings)
+    bench.create("a", forward_to="b", forward_dead_letters_to="b")
+
+
+def disabled(bench):
+    target(bench, status=Status.SEND_DISABLED)
+    return message()
+
+
+def too_large(bench):
+    target(bench, max_message_bytes=10)
+    return message()
+
+
+def no_session(bench):
+    target(bench, sessions=True)
+    return message()
+
+
+def no_session_below_a_topic(bench):
+    target(bench, kind=Kind.TOPIC)
+    bench.create("b/Subscriptions/plain", kind=Kind.SUBSCRIPTION)
+    bench.create("b/Subscriptions/s", kind=Kind.SUBSCRIPTION, sessions=True)
+    return message()
+
+
+CASES = [missing, wrong_kind, disabled, too_large, no_session, no_session_below_a_topic]
+
+
+def cause_of(case):
+    return acceptance.CAUSES[case.__name__.removesuffix("_below_a_topic").replace("_", " ")]
+
+
+def test_every_cause_has_a_case():
+    assert {cause_of(case) for case in CASES} == set(acceptance.CAUSES.values())
+    source = inspect.getsource(acceptance)
+    assert source.count("Final = Cause(") == len(acceptance.CAUSES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_target_refuses_becomes_a_transfer_dead_letter_of_the_source(bench, case):
+    raw = case(bench)
+    bench.put("a", raw)
+    assert run(bench) == {("a/$Transfer", True)}
+    assert active(bench, "a") == [0]
+    (dead,) = buried(bench, "a/$Transfer")
+    assert dead.reason == cause_of(case).reason
+    assert dead.description
+    assert stored.unpack(dead.payload).hops == 0
+    assert dead.payload.endswith(b"body")
+    assert buried(bench, "a") == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_sender_is_refused_for_the_same_causes(bench, case):
+    raw = case(bench)
+    with pytest.raises(AmqpError) as caught:
+        entity = acceptance.sendable(bench.namespace, "b")
+        new_message(bench.namespace, entity, raw, bench.now)
+    assert caught.value.condition == cause_of(case).condition
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_dead_letter_that_the_target_refuses_does_not_vanish(bench, case):
+    raw = case(bench)
+    entity = bench.namespace.get("a")
+    bench.namespace._entities["a"] = replace(entity, forward_to="")
+    bench.namespace.revision += 1
+    bench.put("a", raw)
+    (lease,) = bench.engine.receive("a", 1)
+    bench.engine.dead_letter("a", [(lease.seq, lease.token)], "bad", "very bad")
+    assert run(bench) == {("a/$Transfer", True)}
+    (dead,) = buried(bench, "a/$Transfer")
+    assert dead.reason == cause_of(case).reason
+    assert dead.description.endswith("It was a dead letter before: bad: very bad")
+    assert buried(bench, "a") == []
+
+
+def test_a_dead_letter_past_the_limit_of_hops_becomes_a_transfer_dead_letter(bench):
+    bench.create("a")
+    bench.create("b", forward_dead_letters_to="a")
+    bench.namespace.update(replace(bench.namespace.get("a"), forward_dead_letters_to="b"))
     bench.put("a", message())
-    assert run(bench) == set()
-    assert active(bench, "a", "b") == [1, 0]
-    bench.namespace.update(type(target)("b"))
-    bench.now += 1
-    assert bench.broker.forwarder.due()
-    bench.broker.forwarder.run()
-    assert active(bench, "a", "b") == [0, 1]
+    for turn in range(5):
+        queue = "ab"[turn % 2]
+        (lease,) = bench.engine.receive(queue, 1)
+        bench.engine.dead_letter(queue, [(lease.seq, lease.token)], "bad")
+        run(bench)
+    (dead,) = buried(bench, "a/$Transfer")
+    assert dead.reason == "MaxTransferHopCountExceeded"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"sessions": True}, "Session ID is null."),
+        ({"status": Status.DISABLED}, "MessagingEntityDisabled"),
+    ],
+)
+def test_what_a_subscription_cannot_take_is_its_dead_letter(bench, settings, reason):
+    bench.create("t", kind=Kind.TOPIC)
+    bench.create("t/Subscriptions/plain", kind=Kind.SUBSCRIPTION)
+    bench.put("t", message())  # before there was a subscription that refuses it
+    bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION, **settings)
+    assert run(bench) == {("t/Subscriptions/plain", False), ("t/Subscriptions/s", True)}
+    assert active(bench, "t", "t/Subscriptions/plain", "t/Subscriptions/s") == [0, 1, 0]
+    (dead,) = buried(bench, "t/Subscriptions/s")
+    assert dead.reason == reason
+
+
+def test_a_queue_with_sessions_cannot_forward(bench):
+    bench.create("b")
+    with pytest.raises(ConfigurationError, match="cannot forward"):
+        bench.create("a", sessions=True, forward_to="b")
+
+
+def test_transfer_dead_letters_end_with_their_entity(bench):
+    bench.put("a", no_session(bench))
+    run(bench)
+    assert bench.namespace.transfer_dead(bench.namespace.get("a")) == 1
+    bench.namespace.delete("a")
+    assert bench.namespace.transfer_dead(bench.create("a")) == 0
 
 
 def test_forwarded_dead_letters_carry_their_reasons_and_their_source(bench):

@@ -9,8 +9,9 @@ from aztask.emulator.amqp import encode, sections
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.sections import cut
 from aztask.emulator.broker import stored
+from aztask.emulator.broker.acceptance import sendable
 from aztask.emulator.broker.entities import Kind, Status
-from aztask.emulator.broker.intake import BATCH_FORMAT, messages_of, new_message, sendable
+from aztask.emulator.broker.producer import BATCH_FORMAT, messages_of, new_message
 
 
 @pytest.mark.parametrize(

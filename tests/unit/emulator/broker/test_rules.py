@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from aztask.emulator.amqp.decode import decode_exactly
+from aztask.emulator.amqp.encode import Described, undescribed
 from aztask.emulator.amqp.errors import AmqpError
-from aztask.emulator.amqp.types import Described, undescribed
 from aztask.emulator.broker.entities import Kind
 from aztask.emulator.broker.filters import CorrelationFilter, FalseFilter, SqlFilter, TrueFilter
-from aztask.emulator.broker.rules import rule_operation
+from aztask.emulator.broker.nodes import rule_operation
 
 PATH = "t/Subscriptions/s"
 

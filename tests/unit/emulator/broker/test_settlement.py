@@ -7,9 +7,9 @@ from amqpwire import dispose
 from emulatorbench import message
 
 from aztask.emulator.amqp import outgoing
+from aztask.emulator.amqp.encode import Described, Symbol
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.sections import cut
-from aztask.emulator.amqp.types import Described, Symbol
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.settlement import (
     SettlementAction,

@@ -25,7 +25,8 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.deadindex import IndexedDeadLetter
-from aztask.results.local.store import _STEPS, PURGE_WINDOW, LocalResults
+from aztask.results.local.runowners import PURGE_WINDOW
+from aztask.results.local.store import _STEPS, LocalResults
 from aztask.settlement import Complete
 
 
@@ -109,13 +110,13 @@ def test_text_that_is_not_utf8_anywhere_hides_no_other_row(
     ]
     results.dead_index.note(letters)
     database.execute(f"UPDATE dead_index SET key = {NOT_UTF8} WHERE key = 'm1'")
-    assert [bool(each.damage) for each in results.dead_index.page("q", 0, 9)] == [
+    assert [bool(each.damage) for each in results.dead_index.notes("q")] == [
         False,
         True,
         False,
     ]
     assert results.dead_index.keep_only("q", {"m0", "m2"}, 5.0) == 1
-    assert len(results.dead_index.page("q", 0, 9)) == 2
+    assert len(list(results.dead_index.notes("q"))) == 2
 
 
 def test_the_number_of_a_damaged_row_goes_with_it(
@@ -159,7 +160,7 @@ def test_a_purge_ends_at_the_first_window_without_anything_old(
     results: LocalResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are in the order of their first starts: behind it nothing is old, or next to nothing."""
-    monkeypatch.setattr("aztask.results.local.store.PURGE_WINDOW", 2)
+    monkeypatch.setattr("aztask.results.local.runowners.PURGE_WINDOW", 2)
     for name, at in (("a", 1.0), ("b", 1.0), ("c", 9.0), ("d", 9.0), ("e", 1.0)):
         results.start([a_start(name, 1, RunKey(name))])
         results.record([Finish(RunKey(name), name, ended(at))])
@@ -170,7 +171,7 @@ def test_a_purge_ends_at_the_first_window_without_anything_old(
 def test_runs_that_wait_for_their_messages_do_not_keep_older_ones_from_being_purged(
     results: LocalResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aztask.results.local.store.PURGE_WINDOW", 2)
+    monkeypatch.setattr("aztask.results.local.runowners.PURGE_WINDOW", 2)
     for name in ("a", "b", "c", "d"):
         results.expect([RunRecord(RunKey(name), "t", "q", State.PENDING, due=9.0)])
     results.start([a_start("e", 1, RunKey("e"))])

@@ -3,7 +3,7 @@
 from aztask.address.urls import parse_results
 from aztask.results.base import RunKey
 from aztask.results.tables.blobs import Blobs, hour_of, missing
-from aztask.results.tables.client import TimeBudget
+from aztask.stores.tables.client import TimeBudget
 from aztask.support.clock import SYSTEM_CLOCK
 
 

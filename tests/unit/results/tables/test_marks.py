@@ -3,9 +3,10 @@
 import pytest
 
 from aztask.results.tables import marks as module
-from aztask.results.tables.client import TimeBudget
 from aztask.results.tables.marks import CancellationMarks
-from aztask.results.tables.names import SHARDS, partition_of, shard_of
+from aztask.results.tables.names import partition_of
+from aztask.stores.keys import SHARDS, shard_of
+from aztask.stores.tables.client import TimeBudget
 
 
 class Table:
@@ -34,6 +35,7 @@ class Table:
             if partition == values["marks"]
             and (row["running"] or not running)
             and ("before" not in values or row["at"] < values["before"])
+            and ("task" not in values or row["RowKey"] in (values["own"], values["task"]))
         ]
         return found[:limit]
 

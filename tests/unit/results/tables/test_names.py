@@ -3,17 +3,8 @@
 import pytest
 
 from aztask.results.base import RunKey
-from aztask.results.tables.names import (
-    SHARDS,
-    is_blob_of,
-    is_row,
-    is_run,
-    key_of_row,
-    key_text,
-    partition_of,
-    row_of,
-    shard_of,
-)
+from aztask.results.tables.names import is_blob_of, is_row, is_run, key_of_row, partition_of, row_of
+from aztask.stores.keys import SHARDS, key_text, shard_of
 
 IDS = ["a", "A", "a/b", "a_2f_b", "a#b", "ü", "\udc80", "x" * 300, "x" * 301, "_", "~x", ""]
 

@@ -14,11 +14,11 @@ from aztask.results.base import (
     Start,
     State,
 )
-from aztask.results.tables.client import TimeBudget
-from aztask.results.tables.errors import OutcomeUnknown
 from aztask.results.tables.rows import Run
 from aztask.results.tables.runs import TRIES, Runs
 from aztask.settlement import Complete
+from aztask.stores.tables.client import TimeBudget
+from aztask.stores.tables.errors import OutcomeUnknown
 from aztask.support.clock import SYSTEM_CLOCK
 
 KEY = RunKey("a")
@@ -116,13 +116,6 @@ def test_a_run_is_owned_once_and_its_end_is_recorded_once(runs, index):
     assert isinstance(answer, Recorded)
     assert answer.outcome.value == b"value"
     assert set(index) == {KEY}
-
-
-def test_the_same_message_takes_its_run_over_and_the_former_owner_records_nothing(runs):
-    start(runs)
-    assert start(runs, "two").starts == 2
-    assert not record(runs, "one")
-    assert record(runs, "two")
 
 
 def test_a_write_whose_answer_is_lost_counts_once(runs, table):

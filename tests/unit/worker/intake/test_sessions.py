@@ -12,7 +12,7 @@ from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
 from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, Lapse
-from aztask.worker.intake.intake import QueueSource
+from aztask.worker.intake.ports import QueueSource
 from aztask.worker.intake.sessions import HELD_PER_WORKED, SessionIntake
 
 PATIENCE = 10.0
@@ -30,14 +30,18 @@ class Bench:
         self.broker = LocalBroker(self.database)
         self.broker.declare("orders", QueueOptions(sessions=True))
         self.taken = []
+        self.seconds = lease
         self.lock = threading.Lock()
         self.intake = SessionIntake(
             self.broker,
-            QueueSource("orders", lambda: lease, 0.2),
-            self.take,
-            max_sessions=most,
+            QueueSource("orders", 0.2),
+            self,
+            most=most,
             share=share,
         )
+
+    def lease(self, queue):
+        return self.seconds
 
     def take(self, slot, deliveries, asked_at):
         with self.lock:
@@ -60,7 +64,7 @@ class Bench:
         if settled:
             slot.receiver.settle([(delivery, settlement)])
         lapse = isinstance(settlement, Lapse)
-        slot.over(SimpleNamespace(settled=settled, left_to_lapse=lapse, delivery=delivery))
+        slot.ended(SimpleNamespace(settled=settled, left_to_lapse=lapse, delivery=delivery))
         return slot
 
     def close(self):

@@ -16,6 +16,7 @@ from aztask.errors import AlreadySettled, BrokerUnavailable
 from aztask.lease.state import LeaseState
 from aztask.message.envelope import Envelope
 from aztask.results.base import Finish, Outcome, Start, State
+from aztask.results.startowner import owner_of
 from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
 from aztask.support.floodlog import FIRST_LINES
 from aztask.worker.pipeline.pipeline import _joint
@@ -235,7 +236,7 @@ def test_a_retry_that_is_too_large_is_a_dead_letter_before_it_is_recorded(
     bench = make(joint=joint)
     items = bench.claimed(*"ab")
     for item in items:
-        bench.pipeline.verdicts.failed(item, Resubmit(1.0), "ValueError", "no luck", "the trace")
+        bench.pipeline.decisions.failed(item, Resubmit(1.0), "ValueError", "no luck", "the trace")
     items[0].rewrite(saved=b"x" * 3_000)
     bench.pipeline.finish(items)
     assert bench.states(*"ab") == ["failed", "retrying"]
@@ -272,8 +273,8 @@ def test_a_recorded_retry_that_cannot_be_sent_is_recorded_as_the_failure_of_that
 def test_no_text_is_too_strange_to_be_recorded(make: Make, joint: bool, text: str) -> None:
     bench = make(joint=joint)
     items = bench.claimed(*"ab")
-    bench.pipeline.verdicts.failed(items[0], DeadLetter(text, text), text, text, text)
-    bench.pipeline.verdicts.failed(items[1], DeadLetter("plain"), "ValueError", "plain", "")
+    bench.pipeline.decisions.failed(items[0], DeadLetter(text, text), text, text, text)
+    bench.pipeline.decisions.failed(items[1], DeadLetter("plain"), "ValueError", "plain", "")
     bench.pipeline.finish(items)
     assert all(item.settled for item in items)
     outcome = bench.app.results.get("a").outcome
@@ -308,7 +309,7 @@ RETRY = Resubmit(5.0, 1_000_005.0)
 
 def fails(bench: Bench, items: list[WorkItem], decision: Decision = RETRY) -> None:
     for item in items:
-        bench.pipeline.verdicts.failed(item, decision, "OSError", "disk full", "the trace")
+        bench.pipeline.decisions.failed(item, decision, "OSError", "disk full", "the trace")
 
 
 def counted(bench: Bench, task_id: str) -> int:
@@ -445,6 +446,37 @@ def test_what_ends_after_its_deadline_is_neither_recorded_nor_settled(
     assert [item.stage for item in items] == [Stage.ENDED] * 2
     assert items[0].settled is ours
     assert items[0].notes == ([] if ours else [("lease_lost", "its deadline passed")])
+
+
+@pytest.mark.parametrize(("left", "ours"), [(0.001, True), (0.0, False), (-5.0, False)])
+def test_what_lost_its_lease_before_the_claim_claims_nothing(
+    make: Make, joint: bool, left: float, ours: bool
+) -> None:
+    bench = make(joint=joint)
+    items = bench.items(*"ab")
+    items[0].delivery.deadline = bench.clock.now + left
+    bench.pipeline.claim(items)
+    assert bench.states(*"ab") == ["started" if ours else "pending", "started"]
+    assert items[0].stage is (Stage.READY if ours else Stage.ENDED)
+    assert items[0].notes == ([] if ours else [("lease_lost", "its deadline passed")])
+
+
+def test_what_a_newer_delivery_has_started_ends_without_a_settlement(
+    make: Make, joint: bool
+) -> None:
+    """Its worker thawed just before its lease ended, by its own clock."""
+    bench = make(joint=joint)
+    items = bench.items(*"ab")
+    position, count = items[0].delivery.position, items[0].delivery.delivery_count
+    newer = owner_of("other/1", count + 1)
+    thief = Start(items[0].key, "shop.count", "default", position, newer, "other", 5.0)
+    bench.app.results.start([thief])
+    bench.pipeline.claim(items)
+    assert [item.stage for item in items] == [Stage.ENDED, Stage.READY]
+    assert items[0].settled is False
+    assert [kind for kind, _ in items[0].notes] == ["lease_lost"]
+    run = bench.app.results.get("a")
+    assert (run.worker, run.starts) == ("other", 1)
 
 
 def test_a_lost_lease_says_why(make: Make) -> None:
@@ -635,14 +667,14 @@ def test_one_whose_claim_cannot_be_carried_on_fails_alone(
 ) -> None:
     bench = make()
     items = bench.items(*"abc")
-    real = bench.pipeline.verdicts.claimed
+    real = bench.pipeline.decisions.claimed
 
     def claimed(item: WorkItem, answer: Any) -> None:
         if item.key.task_id == "b":
             raise LookupError("odd")
         real(item, answer)
 
-    monkeypatch.setattr(bench.pipeline.verdicts, "claimed", claimed)
+    monkeypatch.setattr(bench.pipeline.decisions, "claimed", claimed)
     bench.pipeline.claim(items)
     assert [(item.stage, item.tries) for item in items] == [
         (Stage.READY, 0), (Stage.RECEIVED, 1), (Stage.READY, 0),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pipelinebench import Bench, Make
 
-from aztask.brokers.local.broker import CAPABILITIES
+from aztask.brokers.local.kind import CAPABILITIES
 from aztask.errors import BrokerUnavailable
 from aztask.results.base import Finish, Outcome, State
 from aztask.settlement import Complete, Hold, Release, Resubmit
@@ -137,7 +137,7 @@ def test_while_the_store_is_away_a_redelivered_one_waits_as_it_is(make: Make) ->
     (item,) = bench.receive()
     assert not bench.pipeline.put_offs.wait(item, 5.0, "it is paused")
     bench.pipeline.claim([item])
-    assert (item.stage, item.put_off is not None) == (Stage.RECEIVED, True)
+    assert (item.stage, item.waits is not None) == (Stage.RECEIVED, True)
     del bench.faults.disown["a"]
     bench.pipeline.claim([item])
     assert item.waits_in_queue
@@ -268,7 +268,7 @@ def test_a_pause_by_a_worker_that_does_not_know_the_task_keeps_the_grace(make: M
     assert item.decided is not None
     assert item.decided.clone is not None
     assert item.decided.clone.unknown_since == since
-    item.put_off = None
+    item.waits = None
     item.stage = Stage.RECEIVED
     assert bench.pipeline.put_offs.wait(item, 5.0, "it is paused")
     assert item.decided.clone is not None

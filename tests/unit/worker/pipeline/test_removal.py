@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 from aztask.errors import BrokerUnavailable
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.payloads.memory import MemoryPayloads
+from aztask.message.payload import StoredValue
 from aztask.payloads.payloads import Payloads
-from aztask.payloads.store import Kind
+from aztask.payloads.store import Kind, MemoryPayloads
 from aztask.results.base import Outcome, State
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Resubmit
 from aztask.worker.pipeline.removal import PayloadRemoval
@@ -47,7 +48,8 @@ def item(
     delivery: str = "at-least-once",
 ) -> Any:
     """A delivery with stored arguments and a stored checkpoint."""
-    stored = [payloads.keep(kind, b"data") for kind in (Kind.ARGUMENTS, Kind.CHECKPOINT)]
+    kinds = (Kind.ARGUMENTS, Kind.CHECKPOINT)
+    stored = [payloads.keep(kind, b"data", owner="a") for kind in kinds]
     message = TaskMessage(
         id="a",
         task="t",
@@ -105,6 +107,40 @@ def test_deliveries_that_cannot_be_read_or_have_no_payload_ask_for_nothing() -> 
     )
     PayloadRemoval(payloads_in(store)).after([SimpleNamespace(opened=None), small])  # type: ignore[list-item]
     assert store.requests == 0
+
+
+def ended_with(payloads: Payloads, saved: StoredValue, payload: StoredValue | None = None) -> Any:
+    """The last settlement of the task ``a``, whose message refers to these."""
+    found = item(payloads, Complete())
+    message = found.opened.message
+    reference = message.payload if payload is None else str(payload)
+    found.opened.message = replace(message, saved=Codec().encode_value(saved), payload=reference)
+    return found
+
+
+@pytest.mark.parametrize("kind", [Kind.VALUE, Kind.RESULT])
+def test_what_is_shared_stays_when_a_task_used_it_as_its_checkpoint(kind: Kind) -> None:
+    payloads = payloads_in(store := Store())
+    shared = payloads.keep(kind, b"shared", owner="a")
+    PayloadRemoval(payloads).after([ended_with(payloads, shared, shared)])
+    assert shared.name in store.stored
+
+
+def test_what_belongs_to_another_task_stays() -> None:
+    payloads = payloads_in(store := Store())
+    saved = payloads.keep(Kind.CHECKPOINT, b"1", owner="b")
+    arguments = payloads.keep(Kind.ARGUMENTS, b"2", owner="b")
+    PayloadRemoval(payloads).after([ended_with(payloads, saved, arguments)])
+    assert {saved.name, arguments.name} <= store.stored.keys()
+
+
+def test_what_an_older_release_has_named_is_removed_as_before() -> None:
+    payloads = payloads_in(store := Store())
+    names = [f"{kind}/2026112314/{'0' * 31}7" for kind in ("args", "saved")]
+    arguments, saved = (StoredValue.of(name, b"data") for name in names)
+    store.stored |= dict.fromkeys(names, b"data")
+    PayloadRemoval(payloads).after([ended_with(payloads, saved, arguments)])
+    assert not store.stored.keys() & set(names)
 
 
 def test_a_container_is_asked_on_a_thread_and_before_the_end() -> None:

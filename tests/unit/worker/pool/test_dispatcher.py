@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pipelinebench import Bench, make_bench
+from runtimes import Noting
 
 from aztask.engine import Database
 from aztask.hooks import Hooks
@@ -27,6 +28,7 @@ class Process:
     """A pool process. packets: its answers, in order. unread: what it can be asked to give back."""
 
     items: dict[int, WorkItem] = field(default_factory=dict)
+    ran: int = 0
     packets: list[list[Any]] = field(default_factory=list)
     told: list[list[Any]] = field(default_factory=list)
     unread: list[WorkItem] = field(default_factory=list)
@@ -34,6 +36,13 @@ class Process:
     retiring: bool = False
     culprit: int | None = None
     outbox: object = field(default_factory=object)
+    hung_up: bool = False
+    unwatched: bool = False
+
+    @property
+    def link(self) -> Process:
+        """It is its own link to the worker."""
+        return self
 
     def answers(self) -> list[list[Any]]:
         packets, self.packets = self.packets, []
@@ -68,14 +77,15 @@ class Pool:
     seconds: list[float] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
     over: list[Process] = field(default_factory=list)
-    on_process: Callable[[Process], None] = lambda process: None
-    on_server: Callable[[Any], None] = lambda server: None
+    started: list[Process] = field(default_factory=list)
     takes: int = 1000
 
     def room(self) -> int:
         return self.space
 
-    def feed(self, items: list[WorkItem], packet: Callable[[WorkItem], list[Any]]) -> Any:
+    def feed(
+        self, items: list[WorkItem], packet: Callable[[WorkItem], list[Any]], aside: Any
+    ) -> Any:
         self.calls.append("feed")
         for item in items[: self.takes]:
             self.sent.append(packet(item))
@@ -86,25 +96,17 @@ class Pool:
     def observe(self, seconds: float) -> None:
         self.seconds.append(seconds)
 
-    def fill(self) -> None:
+    def fill(self) -> list[Process]:
         self.calls.append("fill")
+        started, self.started = self.started, []
+        return started
 
     def ended(self, process: Process) -> None:
         self.calls.append(("ended", process))
 
-    def served(self, server: Any) -> list[Process]:
-        return self.over
-
-
-@dataclass(eq=False)
-class Server:
-    """A fork server. gone: it has ended."""
-
-    gone: bool
-    closed: bool = False
-
-    def close(self) -> None:
-        self.closed = True
+    def take_ended(self) -> list[Process]:
+        over, self.over = self.over, []
+        return over
 
 
 @dataclass(eq=False)
@@ -133,14 +135,13 @@ class Selector:
         self.watched[source]()
 
 
-class Worker:
-    """A dispatcher with all around it. finished, done: what it handed on."""
+class Worker(Noting):
+    """A dispatcher with all around it; it notes what the dispatcher hands on."""
 
     def __init__(self, bench: Bench) -> None:
+        super().__init__(confines=True)
         self.bench = bench
         self.pool, self.selector = Pool(), Selector()
-        self.finished: list[WorkItem] = []
-        self.done: list[WorkItem] = []
         requests: Any = Requests()
         self.asked = requests.asked
         pool: Any = self.pool
@@ -152,17 +153,15 @@ class Worker:
             clock=bench.clock,
             app=SimpleNamespace(hooks=self.hooks),
         )
-        self.late: list[WorkItem] = []
-        self.dispatcher = PoolDispatcher(
-            runtime, pool, bench.pipeline, requests,
-            finish=self.finished.extend, over=self.done.extend, late=self.late.extend,
-        )  # fmt: skip
+        self.dispatcher = PoolDispatcher(runtime, pool, bench.pipeline, requests, self)
         self.process = self.start()
 
     def start(self) -> Process:
         process = Process()
         self.pool.processes.append(process)
-        self.pool.on_process(process)
+        self.pool.started.append(process)
+        self.dispatcher.fill()
+        self.pool.calls.clear()
         return process
 
     def running(self, *ids: str) -> list[WorkItem]:
@@ -300,7 +299,7 @@ def test_a_run_that_returned_is_finished(make: Make) -> None:
         ["done", items[0].number, NOW + 1.0, 0.25, b"\x01"],
         ["done", items[1].number, NOW + 2.0, 0.5, None],
     )
-    assert worker.finished == items
+    assert worker.to_finish == items
     assert worker.process.items == {}
     assert [item.settlement for item in items] == [Complete()] * 2
     first = items[0].outcome
@@ -318,7 +317,7 @@ def test_a_run_that_raised_is_what_its_process_decided(make: Make) -> None:
         ["failed", items[0].number, NOW, 0.25, record(delay=3.0), "OSError", "full", "trace"],
         ["failed", items[1].number, NOW, 0.5, record("dead-letter", reason="no"), "E", "e", ""],
     )
-    assert worker.finished == items
+    assert worker.to_finish == items
     assert [item.settlement for item in items] == [Resubmit(3.0, NOW + 3.0), DeadLetter("no")]
     outcome = items[0].outcome
     assert outcome is not None
@@ -342,7 +341,7 @@ def test_a_cancelled_run_is_cancelled_unless_it_returned(
     assert item.run is not None
     item.run.cancelled = True
     worker.answer([kind, item.number, NOW, 0.25, *details])
-    assert worker.finished == [item]
+    assert worker.to_finish == [item]
     assert item.outcome is not None
     assert (item.outcome.state, item.settlement) == (state, Complete())
 
@@ -352,7 +351,7 @@ def test_an_answer_for_what_is_over_is_dropped(make: Make) -> None:
     (item,) = worker.running("a")
     item.end()
     worker.answer(["done", item.number, NOW, 0.25, b""])
-    assert (worker.finished, worker.done) == ([], [])
+    assert (worker.to_finish, worker.done) == ([], [])
     assert item.decided is None
 
 
@@ -360,7 +359,7 @@ def test_an_answer_for_what_it_does_not_run_is_dropped(make: Make) -> None:
     worker = make()
     (item,) = worker.running("a")
     worker.answer(["done", 99, NOW, 0.25, b""], ["done", item.number, NOW, 0.5, b""])
-    assert worker.finished == [item]
+    assert worker.to_finish == [item]
     assert worker.pool.seconds == [0.5]
 
 
@@ -400,7 +399,7 @@ def test_a_run_that_stopped_for_its_lost_lease_is_over(make: Make) -> None:
     worker.bench.keeper.begin(item.lease)
     worker.bench.keeper.lapse(item.lease, "lost")
     worker.answer(["lost", item.number, NOW, 0.25])
-    assert (worker.done, worker.finished) == ([item], [])
+    assert (worker.done, worker.to_finish) == ([item], [])
     assert item.notes == [("lease_lost", "the broker says so")]
     assert item.decided is None
 
@@ -414,7 +413,7 @@ def test_a_run_that_stopped_under_a_lease_that_holds_is_abandoned(
     (item,) = worker.running("a")
     item.delivery.deadline = worker.bench.clock.now + left
     worker.answer(["lost", item.number, NOW, 0.25])
-    assert (worker.finished, worker.done) == (([item], []) if abandoned else ([], [item]))
+    assert (worker.to_finish, worker.done) == (([item], []) if abandoned else ([], [item]))
     if abandoned:
         assert (item.settlement, item.outcome) == (Abandon(), None)
     assert [kind for kind, _ in item.notes] == ["lease_lost"]
@@ -430,14 +429,10 @@ def test_at_most_once_a_run_that_gave_up_is_over(make: Make) -> None:
 # -- processes that end ------------------------------------------------------------------------
 
 
-def ends(worker: Worker, process: Process, *, gone: bool = False) -> None:
-    """The fork server says that a process has ended; or it has ended itself."""
-    server: Any = Server(gone)
-    worker.pool.on_server(server)
+def ends(worker: Worker, process: Process) -> None:
+    """The pool says that a process has ended."""
     worker.pool.over = [process]
-    worker.selector.fire(server)
-    assert (server in worker.selector.watched) is not gone
-    assert server.closed is gone
+    worker.dispatcher.bury()
 
 
 def test_what_a_process_had_not_read_goes_on_and_what_it_ran_has_failed(make: Make) -> None:
@@ -449,7 +444,7 @@ def test_what_a_process_had_not_read_goes_on_and_what_it_ran_has_failed(make: Ma
     ends(worker, worker.process)
     assert list(worker.bench.deliveries.ready) == [two, three]
     assert [item.stage for item in (two, three)] == [Stage.READY] * 2
-    assert worker.finished == [one]
+    assert worker.to_finish == [one]
     assert worker.process.items == {}
     assert one.outcome is not None
     assert one.outcome.error_type == "WorkerCrashed"
@@ -464,7 +459,7 @@ def test_the_last_answers_of_a_process_count(make: Make) -> None:
     one, two = worker.running(*"ab")
     worker.process.packets = [["done", one.number, NOW, 0.25, b"\x01"]]
     ends(worker, worker.process)
-    assert worker.finished == [one, two]
+    assert worker.to_finish == [one, two]
     assert [item.outcome.state for item in (one, two)] == [State.SUCCEEDED, State.RETRYING]
 
 
@@ -483,7 +478,7 @@ def test_of_a_killed_process_the_culprit_failed_and_its_siblings_are_given_back(
     one, two, three = worker.running(*"abc")
     worker.process.culprit = two.number
     ends(worker, worker.process)
-    assert worker.finished == [two]
+    assert worker.to_finish == [two]
     assert two.outcome is not None
     assert two.outcome.error_type == "TimeLimitExceeded"
     assert worker.done == [one, three]
@@ -528,7 +523,7 @@ def test_a_cancelled_run_whose_process_was_killed_is_cancelled(make: Make) -> No
     item.run.cancelled, item.run.stop = True, Stop("it was cancelled", NOW)
     worker.process.culprit = item.number
     ends(worker, worker.process)
-    assert worker.finished == [item]
+    assert worker.to_finish == [item]
     assert item.outcome is not None
     assert item.outcome.state is State.CANCELLED
 
@@ -541,7 +536,7 @@ def test_a_run_that_was_killed_for_its_lost_lease_is_over(make: Make) -> None:
     item.lease.state = LeaseState.LOST
     worker.process.culprit = item.number
     ends(worker, worker.process)
-    assert (worker.finished, worker.done) == ([], [item])
+    assert (worker.to_finish, worker.done) == ([], [item])
     assert item.notes == [("lease_lost", "its lease was not renewed in time")]
 
 
@@ -564,7 +559,7 @@ def test_a_run_that_its_own_process_stopped_is_over(
     else:
         worker.answer(["lost", one.number, NOW, 0.25])
         assert worker.done == [one]
-    assert worker.finished == []
+    assert worker.to_finish == []
     assert one.notes == [("lease_lost", NO_NEWS)]
     assert caplog.text.count("its process interrupted it, it will be redelivered") == 1
 
@@ -572,7 +567,7 @@ def test_a_run_that_its_own_process_stopped_is_over(
 def test_a_stop_that_was_announced_for_what_it_does_not_run_is_ignored(make: Make) -> None:
     worker = make()
     worker.answer(["overdue", 99, True])
-    assert (worker.finished, worker.done, worker.process.culprit) == ([], [], None)
+    assert (worker.to_finish, worker.done, worker.process.culprit) == ([], [], None)
 
 
 def test_a_run_that_was_killed_at_its_max_lease_has_failed_and_counts(make: Make) -> None:
@@ -582,7 +577,7 @@ def test_a_run_that_was_killed_at_its_max_lease_has_failed_and_counts(make: Make
     item.run.stop = Stop("it would hold its message for too long", NOW, failed=True)
     worker.process.culprit = item.number
     ends(worker, worker.process)
-    assert (worker.finished, worker.done) == ([item], [])
+    assert (worker.to_finish, worker.done) == ([item], [])
     assert item.outcome is not None
     assert item.outcome.state is State.RETRYING
     assert item.outcome.error_type == "MaxLeaseExceeded"
@@ -596,14 +591,14 @@ def test_what_was_over_before_its_process_ended_stays_so(make: Make) -> None:
     (item,) = worker.running("a")
     item.end()
     ends(worker, worker.process)
-    assert (worker.finished, worker.done, item.decided) == ([], [], None)
+    assert (worker.to_finish, worker.done, item.decided) == ([], [], None)
 
 
 def test_with_the_fork_server_all_of_its_processes_have_ended(make: Make) -> None:
     worker = make()
     (item,) = worker.running("a")
-    ends(worker, worker.process, gone=True)
-    assert worker.finished == [item]
+    ends(worker, worker.process)
+    assert worker.to_finish == [item]
 
 
 @pytest.mark.parametrize(
@@ -625,8 +620,8 @@ def test_a_delivery_that_missed_its_slot_is_taken_back(make: Make) -> None:
     worker = make()
     (item,) = worker.running("a")
     worker.answer(["late", item.number])
-    assert worker.late == [item]
+    assert worker.missed == [item]
     assert (item.stage, item.run) == (Stage.READY, None)
     assert item.number not in worker.process.items
     worker.answer(["late", item.number])
-    assert worker.late == [item], "an answer about another delivery is ignored"
+    assert worker.missed == [item], "an answer about another delivery is ignored"

@@ -7,9 +7,13 @@ import signal
 import sys
 
 import pytest
+from poolends import Watching
 
-from aztask.worker.pool.children import Pool, PoolPlan
-from aztask.worker.pool.forking import ForkServerHandle
+from aztask.worker.pool.forkedlink import ForkedStarter
+from aztask.worker.pool.forking import ForkServerHandle, next_server
+from aztask.worker.pool.link import PoolPlan
+from aztask.worker.pool.packets import socket_pair
+from aztask.worker.pool.pool import Pool
 
 
 class Clock:
@@ -37,7 +41,7 @@ def answered(server):
 
 @pytest.mark.usefixtures("broken")
 def test_what_a_server_was_asked_for_ends_with_it():
-    server = ForkServerHandle()
+    server = next_server()
     forked = server.fork({}, [])
     forked.kill()
     forked.wait()
@@ -50,18 +54,18 @@ def test_what_a_server_was_asked_for_ends_with_it():
 
 @pytest.mark.usefixtures("broken")
 def test_starts_that_fail_are_tried_again_after_longer_and_longer(caplog):
-    clock, servers, tries = Clock(), [], []
-    pool = Pool(PoolPlan("shop:app", 2, 1), clock=clock)
-    pool.on_server = servers.append
+    clock, mailbox, tries = Clock(), Watching(), []
+    pool = Pool(PoolPlan("shop:app", 2, 1), ForkedStarter(mailbox), clock=clock)
     while clock.now < 20:
         pool.fill()
-        if servers:
+        for server, readable in list(mailbox.watched.items()):
             tries.append(clock.now)
-            answered(servers[0])
-            (process,) = pool.served(servers[0])
+            answered(server)
+            readable()
+            (process,) = pool.take_ended()
             assert process.ending() == "the pool process ended together with the pool's fork server"
             pool.ended(process)
-            servers.pop().close()
+            assert mailbox.watched == {}, "it has ended, and another one is started"
         clock.now += 0.5
     pool.close()
     assert tries == [0, 1, 3, 7, 15]
@@ -73,7 +77,7 @@ def test_a_server_that_does_not_answer_is_resumed_then_killed(tmp_path, monkeypa
     script.write_text("#!/bin/sh\nsleep 60\n")
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
-    server = ForkServerHandle()
+    server = next_server()
     for now in (0.0, 100.0):
         server.check(now)  # nothing was asked for
     forked = server.fork({}, [])
@@ -104,11 +108,10 @@ def test_a_server_that_answers_slowly_is_left_alone(caplog):
         def wait(self, timeout=None):
             return 0
 
-    def start(ours, theirs):
-        ends.append(theirs.dup())
-        return Busy()
-
-    server = ForkServerHandle(start)
+    ours, theirs = socket_pair()
+    ours.setblocking(False)
+    ends.append(theirs)
+    server = ForkServerHandle(ours, Busy())
     count = 10
     for _ in range(count):
         server.fork({}, [])
@@ -128,7 +131,7 @@ def test_a_server_that_answers_slowly_is_left_alone(caplog):
 
 def test_an_interpreter_that_is_not_there_is_logged(monkeypatch, caplog):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    pool = Pool(PoolPlan("shop:app", 2, 1), clock=Clock())
+    pool = Pool(PoolPlan("shop:app", 2, 1), ForkedStarter(Watching()), clock=Clock())
     with caplog.at_level(logging.ERROR):
         pool.fill()
     pool.close()

@@ -14,7 +14,8 @@ from aztask.brokers.delivery import Lost, Renewed, Unknown
 from aztask.engine import Database
 from aztask.errors import BrokerUnavailable, LeaseLost, MessageTooLarge
 from aztask.lease.state import LeaseState
-from aztask.worker.lane import Mailbox
+from aztask.worker.lane import lane_of
+from aztask.worker.mailbox import EventMailbox
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.leaseguard import NO_DEADLINE
 from aztask.worker.pool.requests import RETRY_RESERVE, TaskRequests
@@ -74,10 +75,10 @@ class Worker:
         self.process: Any = Process()
         self.extended: list[Any] = []
         limits: Any = SimpleNamespace(limit_at=lambda item: LIMIT)
-        self.mailbox = Mailbox()
+        self.mailbox = EventMailbox()
         runtime: Any = SimpleNamespace(
-            app=bench.app, keeper=bench.keeper, mailbox=self.mailbox, clock=bench.clock,
-            lane_threads=threads,
+            app=bench.app, keeper=bench.keeper, clock=bench.clock, lane_threads=threads,
+            lane=lambda name, work, threads: lane_of(name, work, self.mailbox, threads=threads),
         )  # fmt: skip
         self.requests = TaskRequests(runtime, limits)
         (self.item,) = bench.claimed("a")

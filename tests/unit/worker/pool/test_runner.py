@@ -22,10 +22,10 @@ from aztask.support.clock import boot_seconds
 from aztask.worker.logs import configure
 from aztask.worker.pool.attempt import ERROR_CHARACTERS, _described
 from aztask.worker.pool.board import Board
-from aztask.worker.pool.eventloop import EventLoop
+from aztask.worker.pool.eventloop import LazyLoop
 from aztask.worker.pool.interrupt import SIGNAL, InterruptSlot, MainThread
 from aztask.worker.pool.leaseguard import STOP_GRACE, LeaseGuard
-from aztask.worker.pool.runner import Runner
+from aztask.worker.pool.runner import SlotRunner
 
 app = App("shop", broker="local://:memory:", retry=RetryPolicy(max_retries=1, delay=5.0))
 
@@ -122,9 +122,9 @@ class Bench:
         self.sent = []
         self.notes = []
         self.guard = LeaseGuard(os.eventfd(0))
-        self.loop = EventLoop(MainThread())
+        self.loop = LazyLoop(MainThread())
         outbox = SimpleNamespace(send=self.send)
-        self.runner = Runner(app, self.board, outbox, self.guard, os.getpid(), lambda: self.loop)
+        self.runner = SlotRunner(app, self.board, outbox, self.guard, os.getpid(), self.loop)
         self.slot = InterruptSlot(0)
 
     def send(self, packet, flags=0):
@@ -149,7 +149,7 @@ def bench():
     before = signal.getsignal(SIGNAL)
     made = Bench()
     yield made
-    made.loop.loop.close()
+    made.loop.get().loop.close()
     asyncio.set_event_loop(None)
     signal.signal(SIGNAL, before)
     made.board.close()

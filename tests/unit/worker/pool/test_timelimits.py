@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
-from runtimes import make_runtime
+from runtimes import Noting, make_runtime
 from still import Still
 
 from aztask import App
@@ -17,7 +17,7 @@ from aztask.brokers.base import Capabilities
 from aztask.brokers.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.config import Settings
 from aztask.errors import LeaseLost
-from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.lease.state import Lease, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
@@ -65,22 +65,33 @@ class Requests:
         return answers
 
 
-class Bench:
+class Reports(LeaseReports):
+    """The bench is told of a lost lease, and does as the core does."""
+
+    def __init__(self, bench):
+        self.bench = bench
+
+    def lost(self, lease):
+        self.bench.lost.append(lease)
+        self.bench.limits.stop(self.bench.item, "lease", lease.lost_reason)
+
+
+class Bench(Noting):
     """One task that runs on the first of two processes, since START."""
 
     def __init__(self, *, held=100.0, message=None, options=None, fixed_lease=False, **task):
+        super().__init__()
         self.time = Still(START)
         clock = Clock(monotonic=self.time.monotonic, wall=self.time.wall)
         self.process, self.idle = Process(), Process()
         self.requests = Requests()
         self.requests.time = self.time
-        self.lost = []
         self.keeper = LeaseKeeper(
             SimpleNamespace(
                 capabilities=Capabilities("made up", remote=False, fixed_lease=fixed_lease)
             ),
             clock=clock,
-            on_lost=self.on_lost,
+            reports=Reports(self),
         )
         self.events = []
         self.limits = TimeLimits(
@@ -92,6 +103,7 @@ class Bench:
                 **(options or {}),
             ),
             SimpleNamespace(processes=[self.idle, self.process]),
+            self,
         )
         self.app = App("shop", broker="local://:memory:")
         self.item = self.add(held, {} if message is None else message, task)
@@ -119,11 +131,6 @@ class Bench:
         self.process.since[number] = START
         self.keeper.hold(self.requests, [item.lease])
         return item
-
-    def on_lost(self, lease):
-        """As the supervisor does."""
-        self.lost.append(lease)
-        self.limits.stop(self.item, "lease", lease.lost_reason)
 
     def at(self, now, *, renewing=True):
         """The supervisor's turn and the keeper's, at START + now."""

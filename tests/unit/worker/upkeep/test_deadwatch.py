@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runtimes import make_runtime
 from still import Still
 
 from aztask import App, chord
@@ -22,6 +23,14 @@ from aztask.worker.upkeep.deadwatch import PAGE, DeadWatch
 NOW = 1_000_000.0
 
 
+class Watch(DeadWatch):
+    """A watch whose looks include the loop's turn after them."""
+
+    def look(self) -> None:
+        super().look()
+        self._mailbox.run()
+
+
 @dataclass
 class Bench:
     """An app whose queue ``default`` allows one delivery, and what a watch told."""
@@ -30,11 +39,13 @@ class Bench:
     clock: Still
     told: list[tuple[str, str, int, str]] = field(default_factory=list)
 
-    def watch(self, *queues: str) -> DeadWatch:
-        def tell(message: Any, queue: str, deliveries: int, dead: DeadLetter) -> None:
-            self.told.append((message.id, queue, deliveries, dead.reason))
+    def watch(self, *queues: str) -> Watch:
+        def tell(event: Any) -> None:
+            told = (event.task_id, event.queue, event.delivery_count, event.error_type)
+            self.told.append(told)
 
-        return DeadWatch(self.app, queues or ("default",), self.clock, tell)
+        queues = queues or ("default",)
+        return Watch(make_runtime(self.app, clock=self.clock, emit=tell, queues=queues))
 
     def use_up(self, *ids: str) -> None:
         """Send and abandon: the only delivery that is allowed is used up."""
@@ -117,9 +128,21 @@ def test_each_look_is_a_page_and_the_next_goes_on(bench: Bench) -> None:
     assert bench.told[-1][0] == "later"
 
 
+def test_a_purge_between_two_looks_hides_no_later_one(bench: Bench) -> None:
+    """It goes on behind a position that no longer exists, and begins again at the end."""
+    bench.use_up(*map(str, range(PAGE)))
+    watch = bench.watch()
+    watch.look()
+    bench.app.broker.purge("default", dead_letter=True)
+    bench.use_up("after")
+    watch.look()
+    watch.look()
+    assert [each[0] for each in bench.told[PAGE:]] == ["after"]
+
+
 def test_without_a_result_store_there_is_no_watch(tmp_path: Path) -> None:
     app = App("shop", broker=f"local://{tmp_path}/queues.db")
-    assert not DeadWatch(app, ["default"], Still(), print).useful
+    assert not DeadWatch(make_runtime(app)).useful
     app.close()
 
 

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from runtimes import make_runtime
+from runtimes import Noting, make_runtime
 
 from aztask.brokers.base import Capabilities, QueueStats
 from aztask.errors import QueueNotFound
-from aztask.payloads.memory import MemoryPayloads
 from aztask.payloads.payloads import Payloads
-from aztask.payloads.store import Kind
+from aztask.payloads.store import Kind, MemoryPayloads
+from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.worker.upkeep.housekeeping import (
+    AGAIN_SECONDS,
     PAYLOAD_SECONDS,
     PURGE_AGAIN_SECONDS,
     PURGE_SECONDS,
     PURGED_MANY,
     Housekeeping,
 )
+
+
+class Idle:
+    """A heartbeat of a worker that runs nothing."""
+
+    def record(self, *, stopped: bool = False) -> Any:
+        return object()
+
+    def running_ids(self) -> list[str]:
+        return []
 
 
 class Purging:
@@ -49,7 +59,7 @@ class Purging:
 def test_much_that_was_old_brings_the_next_look_forward(
     monkeypatch: pytest.MonkeyPatch, deleted: int, pause: float
 ) -> None:
-    monkeypatch.setattr(random, "uniform", lambda first, last: last)
+    monkeypatch.setattr(chance, "uniform", lambda first, last: last)
     now = [1000.0]
     store = Purging(deleted)
     app: Any = SimpleNamespace(
@@ -59,13 +69,12 @@ def test_much_that_was_old_brings_the_next_look_forward(
         settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
     )
     clock = Clock(monotonic=lambda: now[0], wall=lambda: 2000.0)
-    record: Any = object
     runtime = make_runtime(app, clock=clock, queues=("q",))
-    chores, mailbox = Housekeeping(runtime), runtime.mailbox
+    chores, mailbox = Housekeeping(runtime, Idle(), Noting()), runtime.mailbox
 
     def tick(at: float) -> int:
         now[0] = at
-        chores.tick(at, record, list, lambda ids: None)
+        chores.tick(at)
         while len(chores._lane):
             mailbox.run()
         return len(store.asked)
@@ -90,10 +99,9 @@ def test_workers_that_live_for_a_few_seconds_purge_too() -> None:
         )
         clock = Clock(monotonic=lambda now=now: now[0], wall=lambda: 2000.0)  # type: ignore[misc]
         runtime = make_runtime(app, clock=clock, queues=("q",))
-        chores = Housekeeping(runtime)
-        record: Any = object
+        chores = Housekeeping(runtime, Idle(), Noting())
         now[0] += PURGE_SECONDS / 2
-        chores.tick(now[0], record, list, lambda ids: None)
+        chores.tick(now[0])
         chores.stop()
         purges += len(store.asked)
     assert 50 <= purges <= 150, "about every second worker that lives for half of the minute"
@@ -118,9 +126,8 @@ def test_a_worker_deletes_old_event_files(tmp_path: Path, results: Any) -> None:
         ),
     )
     clock = Clock(monotonic=lambda: 1000.0, wall=lambda: 1600.0)
-    chores = Housekeeping(make_runtime(app, clock=clock, queues=("q",)))
-    record: Any = object
-    chores.tick(1000.0 + PURGE_SECONDS, record, list, lambda ids: None)
+    chores = Housekeeping(make_runtime(app, clock=clock, queues=("q",)), Idle(), Noting())
+    chores.tick(1000.0 + PURGE_SECONDS)
     chores.stop()
     assert not path.exists()
 
@@ -134,12 +141,11 @@ def test_results_and_values_that_have_ended_are_removed_hourly() -> None:
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
         settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
     )
-    chores = Housekeeping(make_runtime(app, queues=("q",)))
-    record: Any = object
+    chores = Housekeeping(make_runtime(app, queues=("q",)), Idle(), Noting())
     now = time.monotonic() + PURGE_SECONDS
     for at, left in ((now, 0), (now + 60, 1), (now + PAYLOAD_SECONDS, 0)):
         payloads.keep(Kind.RESULT, b"x", 1000.0)
-        chores.tick(at, record, list, lambda ids: None)
+        chores.tick(at)
         while len(chores._lane):
             chores._mailbox.run()
         assert len(store.stored) == left
@@ -160,10 +166,49 @@ def test_a_queue_that_does_not_exist_counts_as_empty() -> None:
         app: Any = SimpleNamespace(
             results=None, payloads=None, broker=broker, settings=SimpleNamespace(events=None)
         )
-        chores = Housekeeping(make_runtime(app, queues=queues))
+        chores = Housekeeping(make_runtime(app, queues=queues), Idle(), Noting())
         found = chores.drained()
         chores.stop()
         return found
 
     assert drained("missing", "empty")
     assert not drained("missing", "full")
+
+
+def test_a_chore_that_fails_is_named_until_it_succeeds_and_harms_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app: Any = SimpleNamespace(
+        results=None,
+        payloads=None,
+        broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+    )
+    now = [1000.0]
+    clock = Clock(monotonic=lambda: now[0], wall=lambda: 1600.0)
+    chores = Housekeeping(make_runtime(app, clock=clock, queues=("q",)), Idle(), Noting())
+    part, done, broken = chores._lane.part, [], [True]
+
+    def sometimes() -> None:
+        if broken[0]:
+            raise TypeError("a row that no release writes")
+        done.append("sometimes")
+
+    def wait() -> None:
+        while len(chores._lane):
+            chores._mailbox.run()
+
+    for _ in range(2):
+        chores._submit("sometimes", sometimes)
+        chores._submit("other", lambda: done.append("other"))
+        wait()
+    (failure,) = part.failures
+    assert (failure.part, done) == ("chore sometimes", ["other", "other"])
+    assert caplog.text.count("Traceback") == 1
+    broken[0] = False
+    now[0] += AGAIN_SECONDS
+    chores.tick(now[0])
+    wait()
+    assert done[-1] == "sometimes", "it is tried again before its own time"
+    assert part.failures == []
+    chores.stop()

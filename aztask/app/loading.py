@@ -1,0 +1,97 @@
+"""Find the App that ``-A module:app`` names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from aztask.app.app import App
+from aztask.errors import AztaskError, ConfigurationError, did_you_mean
+from aztask.support.display import safe_str
+
+REASON_CHARACTERS = 1_000
+
+_SPEC = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?\Z")
+
+
+class AppNotLoaded(ConfigurationError):
+    """There is no app of that name, or its module cannot be imported."""
+
+
+def load_app(spec: str) -> App:
+    """Import ``module:attribute`` and return the App there; the attribute is ``app`` by default.
+
+    The modules that the app includes are imported too. Modules in the working directory can be
+    imported.
+
+    Raises the ConfigurationError that a setting in the module raised, as it is. Anything else that
+    the module raises during its import, SystemExit included, becomes one AppNotLoaded that names
+    the cause.
+    """
+    if module_of := _file_hint(spec):
+        raise AppNotLoaded(f"{spec!r} names a file, not a module; write {module_of}")
+    if not _SPEC.match(spec):
+        raise AppNotLoaded(
+            f"{spec!r} does not name an app; write module:attribute, for example shop.tasks:app"
+        )
+    module_name, _, attribute = spec.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found: object = _imported(module_name)
+    for name in (attribute or "app").split("."):
+        if not hasattr(found, name):
+            apps = [key for key, value in vars(found).items() if isinstance(value, App)]
+            hint = did_you_mean(name, apps) or (
+                f" It has: {', '.join(apps)}."
+                if apps
+                else " It holds no App: name the module that makes one."
+            )
+            raise AppNotLoaded(f"module {module_name!r} has no {name!r}.{hint}")
+        found = getattr(found, name)
+    if not isinstance(found, App):
+        raise AppNotLoaded(
+            f"{spec!r} is a {type(found).__name__}, not an aztask.App; name the App object"
+        )
+    for name in found.include:
+        _imported(name)
+    return found
+
+
+def _imported(name: str) -> ModuleType:
+    """The module. Raises ConfigurationError, whatever the module raises."""
+    try:
+        return importlib.import_module(name)
+    except (KeyboardInterrupt, ConfigurationError):
+        raise
+    except BaseException as error:
+        raise AppNotLoaded(_import_failure(name, error)) from error
+
+
+def _file_hint(spec: str) -> str:
+    """``module:attribute`` for a spec that names a file, such as ``shop.py:app``; else ""."""
+    path, _, attribute = spec.partition(":")
+    parts = path.removesuffix(".py").removeprefix("./").replace("\\", "/").split("/")
+    if not path.endswith(".py") or not all(part.isidentifier() for part in parts):
+        return ""
+    return f"{'.'.join(parts)}:{attribute or 'app'}"
+
+
+def _import_failure(module: str, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name in (
+        module,
+        module.split(".", maxsplit=1)[0],
+    ):
+        parent, _, attribute = module.rpartition(".")
+        if parent in sys.modules and hasattr(sys.modules[parent], attribute):
+            return f"{module!r} is not a module; write {parent}:{attribute}"
+        return f"there is no module {module!r}; run aztask where it can be imported"
+    if isinstance(error, SystemExit):
+        return f"module {module!r} exits while it is imported (status {error.code}); guard main()"
+    text = safe_str(error, REASON_CHARACTERS)
+    if isinstance(error, AztaskError):  # it says what to do, such as DuplicateTask
+        return text
+    return f"module {module!r} cannot be imported: {type(error).__name__}: {text}"

@@ -1,0 +1,109 @@
+"""The sends of an app: routed to a queue, sent, and turned into results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from aztask.app.queues import DeclaredQueues
+from aztask.connections import Connections
+from aztask.errors import NotUnique
+from aztask.events.event import Event
+from aztask.message.codec import Codec
+from aztask.result import AsyncResult
+from aztask.sending.asyncsend import AsyncSender
+from aztask.sending.send import Sender
+from aztask.task import Invocation, Task
+from aztask.taskoptions import SendOptions
+
+
+class Sends:
+    """Sends the calls of one app, from threads and from coroutines.
+
+    * `sender`: makes the messages and publishes them; `async_sender` does so for coroutines.
+    * `on_sent`: called after each send while the app is inline, see `App.redirect`.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        codec: Codec,
+        queues: DeclaredQueues,
+        tasks: Mapping[str, Task[..., Any]],
+        sender: Sender,
+    ) -> None:
+        self._connections = connections
+        self._codec = codec
+        self._queues = queues
+        self._tasks = tasks
+        self.sender = sender
+        self.async_sender = AsyncSender(sender)
+        self.on_sent: Callable[..., None] | None = None
+
+    def send(
+        self,
+        name: str,
+        task: Task[..., Any] | None,
+        calls: Sequence[Invocation],
+        options: SendOptions,
+    ) -> list[AsyncResult[Any]]:
+        """Send all calls as one batch. task: None for one that another program registers."""
+        queue = self._queues.route(task, options)
+        sessions = self._queues.has_sessions(queue)
+        ids = self.sender.send(name, task, queue, calls, options, sessions)
+        if self.on_sent is not None:
+            self.on_sent(name, queue, calls, ids, options)
+        return self._results_of(ids)
+
+    async def asend(
+        self,
+        name: str,
+        task: Task[..., Any] | None,
+        calls: Sequence[Invocation],
+        options: SendOptions,
+    ) -> list[AsyncResult[Any]]:
+        """`send` for coroutines: it never blocks the event loop."""
+        if self.on_sent is not None:  # inline: the tasks run where they are sent
+            return await asyncio.to_thread(self.send, name, task, calls, options)
+        queue = self._queues.route(task, options)
+        sessions = self._queues.has_sessions(queue)
+        steps = self.sender.steps(name, task, queue, calls, options, sessions)
+        return self._results_of(await self.async_sender.send(queue, steps))
+
+    def send_occurrence(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any],
+        headers: Mapping[str, Any],
+    ) -> None:
+        """Send the task of an occurrence as any other task, with these headers."""
+        queue, call = str(options["queue"]), Invocation(args, kwargs)
+        known, sessions = self._tasks.get(name), self._queues.has_sessions(queue)
+        given = cast("SendOptions", options)
+        with suppress(NotUnique):  # another task of that key waits or runs: that is enough
+            self.sender.send(name, known, queue, (call,), given, sessions, headers)
+
+    def route(self, task: Task[..., Any] | None, options: Mapping[str, Any]) -> str:
+        """The queue of a send that is about to be made, see `DeclaredQueues.route`."""
+        return self._queues.route(task, options)
+
+    def report(self, event: Event) -> None:
+        """Write an event that no message belongs to."""
+        self.sender.events.report(event)
+
+    def result(self, task_id: str) -> AsyncResult[Any]:
+        """The `AsyncResult` of a task id. Asks no server."""
+        return AsyncResult(task_id, self._connections.results, self._codec.decode_value)
+
+    def close(self) -> None:
+        """End the threads and close the event file. Sending again opens them again."""
+        self.async_sender.close()
+        self.sender.close()
+
+    def _results_of(self, ids: Sequence[str]) -> list[AsyncResult[Any]]:
+        results, decode = self._connections.results, self._codec.decode_value
+        return [AsyncResult(task_id, results, decode) for task_id in ids]

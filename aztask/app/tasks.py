@@ -1,0 +1,131 @@
+"""The tasks of an app, those that handle the messages of other programs, and their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from aztask.brokers.delivery import Position
+from aztask.canvas.limits import Limit, limit_of
+from aztask.config import Settings
+from aztask.errors import ConfigurationError, DuplicateTask, did_you_mean
+from aztask.handler import Handler
+from aztask.message.codec import Codec
+from aztask.message.envelope import Envelope
+from aztask.message.foreign import foreign_message, is_foreign
+from aztask.message.message import TaskMessage
+from aztask.retry import RetryPolicy
+from aztask.task import ContextTask, InvocationSender, Task
+from aztask.taskoptions import TaskOptions, name_text, raise_duplicate, task_name
+
+
+class TaskRegistry:
+    """Makes the tasks of one app, and knows them by their names.
+
+    * `tasks`: all of them, handlers too.
+    """
+
+    def __init__(self, app_name: str, settings: Settings, retry: RetryPolicy) -> None:
+        """retry: the policy of tasks that set none."""
+        self._app_name = app_name
+        self._settings = settings
+        self._retry = retry
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self._handlers: dict[str, Handler[..., Any]] = {}
+
+    def add(
+        self,
+        sender: InvocationSender,
+        function: Callable[..., Any],
+        options: TaskOptions,
+        *,
+        with_context: bool,
+    ) -> Task[..., Any]:
+        """Register a task that `sender` sends. Raises DuplicateTask, ConfigurationError."""
+        name = task_name(self._app_name, function, options.get("name"))
+        if name in self.tasks:
+            raise_duplicate(self._app_name, name, self.tasks[name].function, function)
+        kind = ContextTask if with_context else Task
+        made: Task[..., Any] = kind(
+            sender, function, name, self._over_defaults(options), with_context=with_context
+        )
+        return self._kept(made, options)
+
+    def add_handler(
+        self,
+        sender: InvocationSender,
+        function: Callable[..., Any],
+        options: TaskOptions,
+        model: Any,
+    ) -> Handler[..., Any]:
+        """Register a handler, see `App.handler`. Raises DuplicateTask, ConfigurationError."""
+        queue = options.get("queue") or self._settings.default_queue
+        name = task_name(self._app_name, function, options.get("name"))
+        if queue in self._handlers or name in self.tasks:
+            taken = f"queue {queue!r}" if queue in self._handlers else f"the name {name!r}"
+            earlier = self._handlers.get(queue) or self.tasks[name]
+            raise DuplicateTask(
+                f"{taken} has a handler or task already: {earlier.function.__module__}."
+                f"{earlier.function.__qualname__}; one function handles a queue's messages"
+            )
+        placed = cast("TaskOptions", {**self._over_defaults(options), "queue": queue})
+        made: Handler[..., Any] = Handler(sender, function, name, placed, model=model)
+        self._handlers[queue] = made
+        self._kept(made, options)
+        return made
+
+    def message_in(
+        self,
+        codec: Codec,
+        envelope: Envelope,
+        queue: str,
+        position: Position,
+        *,
+        any_age: bool = False,
+    ) -> TaskMessage:
+        """The message in an envelope, received from `queue`; see `App.message_in`."""
+        handler = self._handlers.get(queue)
+        if handler is not None and is_foreign(envelope):
+            return foreign_message(envelope, queue, position, handler.name, codec.limits)
+        return codec.from_envelope(envelope, queue, any_age=any_age)
+
+    def _over_defaults(self, options: TaskOptions) -> TaskOptions:
+        strategy = self._settings.retry_strategy
+        return {"retry": self._retry, "retry_strategy": strategy, **options}
+
+    def _kept(self, task: Task[..., Any], options: TaskOptions) -> Task[..., Any]:
+        task.strategy_asked = options.get("retry_strategy")
+        self.tasks[task.name] = task
+        return task
+
+
+class DeclaredLimits(dict[str, Limit]):
+    """The limits that the code declares, by their names."""
+
+    def declare(
+        self,
+        name: str,
+        *,
+        rate: str | None = None,
+        burst: int = 1,
+        concurrency: int | None = None,
+        key: Callable[..., object] | None = None,
+    ) -> None:
+        """Add a limit, see `App.limit`. Raises ConfigurationError."""
+        if name_text(name, "limit: the name") in self:
+            raise ConfigurationError(f"there is a limit {name!r} already")
+        self[name] = limit_of(name, rate=rate, burst=burst, concurrency=concurrency, key=key)
+
+    def of(self, task: Task[..., Any]) -> tuple[Limit, ...]:
+        """The limits of a task. Raises ConfigurationError for a name that is not declared.
+
+        A task may be declared before its limits, so its first send, a starting worker and ``aztask
+        doctor`` find a wrong name.
+        """
+        for name in task.limits:
+            if name not in self:
+                raise ConfigurationError(
+                    f"task {task.name!r}: there is no limit {name!r}; declare it with "
+                    f"app.limit({name!r}, rate=...).{did_you_mean(name, tuple(self))}"
+                )
+        return tuple(self[name] for name in task.limits)

@@ -1,0 +1,162 @@
+"""Starting graphs: checks a graph against the app, compiles it, and starts the workflow."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any, Final, Protocol, cast
+
+from aztask.adaptive.advisor import LeaseAdvisor
+from aztask.app.queues import DeclaredQueues
+from aztask.canvas.compiler import compile_graph
+from aztask.canvas.graphs import Graph, Signature
+from aztask.canvas.plan import task_id_of
+from aztask.connections import Connections
+from aztask.context import current_context
+from aztask.errors import ConfigurationError
+from aztask.hooks import Hooks, Sending
+from aztask.message.codec import Codec
+from aztask.sending.ids import new_id
+from aztask.sending.send import Sender
+from aztask.sending.sessionrules import check_session
+from aztask.support import clock
+from aztask.task import SendOptions, Task
+from aztask.workflows.engine import WorkflowEngine, engine_for
+from aztask.workflows.mailing import Posted
+from aztask.workflows.result import WorkflowResult
+from aztask.workflows.starting import Origin, Starter
+
+NO_RESULTS: Final = (
+    "a workflow needs a result store, which keeps the graph and counts its members: give the App "
+    'results="local://" or another'
+)
+ID_CHARACTERS: Final = 900
+"""A node's task id is the workflow's id with a number, and a task id has at most 1,024."""
+
+
+class GraphWatcher(Protocol):
+    """Learns of the workflows of one process; see `WorkflowStarter.watch`."""
+
+    def posted(self, posted: Sequence[Posted]) -> None:
+        """Messages were sent, perhaps in a transaction that is still open."""
+        ...
+
+    def started(self) -> None:
+        """A workflow was started; no transaction is open."""
+        ...
+
+
+class WorkflowStarter:
+    """The part of an app that starts workflows. Any thread may call; a forked child reconnects."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        codec: Codec,
+        leases: LeaseAdvisor,
+        hooks: Hooks,
+        queues: DeclaredQueues,
+        sender: Sender,
+    ) -> None:
+        self._watcher: GraphWatcher | None = None
+        self._connections = connections
+        self._codec = codec
+        self._leases = leases
+        self._hooks = hooks
+        self._queues = queues
+        self._sender = sender
+        self._engine: WorkflowEngine | None = None
+
+    @property
+    def engine(self) -> WorkflowEngine:
+        """The engine on this process's connections.
+
+        Raises ConfigurationError without a result store that keeps workflows.
+        """
+        results = self._connections.results()
+        if self._engine is None or self._engine.results is not results:
+            self._engine = engine_for(
+                results, self._connections.broker, self._codec, clock.current(), self.posted
+            )
+        if self._engine is None:
+            raise ConfigurationError(NO_RESULTS)
+        return self._engine
+
+    def watch(self, watcher: GraphWatcher | None) -> None:
+        """Report sends and starts of workflows in this process to `watcher`; None ends that."""
+        self._watcher = watcher
+
+    def posted(self, posted: Sequence[Posted]) -> None:
+        """Report messages that a workflow of this process has sent. Any thread may call."""
+        self._sender.enqueued([message for message, _ in posted])
+        if self._watcher is not None:
+            self._watcher.posted(posted)
+
+    def result(self, workflow_id: str) -> WorkflowResult:
+        """The `WorkflowResult` of a workflow's id. Asks no server."""
+        return WorkflowResult(workflow_id, lambda: self.engine, self._codec.decode_value)
+
+    def start(self, graph: Graph, workflow_id: str | None = None) -> WorkflowResult:
+        """Start a workflow; one whose id is known is not started again.
+
+        Raises TypeError for wrong arguments, EncodeError, MessageTooLarge, ConfigurationError, and
+        BrokerUnavailable: then start it again under the same id.
+        """
+        engine = self.engine
+        workflow = new_id() if workflow_id is None else _checked_id(workflow_id)
+        compiled = compile_graph(graph, self._queue_of, blocked=not engine.results.remote)
+        ids = [task_id_of(workflow, node) for node in compiled.signatures]
+        first = next((node for node in compiled.plan.nodes if node.task), None)
+        task, queue = (first.task, first.queue) if first else ("", "")
+        sent = Sending(task, queue, ids, workflow=workflow)
+        with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
+            parent = current_context()
+            origin = Origin(
+                f"{os.getpid()}@{socket.gethostname()}",
+                (parent.message.root_id or parent.task_id) if parent else None,
+                parent.task_id if parent else None,
+                _headers(sent, compiled.signatures),
+                self._session_of,
+                self._leases.lease_seconds,
+            )
+            starter = Starter(engine, self._connections.broker(), self._codec, clock.current())
+            starter.start(workflow, compiled, origin)
+        if self._watcher is not None:
+            self._watcher.started()
+        return self.result(workflow)
+
+    def _queue_of(self, signature: Signature) -> str:
+        return self._queues.route(cast("Task[..., Any]", signature.task), signature.options)
+
+    def _session_of(self, signature: Signature, queue: str) -> tuple[str | None, bool]:
+        return check_session(
+            signature.task.name,
+            cast("Task[..., Any]", signature.task),
+            queue,
+            cast("SendOptions", signature.options),
+            sessions=self._queues.has_sessions(queue),
+            can=self._connections.broker().capabilities,
+        )
+
+
+def _headers(sent: Sending, nodes: Iterable[int]) -> Callable[[int], dict[str, Any]]:
+    """The headers that hooks have set for the message of a node."""
+    if sent.each is None:
+        return lambda node: sent.headers
+    each = dict(zip(nodes, sent.each, strict=True))
+    return lambda node: {**sent.headers, **each[node]}
+
+
+def _checked_id(workflow_id: object) -> str:
+    if (
+        not isinstance(workflow_id, str)
+        or not 0 < len(workflow_id) <= ID_CHARACTERS
+        or not workflow_id.isprintable()
+    ):
+        raise ConfigurationError(
+            f"workflow_id takes a text of 1 to {ID_CHARACTERS} printable characters, not "
+            f"{workflow_id!r:.80}"
+        )
+    return workflow_id

@@ -1,1 +1,0 @@
-"""The checks of ``aztask doctor``, some of which a worker also runs when it starts."""

@@ -1,0 +1,125 @@
+"""An action: counted before, done once, and reported as an event afterwards.
+
+Rules
+1. Making an action changes nothing. `Action.count` is what a person confirms.
+2. What is done is what was counted: an action keeps the names, ids or positions that it found. What
+   comes in between is left alone, what goes in between is missing from `Action.done`. Where the
+   service has no positions, or only deletes everything at once, `Action.exact` is False.
+3. `Action.act` leaves one event ``operator_acted`` where events are on: also when it failed or was
+   interrupted, with what was done until then. Crash window: a process that dies before the event
+   is written leaves none, whatever it has done.
+4. The event follows the act and never prevents it: a disk that is full costs the event.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
+
+from aztask.app import App
+from aztask.errors import ConfigurationError
+from aztask.events.event import Event
+from aztask.limits.control import operator_name
+from aztask.results.base import ResultStore
+from aztask.results.controls import ControlStore, controls_of
+from aztask.support.display import safe_str
+
+Result = TypeVar("Result")
+Progress = Callable[[int], None]
+"""Called now and then with how many are done or given up so far."""
+
+
+@dataclass(slots=True)
+class Subject:
+    """What an action is about, for its event: one task, a task's name, a queue, a workflow."""
+
+    task_id: str = ""
+    task: str = ""
+    queue: str = ""
+    workflow_id: str = ""
+
+
+@dataclass(slots=True)
+class Action(ABC, Generic[Result]):
+    """Something that was counted and is not done yet. ``str()`` says what, as a command.
+
+    * `count`: on how many it acts. `done`: how many were done, also after an error.
+    """
+
+    name: ClassVar[str]
+    """A fixed word for programs: ``replay``, ``queue-purge``."""
+    app: App = field(repr=False)
+    count: int
+    done: int = field(default=0, init=False)
+
+    def act(self, *, by: str = "", progress: Progress = lambda done: None) -> Result:
+        """Do it, and write the event. Raises what the action raises, after the event.
+
+        by: who acts; this process's user and machine by default.
+        """
+        problem: BaseException | None = None
+        try:
+            return self._act(progress)
+        except BaseException as error:
+            problem = error
+            raise
+        finally:
+            self._report(by or operator_name(), problem)
+
+    @property
+    def exact(self) -> bool:
+        """False if it may act on what came after the count, too (rule 2)."""
+        return True
+
+    def subject(self) -> Subject:
+        """The task, queue or workflow that the event names; by default none."""
+        return Subject()
+
+    @abstractmethod
+    def _act(self, progress: Progress) -> Result:
+        """Do it, and keep `done` up to date on the way."""
+
+    def _report(self, by: str, problem: BaseException | None) -> None:
+        about = self.subject()
+        sink = self.app.open_events(operator_name())
+        sink.emit(
+            Event(
+                "operator_acted",
+                about.task_id,
+                about.task,
+                about.queue,
+                reason=str(self),
+                workflow_id=about.workflow_id or None,
+                by=by,
+                action=self.name,
+                selected=self.count,
+                done=self.done,
+                error_type=None if problem is None else type(problem).__name__,
+                error=None if problem is None else safe_str(problem),
+            )
+        )
+        sink.close()
+
+
+def results_of(app: App) -> ResultStore:
+    """The app's result store. Raises ConfigurationError if it has none."""
+    store = app.results
+    if store is None:
+        raise ConfigurationError(
+            "no result store is configured: set AZTASK_RESULTS, for example to local://, or name "
+            "an app with a result store with -A"
+        )
+    return store
+
+
+def control_store(app: App, what: str = "pauses") -> ControlStore:
+    """The control entries of the app's result store. Raises ConfigurationError if it has none.
+
+    what: it is to keep, for the error.
+    """
+    store = controls_of(results_of(app))
+    if store is None:
+        raise ConfigurationError(f"this result store cannot keep {what}; use local:// or tables://")
+    return store

@@ -1,0 +1,261 @@
+"""The dead letters of all queues: find and group them, replay and purge a selection."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import ClassVar
+
+from aztask.app import App
+from aztask.operate.action import Action, Progress, Subject
+from aztask.operate.deadletters.letters import DeadLetterView, Group, Positions, Selection
+from aztask.operate.deadletters.sweep import Report
+from aztask.operate.deadletters.view import DeadLetters
+from aztask.operate.queues import LeftOut, all_queues
+from aztask.support.display import plural, visible
+
+
+@dataclass(frozen=True, slots=True)
+class LettersFound:
+    """Dead letters, the oldest of each queue first. damaged: ids and reasons of damaged notes."""
+
+    letters: Sequence[DeadLetterView]
+    left_out: LeftOut
+    damaged: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsFound:
+    """Groups with their queues, the largest of each queue first."""
+
+    groups: Sequence[tuple[str, Group]]
+    left_out: LeftOut
+    damaged: Sequence[tuple[str, str]]
+
+
+class _Reading:
+    """The dead letters of these queues; () means all. A queue that is named must answer."""
+
+    def __init__(self, app: App, queues: Sequence[str]) -> None:
+        self.left_out = LeftOut()
+        self._named = bool(queues)
+        names = queues or all_queues(app, self.left_out)
+        self.places = [DeadLetters(app, name) for name in names]
+
+    def reading(self, letters: DeadLetters) -> AbstractContextManager[None]:
+        """Leave out a queue that refuses, unless it was named."""
+        return nullcontext() if self._named else self.left_out.reading(letters.queue)
+
+    def find(self, selection: Selection) -> Iterator[DeadLetterView]:
+        """Those that are selected, queue by queue."""
+        for letters in self.places:
+            with self.reading(letters):
+                yield from letters.find(selection)
+
+    def damaged(self) -> list[tuple[str, str]]:
+        """The damaged notes that were met."""
+        return [pair for letters in self.places for pair in letters.damaged.items()]
+
+
+def find(
+    app: App, queues: Sequence[str], selection: Selection, limit: int | None = None
+) -> LettersFound:
+    """Up to `limit` selected dead letters. Raises QueueNotFound, BrokerUnavailable."""
+    reading = _Reading(app, queues)
+    found = list(islice(reading.find(selection), limit))
+    return LettersFound(found, reading.left_out, reading.damaged())
+
+
+def groups(app: App, queues: Sequence[str]) -> GroupsFound:
+    """All dead letters by task, reason and error signature. Raises as `find` does."""
+    reading = _Reading(app, queues)
+    found: list[tuple[str, Group]] = []
+    for letters in reading.places:
+        with reading.reading(letters):
+            found += [(letters.queue, group) for group in letters.groups()]
+    return GroupsFound(found, reading.left_out, reading.damaged())
+
+
+# -- actions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The selected dead letters of one queue, and how many they are."""
+
+    letters: DeadLetters
+    selection: Selection
+    count: int
+
+
+@dataclass(slots=True)
+class OnLetters(Action[Report]):
+    """Acts on dead letters; `act` returns the report of all queues, which `report` has any time.
+
+    * `parts`: the queues that have some. `left_out`, `damaged`: what could not be counted.
+    * `task`: the task's name, "" if they were not selected by it.
+    """
+
+    parts: Sequence[Part]
+    left_out: LeftOut
+    damaged: Sequence[tuple[str, str]]
+    task: str
+    reports: dict[str, Report] = field(default_factory=dict, init=False)
+
+    @property
+    def report(self) -> Report:
+        """What was done until now, in all queues."""
+        total = Report()
+        for each in self.reports.values():
+            total.done += each.done
+            total.lost += each.lost
+            total.unreadable += each.unreadable
+            total.held_back += each.held_back
+            total.ids += each.ids
+            total.blocked |= each.blocked
+        return total
+
+    @property
+    def exact(self) -> bool:
+        """False where they are selected as they are received, by neither position nor id."""
+        selections = [each.selection for each in self.parts]
+        return all(each.positions is not None or each.ids for each in selections)
+
+    def __str__(self) -> str:
+        places = ", ".join(
+            f"{each.count:,} of {visible(each.letters.queue)}" for each in self.parts
+        )
+        return f"{self.name} {plural(self.count, 'dead letter')} ({places})"
+
+    def subject(self) -> Subject:
+        """The queue, and the task's name if it was selected."""
+        queues = [each.letters.queue for each in self.parts]
+        return Subject(task=self.task, queue=queues[0] if len(queues) == 1 else "")
+
+    def _act(self, progress: Progress) -> Report:
+        return self.work(progress)
+
+    def work(self, progress: Progress) -> Report:
+        """Act on each queue. An action that consists of this one calls it, and writes the event."""
+
+        def watch(queue: str) -> Callable[[Report], None]:
+            def seen(report: Report) -> None:
+                self.reports[queue] = report
+                total = self.report
+                self.done = total.done
+                progress(total.done + total.lost + total.held_back)
+
+            return seen
+
+        for part in self.parts:
+            queue = part.letters.queue
+            self.reports[queue] = self.act_on(part, watch(queue))
+            self.done = self.report.done
+        return self.report
+
+    @abstractmethod
+    def act_on(self, part: Part, seen: Callable[[Report], None]) -> Report:
+        """Act on the dead letters of one queue."""
+
+
+def replay(
+    app: App, queues: Sequence[str], selection: Selection, *, rate: float | None = None
+) -> ReplayLetters:
+    """Send dead letters to their queues again. queues: () means all. rate: of messages a second.
+
+    Raises QueueNotFound, BrokerUnavailable.
+    """
+    reading = _Reading(app, queues)
+    parts = [each for each in _counted(app, reading, selection) if each.count]
+    return ReplayLetters(
+        app,
+        sum(each.count for each in parts),
+        parts,
+        reading.left_out,
+        reading.damaged(),
+        selection.task or "",
+        rate,
+    )
+
+
+def replay_counted(
+    app: App, counted: Mapping[str, tuple[Selection, int]], *, rate: float | None = None
+) -> ReplayLetters:
+    """Replay what was selected and counted elsewhere, by queue."""
+    parts = [
+        Part(DeadLetters(app, queue), selection, count)
+        for queue, (selection, count) in counted.items()
+        if count
+    ]
+    return ReplayLetters(app, sum(each.count for each in parts), parts, LeftOut(), (), "", rate)
+
+
+def replay_by_id(app: App, queues: Mapping[str, set[str]]) -> ReplayLetters:
+    """Replay the dead letters of these tasks, by queue."""
+    counted = {}
+    for queue, ids in queues.items():
+        selection = Selection(ids=frozenset(ids))
+        counted[queue] = selection, DeadLetters(app, queue).count(selection)
+    return replay_counted(app, counted)
+
+
+@dataclass(slots=True)
+class ReplayLetters(OnLetters):
+    """Replays dead letters; see `DeadLetters.replay`."""
+
+    name: ClassVar[str] = "replay"
+
+    rate: float | None = None
+
+    def act_on(self, part: Part, seen: Callable[[Report], None]) -> Report:
+        """Replay those of one queue."""
+        return part.letters.replay(part.selection, rate=self.rate, progress=seen)
+
+
+def purge(app: App, queues: Sequence[str], selection: Selection) -> PurgeLetters:
+    """Delete dead letters for good. queues: () means all. Raises as `replay` does.
+
+    Of everything, those are deleted that arrive until then, too: the service empties the queue.
+    """
+    reading = _Reading(app, queues)
+    if selection.everything:
+        parts = []
+        for letters in reading.places:
+            with reading.reading(letters):
+                parts.append(Part(letters, selection, letters.count(selection)))
+    else:
+        parts = _counted(app, reading, selection)
+    parts = [each for each in parts if each.count]
+    total, task = sum(each.count for each in parts), selection.task or ""
+    return PurgeLetters(app, total, parts, reading.left_out, reading.damaged(), task)
+
+
+@dataclass(slots=True)
+class PurgeLetters(OnLetters):
+    """Deletes dead letters; see `DeadLetters.purge`."""
+
+    name: ClassVar[str] = "purge"
+
+    def act_on(self, part: Part, seen: Callable[[Report], None]) -> Report:
+        """Purge those of one queue."""
+        return part.letters.purge(part.selection, progress=seen)
+
+
+def _counted(app: App, reading: _Reading, selection: Selection) -> list[Part]:
+    """The selected dead letters of each queue, by position where the service has positions.
+
+    So a dead letter that comes after the count is left alone. Without pages, a service shows its
+    first messages only: the selection is met by what is received.
+    """
+    parts = []
+    for letters in reading.places:
+        with reading.reading(letters):
+            if not app.broker.capabilities.paged_peek:
+                parts.append(Part(letters, selection, letters.count(selection)))
+                continue
+            found = Positions(each.position for each in letters.find(selection))
+            parts.append(Part(letters, Selection(positions=found), len(found)))
+    return parts

@@ -1,0 +1,114 @@
+"""Who shares the result store, rows without an owner, and moving rows to another owner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from aztask.adaptive.document import adopt as adopt_advice
+from aztask.address.owner import Owner
+from aztask.app import App
+from aztask.errors import AztaskError, ConfigurationError, did_you_mean
+from aztask.operate.action import Action, Progress, results_of
+from aztask.results.base import ResultStore
+from aztask.results.owners import UNOWNED_SECONDS, CountsUnowned, OwnedRows, parts_of
+from aztask.support.display import plural
+from aztask.support.finding import Finding, failed, fine, warning
+
+_ON: Final = " on "
+
+
+def owner_findings(app: App, store: ResultStore) -> Iterator[Finding]:
+    """Who owns the rows, and a warning of rows that no owner has adopted for a day."""
+    try:
+        owners = _owners(store)
+        before = time.time() - UNOWNED_SECONDS
+        unowned = sum(
+            part.unowned(before) for part in parts_of(store) if isinstance(part, CountsUnowned)
+        )
+    except AztaskError as error:
+        yield failed("results", "owners", error)
+        return
+    mine = app.owner
+    others = sorted({str(each) for each in owners if each.broker != mine.broker})
+    text = f"rows of this app belong to {mine.of_broker}"
+    if others:
+        text += f"; the store is shared with {', '.join(others)}"
+    yield fine("results", "owners", text)
+    if unowned and mine.known:
+        yield warning(
+            "results",
+            "unowned",
+            f"{plural(unowned, 'row')} of the result store have had no owner for a day: an older "
+            "release wrote them, and no worker has received their messages since",
+            "run the workers of all apps of this store once; ended runs without an owner are "
+            "deleted 30 days after their retention",
+        )
+
+
+def _owners(store: ResultStore) -> set[Owner]:
+    found: set[Owner] = set()
+    for part in parts_of(store):
+        if isinstance(part, OwnedRows):
+            found |= part.owners()
+    return found
+
+
+def adoption(app: App, old: str) -> AdoptRows:
+    """Make the rows of another owner those of this app.
+
+    * `old`: a broker's name as `aztask doctor` shows it, or ``APP on BROKER``.
+
+    Raises ConfigurationError if the app has no owner, or no row has that one.
+    """
+    mine = app.owner
+    if not mine.known:
+        raise ConfigurationError("this app has no owner: name its broker, or set AZTASK_OWNER")
+    name, on, broker = old.rpartition(_ON)
+    given = Owner(broker, name) if on else Owner(old)
+    known = _owners(results_of(app))
+    meant = {each for each in known if each == given or _of_broker(given, each)}
+    if not meant:
+        texts = sorted({str(each) for each in known})
+        raise ConfigurationError(
+            f"no row belongs to {old!r}.{did_you_mean(old, texts)} The owners are: "
+            f"{', '.join(texts) or 'none'}"
+        )
+    if given in (mine, mine.of_broker):
+        raise ConfigurationError(f"the rows of {old} are this app's already")
+    return AdoptRows(app, len(meant), given)
+
+
+def _of_broker(given: Owner, each: Owner) -> bool:
+    """Whether the owner is of the broker that was given without an app."""
+    return not given.app and each.broker == given.broker
+
+
+@dataclass(slots=True)
+class AdoptRows(Action[int]):
+    """Moves rows to this app; `act` returns how many. If the process dies, do it again.
+
+    * `count`: of the owners that have rows; the rows themselves are not counted before.
+    * `old`: their owner now, without an app if all of its broker are meant.
+
+    Each part of the store moves what belongs to it: runs and workflows by the broker alone, what
+    code declares by broker and app. Without an app in `old`, that is this app's own name. A shared
+    document of lease advice counts as a part of the store.
+    """
+
+    name: ClassVar[str] = "adopt"
+
+    old: Owner
+
+    def __str__(self) -> str:
+        return f"make the rows of {self.old} those of {self.app.owner}"
+
+    def _act(self, progress: Progress) -> int:
+        store, leases = results_of(self.app), self.app.leases
+        old = self.old if self.old.app else Owner(self.old.broker, self.app.owner.app)
+        moved = sum(part.adopt(old) for part in parts_of(store) if isinstance(part, OwnedRows))
+        moved += adopt_advice(leases.store, old) if leases.enabled else 0
+        self.done = self.count
+        return moved

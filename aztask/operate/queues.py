@@ -1,0 +1,337 @@
+"""Queues: how many messages each holds, the messages themselves; create, purge and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from aztask.app import App
+from aztask.brokers.base import Capabilities, Peeked, QueueStats
+from aztask.errors import BrokerError, BrokerUnavailable, CodecError, QueueDisabled, QueueNotFound
+from aztask.message.message import TaskMessage
+from aztask.operate.action import Action, Progress, Subject
+from aztask.results.base import Provisioned
+from aztask.support.display import plural, visible
+
+__all__ = [
+    "MOST_READ",
+    "Arguments",
+    "CreateQueues",
+    "DeleteQueue",
+    "LearnedLease",
+    "LeftOut",
+    "Messages",
+    "PurgeQueue",
+    "QueueCounts",
+    "QueueStats",
+    "Waiting",
+    "all_queues",
+    "arguments_of",
+    "arguments_of_waiting",
+    "create",
+    "delete",
+    "hidden",
+    "peek",
+    "purge",
+    "queues",
+    "waiting",
+]
+
+PAGE: Final = 500
+MOST_READ: Final = 100_000
+"""Messages of one queue that are read at most: some seconds of reading."""
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """What a reading of many queues left out.
+
+    * `foreign`: queues of other programs, whose names aztask cannot use.
+    * `refused`: queues that refuse, such as disabled ones, and why.
+    """
+
+    foreign: Sequence[str] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def reading(self, queue: str) -> Iterator[None]:
+        """Read one queue of many: if this queue alone refuses, go on without it.
+
+        A queue that was deleted in the meantime is skipped silently. If the service does not
+        answer, BrokerUnavailable is raised as usual.
+        """
+        try:
+            yield
+        except QueueNotFound:
+            return
+        except BrokerError as error:
+            if isinstance(error, BrokerUnavailable) and not isinstance(error, QueueDisabled):
+                raise
+            self.refused[queue] = str(error)
+
+
+def all_queues(app: App, left_out: LeftOut) -> list[str]:
+    """All queues that aztask can use; the names of the others go to `left_out`."""
+    found = app.broker.listing()
+    left_out.foreign = found.foreign
+    return list(found.queues)
+
+
+# -- counts ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedLease:
+    """What workers have learned about a queue's lease.
+
+    * `seconds`: the lease in use. `advice`: the advice, None without one.
+    * `lost`: leases that were lost ever. `failed`: settlements that came too late.
+    """
+
+    seconds: float
+    advice: Any
+    lost: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """All queues with their counts.
+
+    * `leases`: by queue; empty without queues, and if the app shares no lease advice.
+    * `leases_shared`: whether it does.
+    """
+
+    queues: Sequence[QueueStats]
+    leases: Mapping[str, LearnedLease]
+    leases_shared: bool
+    left_out: LeftOut
+
+
+def queues(app: App) -> QueueCounts:
+    """Count the messages of all queues. Raises BrokerUnavailable."""
+    left_out = LeftOut()
+    found = []
+    for name in all_queues(app, left_out):
+        with left_out.reading(name):
+            found.append(app.broker.stats(name))
+    leases = {}
+    if app.leases.enabled:
+        learned = app.leases.read()
+        for each in found:
+            entry = learned.entry(each.queue)
+            seen = entry.observed
+            leases[each.queue] = LearnedLease(
+                app.lease_now(each.queue), entry.advice, seen.lost_ever, seen.failed_ever
+            )
+    return QueueCounts(found, leases, app.leases.enabled, left_out)
+
+
+# -- messages --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A message in a queue. message: None if it is not a task message; `problem` says why."""
+
+    queue: str
+    peeked: Peeked
+    message: TaskMessage | None
+    problem: str = ""
+
+    @property
+    def id(self) -> str:
+        """The task id; without one the message id; without either ``@POSITION``."""
+        known = self.message.id if self.message else self.peeked.envelope.message_id
+        return known or f"@{self.peeked.position}"
+
+    @property
+    def due(self) -> float | None:
+        """When it may start, UTC epoch seconds; None for now."""
+        if self.peeked.due is not None:
+            return self.peeked.due
+        return self.message.eta if self.message else None
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A message's arguments, both None if they cannot be read. problem: why, "" if they can."""
+
+    args: tuple[Any, ...] | None
+    kwargs: dict[str, Any] | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages of a queue, as far as its service shows them.
+
+    * `held`: how many it holds in all.
+    * `hidden`: what the service does not show, "" if it shows everything.
+    """
+
+    found: Sequence[Waiting]
+    held: int
+    hidden: str
+
+
+def peek(app: App, queue: str, limit: int) -> Messages:
+    """Up to `limit` messages of the queue. Raises QueueNotFound, BrokerUnavailable."""
+    found = list(waiting(app, queue, limit=limit))
+    return Messages(found, app.broker.stats(queue).living, hidden(app.broker.capabilities))
+
+
+def waiting(app: App, queue: str, *, limit: int = MOST_READ) -> Iterator[Waiting]:
+    """Up to `limit` messages of the queue, as far as its service shows them: see `hidden`.
+
+    Raises QueueNotFound and the other errors of `Broker.peek`.
+    """
+    paged = app.broker.capabilities.paged_peek
+    page = app.broker.peek(queue, limit=min(limit, PAGE))
+    left = limit
+    while page:
+        for peeked in page[:left]:
+            yield _read(app, queue, peeked)
+        left -= len(page)
+        if not paged or left <= 0:
+            return
+        page = app.broker.peek(queue, after=page[-1].position, limit=min(left, PAGE))
+
+
+def hidden(capabilities: Capabilities) -> str:
+    """What `waiting` does not show, as a sentence without its end; "" if it shows everything."""
+    if not capabilities.paged_peek:
+        return (
+            "this service shows only the first 32 messages that could be received now: no "
+            "scheduled and no leased ones"
+        )
+    if not capabilities.peeks_leases:
+        return "this service shows leased messages as active"
+    return ""
+
+
+def arguments_of(app: App, message: TaskMessage | None, problem: str) -> Arguments:
+    """The arguments of a message. problem: why it could not be read, if it could not."""
+    if message is None:
+        return Arguments(None, None, problem)
+    try:
+        return Arguments(*app.codec.decode_arguments(message))
+    except CodecError as error:
+        return Arguments(None, None, str(error))
+
+
+def arguments_of_waiting(app: App, each: Waiting) -> Arguments:
+    """As `arguments_of`. A pointer to a deferred message has no arguments, and no problem."""
+    if each.message is not None and each.message.pointer is not None:
+        return Arguments(None, None)
+    return arguments_of(app, each.message, each.problem)
+
+
+def _read(app: App, queue: str, peeked: Peeked) -> Waiting:
+    try:
+        message = app.codec.from_envelope(peeked.envelope, queue, any_age=True)
+    except CodecError as error:
+        return Waiting(queue, peeked, None, str(error))
+    return Waiting(queue, peeked, message)
+
+
+# -- actions ---------------------------------------------------------------------------------
+
+
+def create(app: App, names: Sequence[str], options: Mapping[str, Any]) -> CreateQueues:
+    """Create the queues that are missing, and those of their priorities.
+
+    options: settings of the queues instead of the app's; on an existing queue, those that the
+    service cannot change stay as they are.
+    """
+    wanted = tuple(each for name in names for each in app.priority_queues(name))
+    return CreateQueues(app, len(wanted), wanted, dict(options))
+
+
+@dataclass(slots=True)
+class CreateQueues(Action[None]):
+    """Creates queues, and the table and container of the results. made: what exists then."""
+
+    name: ClassVar[str] = "queue-create"
+
+    queues: tuple[str, ...]
+    options: Mapping[str, Any]
+    made: list[str] = field(default_factory=list, init=False)
+
+    def __str__(self) -> str:
+        return f"create {plural(len(self.queues), 'queue')}: {visible(', '.join(self.queues))}"
+
+    def _act(self, progress: Progress) -> None:
+        for name in self.queues:
+            settings = self.app.queue_options(name).with_explicit(**self.options)
+            self.app.broker.declare(name, settings)
+            self.made.append(f"queue {visible(name)}")
+            self.done += 1
+            progress(self.done)
+        if isinstance(self.app.results, Provisioned):
+            self.made += self.app.results.create()
+
+
+def delete(app: App, queue: str) -> DeleteQueue:
+    """Delete a queue with its messages and dead letters. Raises QueueNotFound."""
+    stats = app.broker.stats(queue)
+    return DeleteQueue(app, stats.living + (stats.dead or 0), queue)
+
+
+@dataclass(slots=True)
+class DeleteQueue(Action[None]):
+    """Deletes a queue. count: of its messages and dead letters."""
+
+    name: ClassVar[str] = "queue-delete"
+
+    queue: str
+
+    @property
+    def exact(self) -> bool:
+        """False: the service empties the queue."""
+        return False
+
+    def __str__(self) -> str:
+        return f"delete queue {visible(self.queue)} with {plural(self.count, 'message')}"
+
+    def subject(self) -> Subject:
+        """The queue that it acts on."""
+        return Subject(queue=self.queue)
+
+    def _act(self, progress: Progress) -> None:
+        self.app.broker.delete(self.queue)
+        self.done = self.count
+
+
+def purge(app: App, queue: str) -> PurgeQueue:
+    """Delete all messages of a queue, scheduled ones included. Raises QueueNotFound."""
+    return PurgeQueue(app, app.broker.stats(queue).living, queue)
+
+
+@dataclass(slots=True)
+class PurgeQueue(Action[int]):
+    """Empties a queue; `act` returns how many messages are left: leased or new ones."""
+
+    name: ClassVar[str] = "queue-purge"
+
+    queue: str
+
+    @property
+    def exact(self) -> bool:
+        """False: the service empties the queue."""
+        return False
+
+    def __str__(self) -> str:
+        every = self.app.broker.capabilities.purges_leased
+        leased = "leased ones included" if every else "except leased"
+        return f"delete {plural(self.count, 'message')} in queue {visible(self.queue)}, {leased}"
+
+    def subject(self) -> Subject:
+        """The queue that it acts on."""
+        return Subject(queue=self.queue)
+
+    def _act(self, progress: Progress) -> int:
+        self.done = self.app.broker.purge(self.queue)
+        return self.app.broker.stats(self.queue).living

@@ -1,0 +1,339 @@
+"""The gate: gives deliveries of limited tasks their slots, or puts them off.
+
+Rules
+1. A delivery whose slot comes within `AHEAD` stays in hand, under its lease and outside of the
+   pool. The others are put off once, and carry their slots, so that they come back in order. A
+   message of an at-most-once task that was completed already stays in hand in any case.
+2. A slot that was missed is forfeited: the delivery claims another one.
+3. A task with several limits starts when all of them allow it: each later slot makes the earlier
+   ones claim again, up to `ROUNDS` times.
+4. A delivery that finds no permit waits in hand for a while, then it is put off for longer and
+   longer. It carries its ticket, the time of its first refusal: the oldest ticket comes first.
+5. A delivery whose key is paused is put off as the deliveries of a paused task are.
+6. A key that cannot be made affects its delivery alone, which is dead-lettered.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from aztask.app import App
+from aztask.canvas.limits import Limit, Rate
+from aztask.errors import ConfigurationError
+from aztask.limits.claiming import Claims
+from aztask.limits.permits import Permits
+from aztask.limits.rates import AHEAD, SLACK
+from aztask.limits.slots import Slot, slots_of, slots_text
+from aztask.limits.storeclock import StoreClock
+from aztask.results.controls import controls_of
+from aztask.settlement import DeadLetter
+from aztask.support import chance
+from aztask.support.floodlog import FloodLog
+from aztask.worker.limiting.parking import Parking
+from aztask.worker.pausing import Pausing, put_off_seconds
+from aztask.worker.pipeline.putoffs import PutOffs
+from aztask.worker.pipeline.refusals import text_of
+from aztask.worker.pipeline.work import ALWAYS, Parked, Stage, Window, WorkItem, message_of
+from aztask.worker.runtime import WorkerRuntime
+
+logger = logging.getLogger(__name__)
+
+LIMIT_KEY: Final = "limit-key"
+ROUNDS: Final = 3
+RETURN_SECONDS: Final = 0.9
+"""How long before its slot a put-off message comes back."""
+
+LOCAL_LEAD: Final = 0.03
+REMOTE_LEAD: Final = 0.2
+"""Seconds from a claim until the task can start at the earliest."""
+
+ENTRY_GUARD: Final = 0.01
+"""Seconds before the end of a slot after which a pool process begins no start."""
+
+AFTER_BUSY: Final = 1.0
+FIRST_WAIT: Final = 0.5
+LONGEST_WAIT: Final = 30.0
+"""Seconds for which a delivery without a permit is put off, at first and at most."""
+
+REMEMBERED: Final = 10_000
+
+TICKET: Final = "ticket"
+"""Stands for a slot's entry where a message carries its ticket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A limit that applies to a delivery, and its key."""
+
+    limit: Limit
+    key: str
+
+    @property
+    def entry(self) -> str:
+        """The entry of the rate."""
+        return self.limit.entry(self.key)
+
+
+class Slots:
+    """Decides which deliveries may start; one thread calls `admit`."""
+
+    def __init__(
+        self,
+        runtime: WorkerRuntime,
+        put_offs: PutOffs,
+        floods: FloodLog,
+        pauses: Pausing,
+        parking: Parking,
+    ) -> None:
+        """pauses: knows the paused keys. parking: the deliveries that wait in hand for a permit.
+
+        Raises ConfigurationError for an unknown limit, or without a store that keeps slots.
+        """
+        app, clock = runtime.app, runtime.clock
+        self._app = app
+        self._put_offs = put_offs
+        self._floods = floods
+        self._limits = _limits_by_task(app)
+        self._kept: OrderedDict[tuple[str, object], str] = OrderedDict()
+        self._lead = REMOTE_LEAD if app.remote else LOCAL_LEAD
+        self._pauses = pauses
+        self._parking = parking
+        self._clock = clock
+        if self.on:
+            store = controls_of(app.results)
+            if store is None:
+                raise ConfigurationError(
+                    "limits need a result store, such as local:// or tables://; set AZTASK_RESULTS"
+                )
+            self._time = StoreClock(store, clock)
+            self._claims = Claims(store, self._time)
+            self.permits = Permits(store, self._time, runtime.name, clock)
+
+    @property
+    def on(self) -> bool:
+        """Whether any task has limits."""
+        return bool(self._limits)
+
+    def applies(self, item: WorkItem) -> bool:
+        """Whether the delivery needs slots that it does not have.
+
+        A pointer has no arguments, so its deferred message is received first.
+        """
+        return (
+            item.window is None
+            and item.waits is None
+            and item.task is not None
+            and item.task.name in self._limits
+            and (item.pointer is not None or message_of(item).pointer is None)
+        )
+
+    def is_far(self, item: WorkItem) -> bool:
+        """Whether the delivery's next slot is so far away that it will be put off."""
+        limits = self._limits.get(item.task.name, ()) if item.task is not None else ()
+        if message_of(item).slots or item.permits:
+            return False
+        if any(limit.key is not None or limit.concurrency is not None for limit in limits):
+            return False
+        free_at = max(self._claims.free_at(limit.entry("")) for limit in limits)
+        return free_at > 0.0 and free_at > self._time.now() + AHEAD
+
+    def admit(self, items: Sequence[WorkItem]) -> None:
+        """Give each delivery a window, or put it off.
+
+        If the store is unreachable, the deliveries stay as they are, and it is tried again.
+        """
+        try:
+            self._time.refresh()
+            simple: dict[str, list[tuple[WorkItem, Demand]]] = {}
+            for left, item in zip(range(len(items), 0, -1), items, strict=True):
+                self._sort(item, simple, left)
+            for entry, group in simple.items():
+                self._claim_together(entry, group)
+        except Exception as error:  # noqa: BLE001  # no error of a store may end the worker
+            waiting = [item for item in items if self.applies(item) and item.decided is None]
+            line = "limits cannot be applied, %d deliveries are tried again: %s"
+            self._floods.warning(logger, "limits", line, len(waiting), text_of(error))
+            for item in waiting:
+                item.tries += 1
+
+    def maintain(self) -> list[str]:
+        """Renew permits; returns their entries. If the store is unreachable, it is tried again."""
+        try:
+            self._time.refresh()
+            return self.permits.maintain()
+        except Exception as error:  # noqa: BLE001  # no error of a store may end the worker
+            line = "permits cannot be renewed, it is tried again: %s"
+            self._floods.warning(logger, "permits", line, text_of(error))
+            return []
+
+    def put_off_parked(self, item: WorkItem, parked: Parked) -> None:
+        """Put off a delivery that waited in hand; it keeps its ticket. Raises BrokerUnavailable."""
+        longest = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(message_of(item).times_put_off, 16))
+        delay = longest * chance.uniform(0.5, 1.0)
+        ticket = slots_text([Slot(TICKET, 0, parked.ticket)])
+        self._put_offs.wait(item, delay, parked.reason, ticket)
+
+    def _sort(
+        self, item: WorkItem, simple: dict[str, list[tuple[WorkItem, Demand]]], left: int
+    ) -> None:
+        """Admit the delivery, or add it to those that need one slot of one limit.
+
+        left: how many deliveries are in the gate.
+        """
+        if item.stage is Stage.ENDED:  # its lease was lost
+            return
+        if self._put_offs.expired(item):
+            item.window = ALWAYS
+            return
+        try:
+            demands = self._demands(item)
+        except Exception as error:  # noqa: BLE001  # the function for the key is the user's
+            text = text_of(error)
+            line = "%s: the key of its limit cannot be made, it is dead-lettered: %s"
+            self._floods.warning(logger, LIMIT_KEY, line, item.label, text)
+            self._put_offs.give_back([item])
+            item.decide(DeadLetter(LIMIT_KEY, text))
+            return
+        if self._is_paused(item, demands) or not self._has_permits(item, demands, left):
+            return
+        demands = [demand for demand in demands if demand.limit.rate is not None]
+        if not demands:
+            item.window = ALWAYS
+        elif (carried := self._carried(item, demands)) is not None:
+            self._grant(item, carried, demands)
+        elif len(demands) == 1:
+            simple.setdefault(demands[0].entry, []).append((item, demands[0]))
+        else:
+            self._claim_several(item, demands)
+
+    def _is_paused(self, item: WorkItem, demands: Sequence[Demand]) -> bool:
+        """Put the delivery off if one of its keys is paused."""
+        keyed = [(each.limit.name, each.key) for each in demands if each.limit.key is not None]
+        found = (self._pauses.tenant(limit, key) for limit, key in keyed)
+        pause = next((each for each in found if each is not None), None)
+        if pause is None:
+            return False
+        if item.settled:  # an at-most-once message cannot go back
+            item.tries += 1
+        else:
+            delay = put_off_seconds(message_of(item), pause, self._clock)
+            self._put_offs.wait(item, delay, f"{pause} is paused")
+        return True
+
+    def _has_permits(self, item: WorkItem, demands: Sequence[Demand], left: int) -> bool:
+        """Take the permits that the delivery needs, all or none; without them it is parked."""
+        item.parked = None
+        if item.permits:
+            return True
+        carried = slots_of(message_of(item).slots).get(TICKET)
+        ticket = self._time.now() if carried is None else carried.at
+        taken: list[str] = []
+        for limit, key in ((demand.limit, demand.key) for demand in demands):
+            if limit.concurrency is None:
+                continue
+            entry = limit.permits_entry(key)
+            wanted = (left if limit.key is None else 1) + self._parking.count(entry)
+            if not self.permits.take(entry, limit.concurrency, ticket, wanted):
+                for each in taken:
+                    self.permits.free(each)
+                item.parked = Parked(entry, ticket, f"limit {limit.name}")
+                return False
+            taken.append(entry)
+        item.permits = tuple(taken)
+        item.permits_until = min(map(self.permits.deadline, taken), default=math.inf)
+        return True
+
+    def _demands(self, item: WorkItem) -> list[Demand]:
+        """The limits that apply to the delivery. Raises whatever the function for the key does."""
+        task, message = item.task, message_of(item)
+        assert task is not None  # noqa: S101  # `applies` has checked that
+        limits = self._limits[task.name]
+        args: tuple[object, ...] = ()
+        kwargs: dict[str, object] = {}
+        if any(limit.key is not None for limit in limits):
+            args, kwargs = task.arguments(self._app.codec, message)
+        keys = [(limit, limit.key_of(args, kwargs)) for limit in limits]
+        return [Demand(limit, key) for limit, key in keys if key is not None]
+
+    def _carried(self, item: WorkItem, demands: Sequence[Demand]) -> list[Slot] | None:
+        """The slots that the message carries, if they are all valid and none was missed."""
+        if item.stage is Stage.READY:  # it has missed them
+            return None
+        kept = self._kept.pop((item.queue, item.delivery.position), None)
+        carried = slots_of(kept or message_of(item).slots)
+        found = [carried[each.entry] for each in demands if each.entry in carried]
+        if len(found) < len(demands):
+            return None
+        start = max(slot.at for slot in found)
+        latest = min(slot.at for slot in found) + SLACK - ENTRY_GUARD
+        if start > latest or self._time.now() > latest:
+            return None
+        return found if all(self._claims.valid(slot) for slot in found) else None
+
+    def _claim_together(self, entry: str, group: list[tuple[WorkItem, Demand]]) -> None:
+        """Claim a slot of the same limit for each of these deliveries, in their order."""
+        earliest = self._time.now() + self._lead
+        slots = self._claims.claim(entry, _rate(group[0][1]), len(group), earliest)
+        for (item, demand), slot in zip(group, slots, strict=False):
+            self._grant(item, [slot], [demand])
+        for item, demand in group[len(slots) :]:
+            self._wait(item, 3600.0, [demand], "")
+
+    def _claim_several(self, item: WorkItem, demands: Sequence[Demand]) -> None:
+        """Claim slots of several limits that come at the same time (rule 3)."""
+        slots: dict[str, Slot] = {}
+        at = self._time.now() + self._lead
+        for _ in range(ROUNDS):
+            for demand in demands:
+                entry = demand.entry
+                slot = slots.get(entry)
+                if slot is None or at > slot.at + SLACK / 2:
+                    found = self._claims.claim(entry, _rate(demand), 1, at)
+                    if not found:
+                        self._wait(item, 3600.0, demands, "")
+                        return
+                    slots[entry] = found[0]
+                    at = max(at, found[0].at)
+            if at <= min(slot.at for slot in slots.values()) + SLACK / 2:
+                self._grant(item, list(slots.values()), demands)
+                return
+        self._wait(item, at - self._time.now() + AFTER_BUSY, demands, "")
+
+    def _grant(self, item: WorkItem, slots: Sequence[Slot], demands: Sequence[Demand]) -> None:
+        """Keep the delivery in hand until its slot comes, or put it off with its slot."""
+        opens = max(slot.at for slot in slots)
+        delay = opens - self._time.now()
+        if delay > AHEAD and not item.settled:
+            self._wait(item, delay - RETURN_SECONDS, demands, slots_text(slots))
+            return
+        error = self._time.error
+        closes = min(slot.at for slot in slots) + SLACK - ENTRY_GUARD
+        first = self._time.deadline(opens) + error
+        item.window = Window(first, max(self._time.deadline(closes) - error, first + ENTRY_GUARD))
+
+    def _wait(self, item: WorkItem, delay: float, demands: Iterable[Demand], slots: str) -> None:
+        if item.settled:  # an at-most-once message cannot go back
+            item.tries += 1
+            return
+        reason = f"limit {', '.join(demand.limit.name for demand in demands)}"
+        if slots and item.in_order:  # the message itself does not change
+            self._kept[item.queue, item.delivery.position] = slots
+            if len(self._kept) > REMEMBERED:
+                self._kept.popitem(last=False)
+        self._put_offs.wait(item, delay, reason, slots)
+
+
+def _rate(demand: Demand) -> Rate:
+    rate = demand.limit.rate
+    assert rate is not None  # noqa: S101  # only those with a rate come here
+    return rate
+
+
+def _limits_by_task(app: App) -> dict[str, tuple[Limit, ...]]:
+    """The limits of each task that has any. Raises ConfigurationError for an unknown name."""
+    return {task.name: app.limits_of(task) for task in app.tasks.values() if task.limits}

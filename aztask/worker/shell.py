@@ -1,0 +1,65 @@
+"""The real shell of a worker: threads, child processes, and a loop that waits in the kernel."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from aztask.app import App
+from aztask.brokers.base import Broker
+from aztask.lease.keeper import LeaseKeeper, LeaseReports
+from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.worker.intake.ports import QueueSource, Receiving
+from aztask.worker.intake.queueintake import Intake
+from aztask.worker.intake.sessions import SessionIntake
+from aztask.worker.lane import Lane, Work, lane_of
+from aztask.worker.mailbox import EventMailbox, Mailbox
+from aztask.worker.pool.forkedlink import ForkedStarter
+from aztask.worker.pool.forking import ForkServerHandle
+from aztask.worker.upkeep.scheduling import Scheduling
+
+Item = TypeVar("Item")
+
+
+class ThreadShell:
+    """Makes the parts of a worker that have threads, processes or waits; see `Shell`."""
+
+    def __init__(
+        self, *, clock: Clock = SYSTEM_CLOCK, server: ForkServerHandle | None = None
+    ) -> None:
+        """server: the fork server, if one was made before the app was imported."""
+        self.clock = clock
+        self._server = server
+
+    def mailbox(self) -> Mailbox:
+        """Waits in the kernel, for other threads and for the pool's sockets."""
+        return EventMailbox()
+
+    def keeper(self, broker: Broker, renew_at: float, reports: LeaseReports) -> LeaseKeeper:
+        """Renews on threads of its own."""
+        return LeaseKeeper(broker, clock=self.clock, renew_at=renew_at, reports=reports)
+
+    def lane(
+        self, name: str, work: Work[Item], mailbox: Mailbox, *, threads: int, essential: str
+    ) -> Lane[Item]:
+        """Works on so many threads of its own, or in the supervisor's turn."""
+        return lane_of(name, work, mailbox, threads=threads, essential=essential)
+
+    def intake(
+        self, broker: Broker, source: QueueSource, intakes: Receiving, *, shares: bool
+    ) -> Intake:
+        """Receives on threads of its own."""
+        return Intake(broker, source, intakes, shares=shares, clock=self.clock)
+
+    def sessions(
+        self, broker: Broker, source: QueueSource, intakes: Receiving, *, most: int, share: float
+    ) -> SessionIntake:
+        """Receives on a thread for each session."""
+        return SessionIntake(broker, source, intakes, most=most, share=share, clock=self.clock)
+
+    def starter(self, mailbox: Mailbox) -> ForkedStarter:
+        """Forks pool processes off a fork server."""
+        return ForkedStarter(mailbox, self._server)
+
+    def scheduling(self, app: App, name: str) -> Scheduling:
+        """Makes occurrences on a thread of its own."""
+        return Scheduling(app, name)

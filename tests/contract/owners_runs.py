@@ -1,0 +1,297 @@
+"""Scenarios of two owners for what reads runs, cancellations and workflows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from owners import Scenario, World
+
+from aztask import AsyncResult, chain
+from aztask.canvas.place import Place
+from aztask.canvas.plan import ROOT as ROOT_NODE
+from aztask.embedded.chords import Chords
+from aztask.errors import AztaskError, ConfigurationError, ForeignId
+from aztask.limits.control import Scope
+from aztask.operate import draining, tasks, workers
+from aztask.operate import owners as ownerfindings
+from aztask.operate.overview import Reader
+from aztask.results.base import (
+    Finish,
+    Outcome,
+    RunKey,
+    RunningTask,
+    Start,
+    State,
+    WorkerRecord,
+)
+from aztask.results.watcher import ResultWatcher
+from aztask.results.workflows import ROOT, Document, workflows_of
+from aztask.settlement import Complete, DeadLetter
+from aztask.support.clock import SYSTEM_CLOCK
+from aztask.support.floodlog import FloodLog
+from aztask.worker.lane import lane_of
+from aztask.worker.pipeline.refusals import Refusals
+from aztask.worker.shell import ThreadShell
+from aztask.worker.upkeep.housekeeping import Housekeeping
+from aztask.workflows.edits import RootEdit
+from aztask.workflows.joins import TaskEnd
+
+LONG_AGO = 365 * 86400.0
+
+
+def step(number: int = 0) -> int:
+    return number
+
+
+def ended(world: World, task_id: str, state: State = State.SUCCEEDED, at: float = 0.0) -> None:
+    """A run of this world that has ended."""
+    key, at = RunKey(task_id), at or time.time()
+    world.store.start([Start(key, "step", "default", 1, "lease", "w", at)])
+    outcome = Outcome(state, Complete(), b"\x01", "Broken" * (state is State.FAILED), at=at)
+    assert world.store.record([Finish(key, "lease", outcome)]) == [True]
+
+
+def heartbeat(world: World, name: str) -> None:
+    """A worker of this world that runs a task."""
+    now = time.time()
+    running = (RunningTask(f"{name}-task", "step", "default", now),)
+    world.store.heartbeat(WorkerRecord(name, now, now, ("default",), 1, 0, tasks=running))
+
+
+def workflow(world: World, name: str = "w") -> Document:
+    """A workflow of this world whose first message waits in its queue; returns its root."""
+    task = world.app.tasks.get("step") or world.app.task(name="step")(step)
+    chain(task.s(1), task.si(2)).delay(workflow_id=name)
+    return root_of(world, name)
+
+
+def root_of(world: World, name: str = "w") -> Document:
+    store = workflows_of(world.store)
+    assert store is not None
+    (found,) = store.read([(name, ROOT)])
+    assert found is not None
+    return found
+
+
+# -- runs ------------------------------------------------------------------------------------
+
+
+def async_result(mine: World, theirs: World) -> None:
+    ended(mine, "a")
+    other: AsyncResult[Any] = theirs.app.result("a")
+    for ask in (other.ready, other.cancel, other.forget, lambda: other.get(timeout=0)):
+        with pytest.raises(ForeignId):
+            ask()
+    theirs.app.task(name="step")(step)
+    with pytest.raises(ForeignId, match="use another task id"):
+        theirs.app.send("step", [1], task_id="a")
+    assert not theirs.app.broker.queues() or not theirs.app.broker.stats("default").active
+    assert mine.app.result("a").get(timeout=0) == 1
+
+
+def watcher(mine: World, theirs: World) -> None:
+    ended(mine, "a")
+    ended(theirs, "b")
+
+    async def wait() -> None:
+        watching = ResultWatcher(theirs.store)
+        found, refused = await asyncio.gather(
+            watching.ended("b"), watching.ended("a"), return_exceptions=True
+        )
+        assert not isinstance(found, BaseException)
+        assert isinstance(refused, ForeignId)
+
+    asyncio.run(wait())
+
+
+def refusals(mine: World, theirs: World) -> None:
+    ended(mine, "a")
+    refusing = Refusals(
+        cast("Any", None), cast("Any", None), theirs.store, name="w", floods=FloodLog(SYSTEM_CLOCK)
+    )
+    failed = Outcome(State.FAILED, DeadLetter("why", "text"), at=time.time())
+    item = SimpleNamespace(
+        key=RunKey("a", 0, -1),
+        queue="default",
+        opened=SimpleNamespace(message=SimpleNamespace(task="step")),
+    )
+    refusing._buried(cast("Any", item), failed)
+    assert mine.app.result("a").state == "succeeded"
+
+
+def housekeeping(mine: World, theirs: World) -> None:
+    ended(mine, "a", at=time.time() - LONG_AGO)
+    before = workflow(mine)
+    shell = ThreadShell()
+    mailbox = shell.mailbox()
+    runtime = SimpleNamespace(
+        app=theirs.app,
+        clock=SYSTEM_CLOCK,
+        mailbox=mailbox,
+        name="w",
+        options=SimpleNamespace(queues=("default",), schedules=False),
+        journal=None,
+        lane=lambda name, work, threads: lane_of(name, work, mailbox, threads=threads),
+    )
+    chores = Housekeeping(cast("Any", runtime), cast("Any", None), cast("Any", None))
+    try:
+        chores._look_after_workflows(theirs.store)
+        chores._purge(theirs.store, time.time() + 60.0)
+    finally:
+        chores.stop()
+    assert mine.app.result("a").state == "succeeded"
+    assert root_of(mine) == before
+
+
+def top(mine: World, theirs: World) -> None:
+    heartbeat(mine, "mine")
+    ended(mine, "a", State.FAILED)
+    figures = Reader(theirs.app, lambda: ()).read()
+    assert not figures.workers
+    assert not figures.failures
+
+
+def list_recent(mine: World, theirs: World) -> None:
+    for world, name in ((mine, "a"), (theirs, "b")):
+        heartbeat(world, f"worker-{name}")
+        ended(world, name)
+    found = tasks.recent(theirs.app, None, 10).runs
+    assert mine.owner.broker == next(run.broker for run in found if run.key.task_id == "a")
+    assert (
+        len(tasks._readable(theirs.store, None, 10, theirs.store.recent(everyone=True)).runs) == 2
+    )
+    with pytest.raises(ForeignId):
+        tasks.result(theirs.app, "a")
+
+
+def list_workers(mine: World, theirs: World) -> None:
+    heartbeat(mine, "mine")
+    ended(mine, "mine-task")
+    assert not workers.heartbeats(theirs.store, time.time(), everyone=False).records
+    (worker,) = workers.workers(theirs.app).records
+    assert worker.broker == mine.owner.broker
+    assert workers._without_ended(theirs.store, worker).tasks == worker.tasks
+    assert workers._record(theirs.store, "mine-task") is None
+
+
+def drain(mine: World, theirs: World) -> None:
+    heartbeat(mine, "mine")
+    assert not draining.wait_until_idle(theirs.store, {(Scope.QUEUE, "default")}, 0.0)
+
+
+# -- workflows -------------------------------------------------------------------------------
+
+
+def workflow_engine(mine: World, theirs: World) -> None:
+    before = workflow(mine)
+    with pytest.raises(ForeignId, match="use another workflow id"):
+        workflow(theirs)
+    other = theirs.app.workflows.result("w")
+    for ask in (other.ready, other.cancel, other.forget, lambda: other.get(timeout=0)):
+        with pytest.raises(ForeignId):
+            ask()
+    assert not theirs.app.broker.queues() or not theirs.app.broker.stats("default").active
+    assert root_of(mine) == before
+
+
+def documents(mine: World, theirs: World) -> None:
+    before = workflow(mine)
+    with pytest.raises(ForeignId):
+        theirs.app.workflows.engine.documents.change([RootEdit("w", lambda root: root)])
+    assert root_of(mine) == before
+
+
+def graphs(mine: World, theirs: World) -> None:
+    workflow(mine)
+    for ask in (theirs.app.workflows.engine.graphs.root, theirs.app.workflows.engine.graphs.plan):
+        with pytest.raises(ForeignId):
+            ask("w")
+
+
+def inputs(mine: World, theirs: World) -> None:
+    workflow(mine)
+    with pytest.raises(ForeignId):
+        theirs.app.workflows.engine.inputs.value("w", ROOT_NODE)
+
+
+def joins(mine: World, theirs: World) -> None:
+    before = workflow(mine)
+    plan = mine.app.workflows.engine.graphs.plan("w")
+    assert plan is not None
+    last = next(node for node in plan.nodes if node.task and not node.next)
+    end = TaskEnd("w", Place.of(plan, last), 0, State.SUCCEEDED, b"\x01", "", "")
+    with pytest.raises(AztaskError):
+        theirs.app.workflows.engine.joins.ended([end])
+    assert root_of(mine) == before
+    assert mine.app.workflows.result("w").progress.done == 0
+
+
+def chords(mine: World, theirs: World) -> None:
+    own, other = workflows_of(mine.store), workflows_of(theirs.store)
+    assert own is not None
+    assert other is not None
+    Chords(own).start("g", 3)
+    with pytest.raises(ForeignId):
+        Chords(other).start("g", 5)
+    assert Chords(own).start("g").size == 3
+
+
+# -- owners ----------------------------------------------------------------------------------
+
+
+def owner_findings(mine: World, theirs: World) -> None:
+    heartbeat(mine, "mine")
+    ended(mine, "a")
+    (finding,) = ownerfindings.owner_findings(theirs.app, theirs.store)
+    assert f"the store is shared with {mine.owner.broker}" in finding.text
+
+
+def adoption(mine: World, theirs: World) -> None:
+    with pytest.raises(ConfigurationError, match="no row belongs to"):
+        ownerfindings.adoption(theirs.app, "local://unknown")
+    heartbeat(mine, "mine")
+    ended(mine, "a")
+    workflow(mine)
+    wanted = ownerfindings.adoption(theirs.app, mine.owner.broker)
+    assert mine.app.result("a").state == "succeeded"  # it was only asked
+    assert wanted.act() >= 2
+    assert theirs.app.result("a").state == "succeeded"
+    assert theirs.app.workflows.result("w").state == "started"
+    with pytest.raises(ForeignId):
+        mine.app.result("a").ready()
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "aztask.operate.draining.wait_until_idle": drain,
+    "aztask.operate.tasks._readable": list_recent,
+    "aztask.operate.workers._record": list_workers,
+    "aztask.operate.workers._without_ended": list_workers,
+    "aztask.operate.workers.heartbeats": list_workers,
+    "aztask.operate.owners._owners": adoption,
+    "aztask.operate.owners.owner_findings": owner_findings,
+    "aztask.embedded.chords.Chords": chords,
+    "aztask.result.AsyncResult": async_result,
+    "aztask.results.watcher.ResultWatcher": watcher,
+    "aztask.operate.overview.Reader": top,
+    "aztask.worker.pipeline.refusals.Refusals": refusals,
+    "aztask.worker.upkeep.housekeeping.Housekeeping": housekeeping,
+    "aztask.workflows.documents.Documents": documents,
+    "aztask.workflows.engine.WorkflowEngine": workflow_engine,
+    "aztask.workflows.graph.Graphs": graphs,
+    "aztask.workflows.inputs.Inputs": inputs,
+    "aztask.workflows.joins.Joins": joins,
+}
+
+EXEMPT = {
+    "aztask.operate.schedules._aside": "it reads the heartbeats of `ResultStore.workers`",
+    "aztask.payloads.holders.Holders": "it changes nothing; what others need is kept, too",
+    "aztask.app.app.App": "it holds the store",
+    "aztask.connections.Connections": "it opens the store",
+    "aztask.operate.findings.store_text": "it says how large the whole store is",
+    "aztask.results.watcher.watcher_of": "it makes a ResultWatcher",
+    "aztask.workflows.engine.engine_for": "it makes a WorkflowEngine",
+}

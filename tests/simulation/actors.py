@@ -1,0 +1,150 @@
+"""The programs of a world: workers and senders, each with an app of its own, as processes have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aztask.app import App
+from aztask.events.event import Event
+from aztask.support import parts
+from aztask.worker.options import WorkerOptions
+
+from .pace import POLL
+from .points import Death
+from .stepped import Machine, Step, SteppedRun
+from .watched import unavailable, watch
+
+if TYPE_CHECKING:
+    from aztask.message.message import TaskMessage
+
+    from .places import Site
+    from .world import World
+
+
+class Actor:
+    """One process: it lives, freezes or is dead.
+
+    * `held`: the deliveries that it has received and not settled, each with the key of its run.
+    * `unsaid`: the tasks whose end it has recorded, and written no event of.
+    * `parked`: where it stands still in the middle of a step, if it does.
+    """
+
+    def __init__(self, world: World, name: str, site: Site, version: int) -> None:
+        self.world = world
+        self.name = name
+        self.site = site
+        self.version = version
+        self.alive = True
+        self.frozen_until = 0.0
+        self.parked: Any = None
+        self.unsaid: set[str] = set()
+        self.held: dict[Any, tuple[str, int, int]] = {}
+        self.broker, self.results = watch(self, *site.open(self))
+        self.app = world.program.build(self)
+        self.app.on_event(self._event)
+
+    @property
+    def label(self) -> str:
+        """Whose program it is."""
+        return self.site.label
+
+    def ask(self, service: str) -> None:
+        """A request begins. Raises Death for a dead actor, BrokerUnavailable in an outage."""
+        if not self.alive:
+            raise Death
+        if self.world.outages and self.world.is_out(self, service):
+            raise unavailable(service)
+
+    def can_stop_here(self) -> bool:
+        """Whether it may stand still now: nothing is locked by an open transaction."""
+        return not self.site.locked()
+
+    def _event(self, event: Event) -> None:
+        self.world.book.event(self, event)
+
+    def new_app(self, name: str, **options: Any) -> App:
+        """An app of this process."""
+        if self.site.owner is not None:
+            options["owner"] = self.site.owner
+        return App(name, broker=self.broker, results=self.results, **options)
+
+
+class Sender(Actor):
+    """A program that sends, cancels, pauses and replays."""
+
+
+class Worker(Actor):
+    """A worker on a machine of its own.
+
+    * `wake_at`: there is nothing to do before.
+    * `over`: it has ended by itself.
+    """
+
+    def __init__(
+        self, world: World, name: str, site: Site, version: int, options: WorkerOptions
+    ) -> None:
+        known = set(parts._parts)
+        super().__init__(world, name, site, version)
+        self.wake_at = 0.0
+        self.over = False
+        self.machine = SimulatedMachine(self)
+        self.supervisor = self.machine.work(options)
+        self._parts = [each for each in parts._parts if each not in known]
+
+    def idle(self) -> bool:
+        """Whether it holds nothing."""
+        return not self.supervisor.core.deliveries and not any(
+            map(len, self.machine.lanes.values())
+        )
+
+    def woken(self, queue: str) -> None:
+        """A message is in this queue now."""
+        for intake in self.machine.intakes:
+            if intake.queue == queue:
+                intake.wake()
+                self.wake_at = 0.0
+
+    def vanish(self) -> None:
+        """It is dead: nothing of it is listed any longer."""
+        for number in self._parts:
+            parts._parts.pop(number, None)
+
+    def running(self) -> list[SteppedRun]:
+        """What its pool runs."""
+        return [run for process in self.machine.processes for run in process.runs()]
+
+
+class SimulatedMachine(Machine):
+    """The machine of a worker in a world."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        world = worker.world
+        super().__init__(world.time, worker.app, world.program.script, poll=POLL)
+
+    def turn(self) -> None:
+        """One turn of the loop; at its end the worker closes."""
+        assert self.supervisor is not None
+        if not self.supervisor.turn():
+            self.supervisor.close()
+            self._worker.over = True
+
+    def begun(self, run: SteppedRun) -> None:
+        """A run has begun."""
+        self._worker.world.book.begun(self._worker, run)
+
+    def note(self, what: str, which: str) -> None:
+        """The book keeps the trace."""
+
+    def choose(self, below: Callable[[int], int]) -> Step | None:
+        """One of the steps that are possible now; None if there is none."""
+        found = self.steps()
+        if not found:
+            return None
+        return found[below(len(found))] if len(found) > 1 else found[0]
+
+
+def message_key(message: TaskMessage) -> tuple[str, int, int]:
+    """The key of a message's run."""
+    return (message.id, message.generation, message.hop)

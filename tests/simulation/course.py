@@ -1,0 +1,274 @@
+"""A course: what a seed draws. It is a list of decisions, which can be shortened and run again.
+
+Rules
+1. A decision depends on no other: with any of them left out, the others can be carried out.
+2. Which actor steps next is drawn while the course runs, from the same seed.
+3. Faults end before the quiet time; from then on everything must come to an end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+APPS: Final = ("a", "b")
+
+POINTS: Final = (
+    "received",
+    "checked",
+    "claimed",
+    "sent",
+    "recorded",
+    "settled",
+    "bit-set",
+    "followed",
+    "graph-parts",
+    "graph-root",
+    "graph-sent",
+    "ended",
+    "unique-taken",
+    "unique-sent",
+    "unique-closing",
+    "occurrence-made",
+    "occurrence-sent",
+    "pointed",
+    "fetched",
+    "parted",
+    "replayed",
+    "row-filled",
+    "start<",
+    "start>",
+    "record<",
+    "record>",
+    "settle<",
+    "settle>",
+    "receive>",
+    "renew<",
+    "renew>",
+    "send<",
+    "send>",
+)
+"""Where an actor can die or freeze: the failpoints, and before (<) and after (>) each request."""
+
+KINDS: Final = (
+    *("plain", "plain", "plain", "plain", "abandon", "lapse", "hold", "defer", "once"),
+    *(
+        "rated",
+        "permitted",
+        "unique",
+        "begun",
+        "quiet",
+        "step",
+        "step",
+        "urgent",
+        "old",
+        "expiring",
+    ),
+)
+"""The tasks of a program, by how often they are drawn; see `programs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """What a course is mostly about, so that rare things meet often enough.
+
+    * `kinds`: of tasks; `points`: where actors die; `workflows`: their share of what is done.
+    """
+
+    kinds: tuple[str, ...]
+    points: tuple[str, ...]
+    workflows: float = 0.1
+
+
+RUNS: Final = ("claimed", "start>", "sent", "record<", "record>", "recorded", "settle<", "settle>")
+THEMES: Final = (
+    Theme(KINDS, POINTS),
+    Theme(KINDS, POINTS),
+    Theme(("plain", "abandon", "lapse", "hold", "defer", "once", "expiring"), RUNS),
+    Theme(
+        ("unique", "begun", "quiet", "unique"),
+        ("unique-taken", "unique-sent", "unique-closing", "record>", "recorded", "send<", "send>"),
+    ),
+    Theme(("rated", "permitted", "permitted"), ("claimed", "start>", "sent", "record<", "settle>")),
+    Theme(
+        ("plain",),
+        ("graph-parts", "graph-root", "graph-sent", "bit-set", "followed", "ended", "record>"),
+        0.7,
+    ),
+    Theme(("step", "step", "plain"), (*RUNS, "receive>", "renew<")),
+)
+
+
+SLOW: Final = ("rated", "permitted", "step", "lapse")
+"""Of these, many at once would take long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Something that happens in a course.
+
+    * `at`: seconds from its beginning.
+    * `kind`: what; `app`: whose; `what`: how.
+    """
+
+    at: float
+    kind: str
+    app: str = "a"
+    what: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.at:9.2f}  {self.app}  {self.kind} {' '.join(map(str, self.what))}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a seed drew.
+
+    * `kind`: of the queues: "local", "storage" or "bus".
+    * `joint`: the first app's broker and result store share a file, and so transactions.
+    * `apps`: their labels; `workers`: how many each begins with; `slots`: tasks at once of each.
+    * `every`: seconds between the occurrences of the schedule; 0: there is none.
+    * `quiet_at`: from then on there are no faults.
+    * `leaps`: whether time passes quickly while nothing is due.
+    """
+
+    seed: int
+    joint: bool
+    apps: tuple[str, ...]
+    workers: int
+    slots: int
+    every: float
+    quiet_at: float
+    decisions: tuple[Decision, ...]
+    shuffled: bool = True
+    kind: str = "local"
+
+    def with_decisions(self, decisions: tuple[Decision, ...]) -> Course:
+        """The same course with these decisions alone."""
+        return replace(self, decisions=decisions)
+
+    def __str__(self) -> str:
+        store = "one file" if self.joint else "two files"
+        store = store if self.kind == "local" else f"{self.kind} and tables"
+        return (
+            f"seed {self.seed}: apps {', '.join(self.apps)}, {self.workers} workers each with "
+            f"{self.slots} slots, {store}, schedule every {self.every:g} s, quiet from "
+            f"{self.quiet_at:g} s{'' if self.shuffled else ', steps in their plain order'}"
+        )
+
+
+def draw(seed: int) -> Course:
+    """The course of a seed."""
+    dice = random.Random(seed)
+    joint = dice.random() < 0.5
+    apps = APPS if dice.random() < 0.4 else APPS[:1]
+    length = dice.choice((60.0, 600.0, 3600.0, 86400.0))
+    every = dice.choice((0.0, 0.0, 30.0, 3600.0))
+    every = max(every, length / 100.0) if every else 0.0
+    kind = dice.choice(("local", "local", "storage", "bus"))
+    theme = dice.choice(THEMES)
+    decisions = [*_programs(dice, apps, length, theme), *_faults(dice, apps, length, theme)]
+    if kind != "local":
+        decisions += _storms(dice, apps, length)
+    decisions.sort(key=lambda each: each.at)
+    return Course(
+        seed,
+        joint,
+        apps,
+        dice.randint(1, 3),
+        dice.randint(1, 8),
+        every,
+        length,
+        tuple(decisions),
+        kind=kind,
+    )
+
+
+def _storms(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:
+    for number in range(dice.choice((0, 1, 3))):
+        what = (number, dice.choice((0.02, 0.1, 0.5)), dice.choice((10.0, 60.0, length / 10)))
+        yield Decision(_time(dice, length), "weather", dice.choice(apps), what)
+
+
+def _programs(
+    dice: random.Random, apps: tuple[str, ...], length: float, theme: Theme
+) -> list[Decision]:
+    made: list[Decision] = []
+    for number in range(dice.randint(10, 60)):
+        at, app, share = _time(dice, length), dice.choice(apps), dice.random()
+        if share < 0.82 - theme.workflows:
+            kind = dice.choice(theme.kinds)
+            count = dice.choice((1, 1, 2, 5, 20, 60))
+            count = 1 if kind in ("unique", "quiet") else min(count, 10) if kind in SLOW else count
+            delay = dice.choice((0.0, 0.0, 0.0, 5.0, length / 4))
+            made.append(Decision(at, "send", app, (kind, count, _plan(dice), number % 3, delay)))
+        elif share < 0.82:
+            made.append(Decision(at, "workflow", app, (_graph(dice, 3), f"f{number}")))
+        elif share < 0.88:
+            made.append(Decision(at, "cancel", app, (dice.randrange(1000),)))
+        elif share < 0.95:
+            scope = dice.choice(("task", "queue"))
+            made.append(Decision(at, "pause", app, (scope, dice.uniform(1.0, length / 3))))
+        elif share < 0.98:
+            made.append(Decision(at, "replay", app))
+        else:
+            made.append(Decision(at, "garbage", app, (number,)))
+    return made
+
+
+def _time(dice: random.Random, length: float) -> float:
+    # Bursts: some things happen at the same time.
+    at = dice.uniform(0.0, 0.8 * length)
+    return at if dice.random() < 0.5 else float(int(at / (length / 10)) * (length / 10))
+
+
+def _plan(dice: random.Random) -> str:
+    """How the runs of a task end, one letter for each; the last one stands for all others."""
+    return dice.choice(("o", "o", "o", "o", "fo", "so", "ffso", "ro", "x", "f", "fffffo", "e"))
+
+
+def _graph(dice: random.Random, depth: int) -> tuple[Any, ...]:
+    """A workflow: ("t", name, plan), ("chain" | "group", parts), ("chord", parts, body)."""
+    shape = dice.random() if depth else 0.0
+    if shape < 0.4:
+        return ("t", f"n{dice.randrange(10_000)}", dice.choice(("o", "o", "o", "o", "fo", "so")))
+    parts = tuple(_graph(dice, depth - 1) for _ in range(dice.randint(1, 4)))
+    if shape < 0.65:
+        return ("chain", parts)
+    if shape < 0.85:
+        return ("group", parts)
+    return ("chord", parts, _graph(dice, 0))
+
+
+def _faults(
+    dice: random.Random, apps: tuple[str, ...], length: float, theme: Theme
+) -> list[Decision]:
+    made: list[Decision] = []
+    for _ in range(dice.choice((0, 2, 6, 12, 20))):
+        at, app, share = _time(dice, length), dice.choice(apps), dice.random()
+        if share < 0.14:
+            made.append(Decision(at, "kill", app, (dice.random(),)))
+        elif share < 0.36:
+            made.append(
+                Decision(at, "die-at", app, (dice.choice(theme.points), dice.randint(1, 12)))
+            )
+        elif share < 0.54:
+            what = (dice.choice(theme.points), dice.randint(1, 12), dice.choice((5.0, 40.0, 100.0)))
+            made.append(Decision(at, "freeze-at", app, what))
+        elif share < 0.66:
+            what = (dice.random(), dice.choice((5.0, 40.0, 100.0)))
+            made.append(Decision(at, "freeze", app, what))
+        elif share < 0.76:
+            made.append(Decision(at, "kill-process", app, (dice.random(),)))
+        elif share < 0.84:
+            what = (dice.choice(("broker", "results")), dice.choice((1.0, 20.0, 60.0)))
+            made.append(Decision(at, "outage", app, what))
+        elif share < 0.90:
+            made.append(Decision(at, "suspend", app, (dice.choice((20.0, 100.0, 4000.0)),)))
+        elif share < 0.96:
+            made.append(Decision(at, "drain", app, (dice.random(),)))
+        else:
+            made.append(Decision(at, "deploy", app))
+    return made

@@ -1,0 +1,180 @@
+"""Where the messages and the rows of an app are: a file, or modelled services.
+
+Each is made once for an app, and opened by every actor as a process would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aztask.address.owner import Owner
+from aztask.brokers.local.broker import LocalBroker
+from aztask.engine import Database
+from aztask.results.local.store import LocalResults
+
+from .services import (
+    Blobs,
+    Line,
+    ServiceBus,
+    StorageQueues,
+    Tables,
+    Wire,
+    service_bus_broker,
+    storage_queue_broker,
+    tables_results,
+)
+
+if TYPE_CHECKING:
+    from .actors import Actor
+
+
+class Site(Protocol):
+    """The place of one app."""
+
+    label: str
+    remote: bool
+
+    def open(self, actor: Actor) -> tuple[Any, Any]:
+        """The broker and the result store of one actor."""
+
+    @property
+    def owner(self) -> str | None:
+        """What `App(owner=...)` says; None if the broker has a name of its own."""
+
+    def locked(self) -> bool:
+        """Whether a transaction is open."""
+
+    def tell(self, fact: Callable[[], None]) -> None:
+        """Call `fact` now, or when the open transaction is committed."""
+
+    def next_due(self, now: float, soon: float, wall: float) -> float:
+        """When the next message can be received; soon: if one could be received already.
+
+        * `now`: on the clock of the deadlines; `wall`: what the wall clock is ahead of that.
+        """
+
+    def has(self, queue: str, position: Any) -> bool:
+        """Whether a message is there, or among the dead letters."""
+
+    def close(self) -> None:
+        """The end of the world."""
+
+
+@dataclass
+class LocalSite:
+    """Two files, or one."""
+
+    label: str
+    queues: Database
+    rows: Database
+    remote = False
+    owner = None
+
+    def open(self, actor: Actor) -> tuple[Any, Any]:
+        """The broker and the result store of one actor."""
+        broker = LocalBroker(self.queues, clock=actor.world.clock)
+        owner = Owner(broker.identity, self.label)
+        return broker, LocalResults(self.rows, clock=actor.world.clock, owner=owner)
+
+    def locked(self) -> bool:
+        """Whether a transaction is open."""
+        return self.queues.in_transaction() or self.rows.in_transaction()
+
+    def tell(self, fact: Callable[[], None]) -> None:
+        """Call `fact` now, or when the open transaction is committed."""
+        for database in (self.queues, self.rows):
+            if database.in_transaction():
+                database.at_end(lambda committed: fact() if committed else None)
+                return
+        fact()
+
+    def next_due(self, now: float, soon: float, wall: float) -> float:
+        """When the next message can be received."""
+        with self.queues.read() as connection:
+            rows = connection.execute(
+                "SELECT state, min(coalesce(moment, 0)) FROM messages "
+                "WHERE box > 0 AND state < 3 GROUP BY state"
+            ).fetchall()
+        due = math.inf
+        for state, moment in rows:
+            at = soon if state == 0 else moment if state == 1 else moment - wall
+            due = min(due, at if at > now else soon)
+        return due
+
+    def has(self, queue: str, position: Any) -> bool:
+        """Whether a message is there."""
+        with self.queues.read() as connection:
+            sql = "SELECT 1 FROM messages WHERE seq = ?"
+            return bool(connection.execute(sql, (int(position),)).fetchall())
+
+    def close(self) -> None:
+        """Close the files."""
+        self.queues.close()
+        self.rows.close()
+
+
+@dataclass
+class ServiceSite:
+    """An account of Azure: Storage queues or a Service Bus namespace, and tables.
+
+    The tables may be those of other apps, too.
+    """
+
+    label: str
+    queues: StorageQueues | ServiceBus
+    tables: Tables
+    blobs: Blobs
+    wire: Wire
+    remote = True
+
+    @property
+    def owner(self) -> str:
+        """The name of its account."""
+        return f"account-of-{self.label}"
+
+    def open(self, actor: Actor) -> tuple[Any, Any]:
+        """The broker and the result store of one actor."""
+        line: Line = self.wire.line(actor.name, actor.world.clock)
+        if isinstance(self.queues, ServiceBus):
+            broker: Any = service_bus_broker(self.queues, line)
+        else:
+            broker = storage_queue_broker(self.queues, line)
+        owner = Owner(self.owner, self.label)
+        return broker, tables_results(self.tables, self.blobs, line, owner=owner)
+
+    def locked(self) -> bool:
+        """There are no transactions."""
+        return False
+
+    def tell(self, fact: Callable[[], None]) -> None:
+        """There are no transactions."""
+        fact()
+
+    def next_due(self, now: float, soon: float, wall: float) -> float:
+        """When the next message can be received."""
+        due = now + self.queues.until_change()
+        return min(due, soon) if self._has_messages() else due
+
+    def _has_messages(self) -> bool:
+        if isinstance(self.queues, ServiceBus):
+            return any(each.living.messages for each in self.queues.queues.values())
+        wall = self.queues.clock.wall()
+        return any(
+            message.visible_at <= wall
+            for name, queue in self.queues.queues.items()
+            if not name.endswith("-poison")
+            for message in queue.messages.values()
+        )
+
+    def has(self, queue: str, position: Any) -> bool:
+        """Whether a message is there, or among the dead letters."""
+        if isinstance(self.queues, ServiceBus):
+            found = self.queues.queues[queue]
+            return int(position) in found.living.messages or int(position) in found.dead.messages
+        return str(position) in self.queues.queues[queue].messages
+
+    def close(self) -> None:
+        """Nothing is open."""

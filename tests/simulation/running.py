@@ -1,0 +1,65 @@
+"""Runs courses, and says what came of them."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .book import Violation
+from .course import Course, draw
+from .world import World
+
+
+@dataclass
+class Report:
+    """What a course was like. name: the assertion that failed, "crash" for an error, "" for none.
+
+    trace: of the task that it is about, if it failed.
+    """
+
+    course: Course
+    name: str = ""
+    text: str = ""
+    trace: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    points: Counter[str] = field(default_factory=Counter)
+    virtual: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
+
+
+def run(course: Course) -> Report:
+    """Run one course. A violation or an error of the world is in the report."""
+    report, began = Report(course), time.process_time()
+    world = World(course)
+    try:
+        world.run()
+    except Violation as violation:
+        report.name, report.text = violation.name, str(violation)
+        report.trace = trace_of(world, violation.task_id)
+        if violation.__cause__ is not None:
+            report.trace += traceback.format_exception(violation.__cause__)
+    except Exception as error:  # noqa: BLE001  # the next course is run
+        report.name, report.text = "crash", f"{type(error).__name__}: {error}"
+        report.trace = traceback.format_exc().splitlines()
+    report.counts, report.faults, report.points = world.book.counts, world.faults, world.points
+    report.virtual, report.steps = world.now, world.steps
+    report.seconds = time.process_time() - began
+    return report
+
+
+def run_seed(seed: int) -> Report:
+    """Run the course of a seed."""
+    return run(draw(seed))
+
+
+def trace_of(world: World, task_id: str) -> list[str]:
+    """What happened to a task, and to the actors; "" for the actors alone."""
+    return [
+        f"{at - world.began:9.2f}  {who:10}  {what}{f'  [{which}]' if which else ''}"
+        for at, who, what, which in world.book.trace
+        if not which or (task_id and which.startswith(task_id))
+    ]

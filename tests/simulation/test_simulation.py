@@ -1,0 +1,89 @@
+"""The simulation itself: it repeats, it finds what it should, and it shortens what it finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from aztask.support.failpoint import STEPS
+
+from .book import key_of
+from .course import Course, Decision, draw
+from .coverage import ELSEWHERE
+from .running import run, run_seed
+from .services import StorageQueues
+from .shrinking import shrink
+from .stepped import Time
+
+SEEDS = (1, 16)
+
+CALM = Course(
+    seed=5, joint=False, apps=("a",), workers=1, slots=2, every=0.0, quiet_at=60.0, decisions=()
+)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_course_ends_well_and_is_the_same_again(seed: int) -> None:
+    first, again = run_seed(seed), run_seed(seed)
+    assert first.text == ""
+    assert (first.counts, first.steps, first.virtual) == (again.counts, again.steps, again.virtual)
+    assert first.counts["task runs"] > 50
+
+
+def test_the_key_of_a_message() -> None:
+    assert key_of("a:b:1:2") == (("a:b", 1, 2), False)
+    assert key_of("a:1:2:put-3") == (("a", 1, 2), False)
+    assert key_of("a:1:2:pointer-0:put-1") == (("a", 1, 2), True)
+    assert key_of("garbage-7")[0] == ("", 0, 0)
+
+
+def test_a_failing_course_is_shortened_to_what_matters() -> None:
+    def fails(each: Course) -> bool:
+        return sum(one.kind == "workflow" for one in each.decisions) >= 2
+
+    course = next(each for each in map(draw, count(3)) if fails(each))
+    short = shrink(course, fails, 10.0)
+    assert [each.kind for each in short.decisions] == ["workflow", "workflow"]
+    assert not short.shuffled
+
+
+def test_every_failpoint_is_simulated_or_has_a_test_of_its_own() -> None:
+    assert ELSEWHERE.keys() <= set(STEPS)
+
+
+# -- what the simulation has found: each in the shortest course that showed it -----------------
+
+
+def test_an_outcome_that_was_not_recorded_has_no_event() -> None:
+    """The store is out when the worker's time to stop ends: the event said succeeded."""
+    decisions = (
+        Decision(1.0, "send", "a", ("plain", 3, "o", 0, 0.0)),
+        Decision(1.0, "send", "a", ("abandon", 3, "o", 0, 0.0)),
+        Decision(1.1, "outage", "a", ("results", 40.0)),
+        Decision(1.2, "drain", "a", (0.0,)),
+    )
+    for seed in range(3):
+        report = run(replace(CALM, seed=seed, decisions=decisions))
+        assert report.text == ""
+
+
+def test_a_task_with_a_permit_runs_on_while_others_wait_for_one() -> None:
+    """Requests for more permits renewed the row, and the tasks that ran were not told."""
+    decisions = tuple(
+        Decision(1.0 + number, "send", "a", ("permitted", 20, "o", 0, 0.0)) for number in range(2)
+    )
+    report = run(replace(CALM, workers=2, decisions=decisions))
+    assert report.text == ""
+
+
+def test_a_message_that_was_hidden_twice_until_one_time_is_received_once() -> None:
+    """A model's fault: the update that was repeated after a lost answer made two entries."""
+    queues = StorageQueues(Time().clock())
+    queues.create("q", {})
+    queues.put("q", "text", 0)
+    (message,) = queues.receive("q", 1, 10)
+    receipt = queues.update("q", message.name, message.receipt, 0, None)
+    queues.update("q", message.name, receipt, 0, None)
+    assert len(queues.receive("q", 10, 10)) == 1

@@ -1,0 +1,73 @@
+"""The one loop of compare-and-set."""
+
+from __future__ import annotations
+
+import pytest
+
+from aztask.errors import BrokerUnavailable
+from aztask.stores.changing import TRIES, Kept, New, change
+
+
+class Number:
+    """A number with versions, which other writers may change before a write."""
+
+    def __init__(self, *others: int) -> None:
+        self.value, self.version = 0, 0
+        self.reads = 0
+        self._others = list(others)
+
+    def read(self) -> tuple[int, int]:
+        self.reads += 1
+        return self.value, self.version
+
+    def write(self, data: int, before: tuple[int, int]) -> bool:
+        if self._others:
+            self.value, self.version = self._others.pop(0), self.version + 1
+        if self.version != before[1]:
+            return False
+        self.value, self.version = data, self.version + 1
+        return True
+
+
+def plus_one(before: tuple[int, int]) -> New[int, str]:
+    return New(before[0] + 1, f"from {before[0]}")
+
+
+def test_a_change_starts_from_what_other_writers_left() -> None:
+    cell = Number(10, 20)
+    assert change(cell, plus_one, "the number") == "from 20"
+    assert (cell.value, cell.reads) == (21, 3)
+
+
+def test_a_decision_to_keep_it_writes_nothing() -> None:
+    cell = Number(10)
+    assert change(cell, lambda before: Kept(before[0]), "the number") == 0
+    assert (cell.value, cell.version, cell.reads) == (0, 0, 1)
+
+
+def test_the_last_decision_counts() -> None:
+    cell = Number(10)
+    decided = change(
+        cell, lambda before: Kept("there") if before[0] else New(1, "made"), "the number"
+    )
+    assert decided == "there"
+    assert cell.value == 10
+
+
+@pytest.mark.parametrize("tries", [1, 3, TRIES])
+def test_a_cell_that_always_changes_is_given_up(tries: int) -> None:
+    cell = Number(*range(100))
+    with pytest.raises(BrokerUnavailable, match="other processes keep changing the number; try"):
+        change(cell, plus_one, "the number", tries=tries)
+    assert cell.reads == tries
+
+
+def test_an_error_of_the_decision_ends_it() -> None:
+    cell = Number()
+
+    def damaged(before: tuple[int, int]) -> New[int, None]:
+        raise ValueError("damaged")
+
+    with pytest.raises(ValueError, match="damaged"):
+        change(cell, damaged, "the number")
+    assert (cell.reads, cell.version) == (1, 0)

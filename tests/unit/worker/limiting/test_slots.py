@@ -1,0 +1,338 @@
+"""The gate on a real queue and a real result store: who gets which slot, and who is put off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pipelinebench import Bench, Make
+from runtimes import make_runtime
+
+from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.limits.control import Pause, Scope
+from aztask.limits.rates import AHEAD, SLACK, spacing
+from aztask.limits.slots import slots_of
+from aztask.results.base import State
+from aztask.settlement import DeadLetter, Hold
+from aztask.worker.limiting.parking import Parking
+from aztask.worker.limiting.slots import LOCAL_LEAD, RETURN_SECONDS, Slots
+from aztask.worker.pausing import FIRST_DELAY, SPREAD
+from aztask.worker.pipeline.work import ALWAYS, Stage, WorkItem, message_of
+
+GAP = (1.0 + SLACK) / 10
+
+
+@pytest.fixture
+def limited(make: Make) -> Callable[..., tuple[Bench, Slots]]:
+    def made(*limits: str, **options: Any) -> tuple[Bench, Slots]:
+        bench = make(task={"limits": list(limits or ("api",))})
+        bench.app.limit("api", rate="10/s", **options)
+        bench.app.limit("slow", rate="1/s")
+        return bench, gate_of(bench)
+
+    return made
+
+
+class Pauses:
+    """The paused keys of limits, as a test sets them: by (limit, key)."""
+
+    def __init__(self, paused: Callable[[str, str], Pause | None] = lambda limit, key: None):
+        self.tenant = paused
+
+
+def gate_of(bench: Bench, pauses: Any = None) -> Slots:
+    pipeline = bench.pipeline
+    runtime = make_runtime(bench.app, clock=bench.clock, keeper=bench.keeper)
+    return Slots(runtime, pipeline.put_offs, pipeline.floods, pauses or Pauses(), Parking())
+
+
+def times(bench: Bench, items: list[WorkItem]) -> list[float]:
+    """When each may start, in seconds from now."""
+    return [item.window.opens - bench.clock.now for item in items if item.window]
+
+
+def test_without_limits_it_is_off(make: Make) -> None:
+    assert not gate_of(make()).on
+
+
+def test_those_within_a_second_stay_in_hand_and_the_others_are_put_off_in_order(
+    limited: Any,
+) -> None:
+    bench, gate = limited()
+    items = bench.items(*[f"t{n:02}" for n in range(20)])
+    assert all(gate.applies(item) for item in items)
+    gate.admit(items)
+    held = [item for item in items if item.window]
+    assert times(bench, held) == pytest.approx([LOCAL_LEAD + n * GAP for n in range(len(held))])
+    assert 8 <= len(held) <= 10
+    assert all(item.window.closes - item.window.opens < SLACK for item in held if item.window)
+    late = items[len(held) :]
+    assert [item.stage for item in late] == [Stage.DECIDED] * len(late)
+    bench.pipeline.finish(late)
+    assert bench.app.broker.stats("default").scheduled == len(late)
+    assert bench.app.results.get("t19").state is State.PENDING, "nothing was started"
+    seen = []
+    for _ in range(40):  # they come back in time, one after the other, and keep their slots
+        bench.clock.now += 0.1
+        for item in bench.receive():
+            gate.admit([item])
+            assert item.window is not None
+            assert 0.0 <= item.window.opens - bench.clock.now <= RETURN_SECONDS
+            assert message_of(item).put_off_count == 1, "each is put off once"
+            seen.append(message_of(item).id)
+    assert seen == sorted(seen)
+    assert len(seen) == len(late)
+
+
+def test_a_slot_that_was_missed_is_claimed_anew(limited: Any) -> None:
+    bench, gate = limited()
+    items = bench.items(*[f"t{n:02}" for n in range(12)])
+    gate.admit(items)
+    bench.pipeline.finish([item for item in items if item.decided])
+    bench.clock.now += 30.0  # they waited for long in the queue
+    back = bench.receive()
+    assert back
+    gate.admit(back)
+    assert times(bench, back) == pytest.approx([LOCAL_LEAD + n * GAP for n in range(len(back))])
+
+
+def test_a_backlog_costs_at_most_a_fifth_of_a_request_for_each_task(limited: Any) -> None:
+    bench, gate = limited()
+    requests = []
+    store = gate._claims._store
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            requests.append(name)
+            return getattr(store, name)
+
+    gate._claims._store = gate._time._store = Counting()
+    bench.send(*[f"t{n:03}" for n in range(120)])
+    started = 0
+    while started < 120:
+        items = bench.receive(12)
+        for first in range(0, len(items), 12):
+            gate.admit(items[first : first + 12])
+        bench.pipeline.finish([item for item in items if item.decided])
+        ready = [item for item in items if item.window]
+        started += len(ready)
+        bench.pipeline.claim(ready)
+        bench.succeed(ready)
+        bench.pipeline.finish(ready)
+        bench.clock.now += 0.2
+    asked = [name for name in requests if name != "time"]  # a minute for a remote store
+    assert len(asked) <= 0.2 * 120
+
+
+def test_slots_of_an_earlier_rate_do_not_count(limited: Any) -> None:
+    bench, gate = limited()
+    items = bench.items(*[f"t{n:02}" for n in range(30)])
+    gate.admit(items)
+    bench.pipeline.finish([item for item in items if item.decided])
+    bench.app.limits.pop("api")
+    bench.app.limit("api", rate="100/s")
+    newer = gate_of(bench)
+    newer.admit(bench.items("new"))
+    bench.clock.now += 2.0
+    back = bench.receive()
+    assert len(back) > 5
+    gaps = spacing(bench.app.limits["api"].rate)
+    newer.admit(back)
+    assert times(bench, back) == pytest.approx([LOCAL_LEAD + n * gaps for n in range(len(back))])
+
+
+def test_each_key_has_the_limit_for_itself(limited: Any) -> None:
+    bench, gate = limited(key=lambda values: values[0] or None)
+    for task_id, value in (("a", 1), ("b", 1), ("c", 2), ("d", 0)):
+        bench.app.send("shop.count", [[value]], task_id=task_id)
+    items = bench.receive()
+    gate.admit(items)
+    assert times(bench, items[:3]) == pytest.approx([LOCAL_LEAD, LOCAL_LEAD + GAP, LOCAL_LEAD])
+    assert items[3].window is ALWAYS, "it does not apply to that call"
+
+
+def test_a_paused_key_is_put_off_and_takes_no_slot_and_others_go_on(limited: Any) -> None:
+    bench, gate = limited(key=lambda values: values[0])
+    pause = Pause(Scope.TENANT, "api=2", bench.clock.wall())
+    gate._pauses = Pauses(lambda limit, key: pause if (limit, key) == ("api", "2") else None)
+    for task_id, value in (("a", 1), ("b", 2), ("c", 2)):
+        bench.app.send("shop.count", [[value]], task_id=task_id)
+    first, second, third = bench.receive()
+    gate.admit([first, second, third])
+    assert first.window is not None
+    for item in (second, third):
+        assert (item.stage, item.window) == (Stage.DECIDED, None)
+        assert item.settlement.delay == pytest.approx(FIRST_DELAY, rel=SPREAD)
+        assert item.decided is not None
+        assert item.decided.put_off == "tenant api=2 is paused"
+    assert gate._claims.free_at(bench.app.limits["api"].entry("2")) == 0.0
+
+
+def test_an_at_most_once_message_of_a_paused_key_stays_in_hand(limited: Any) -> None:
+    bench, gate = limited(key=lambda values: "acme")
+    gate._pauses = Pauses(lambda limit, key: Pause(Scope.TENANT, "api=acme", 0.0))
+    (item,) = bench.claimed("a")
+    item.settled = True
+    gate.admit([item])
+    assert (item.window, item.decided) == (None, None)
+
+
+def test_a_key_alone_limits_nothing_and_can_be_paused(make: Make) -> None:
+    bench = make(task={"limits": ["tenant"]})
+    bench.app.limit("tenant", key=lambda values: values[0])
+    gate = gate_of(bench)
+    bench.app.send("shop.count", [["acme"]], task_id="a")
+    (item,) = bench.receive()
+    gate.admit([item])
+    assert item.window is ALWAYS
+    gate._pauses = Pauses(
+        lambda limit, key: Pause(Scope.TENANT, f"{limit}={key}", bench.clock.wall())
+    )
+    bench.app.send("shop.count", [["acme"]], task_id="b")
+    (item,) = bench.receive()
+    gate.admit([item])
+    assert item.stage is Stage.DECIDED
+
+
+def test_a_key_that_cannot_be_made_is_dead_lettered_alone(limited: Any) -> None:
+    bench, gate = limited(key=lambda values: 1 // values[0])
+    bench.app.send("shop.count", [[0]], task_id="a")
+    bench.app.send("shop.count", [[1]], task_id="b")
+    items = bench.receive()
+    gate.admit(items)
+    assert isinstance(items[0].settlement, DeadLetter)
+    assert "ZeroDivisionError" in items[0].settlement.description
+    assert items[1].window is not None
+
+
+def test_with_several_limits_the_strictest_decides(limited: Any) -> None:
+    bench, gate = limited("api", "slow")
+    items = bench.items("a", "b")
+    gate.admit(items)
+    assert times(bench, items[:1]) == pytest.approx([LOCAL_LEAD])
+    assert items[1].waits_in_queue
+    bench.pipeline.finish(items[1:])
+    bench.clock.now += 0.5
+    (item,) = bench.receive()
+    assert len(slots_of(message_of(item).slots)) == 2
+    gate.admit([item])
+    assert item.window is not None
+    assert item.window.opens - bench.clock.now == pytest.approx(1.0 + SLACK + LOCAL_LEAD - 0.5)
+
+
+def test_while_the_store_is_away_they_wait_as_they_are(limited: Any) -> None:
+    bench, gate = limited()
+    items = bench.items("a", "b")
+
+    def fail(*_: object) -> None:
+        raise BrokerUnavailable("away")
+
+    gate._claims._store = SimpleNamespace(read=fail, write=fail)
+    gate.admit(items)
+    assert [(item.stage, item.window, item.tries) for item in items] == [
+        (Stage.RECEIVED, None, 1)
+    ] * 2
+    assert gate_of(bench).on
+
+
+def test_a_claimed_one_that_missed_its_slot_goes_back_without_a_start(limited: Any) -> None:
+    bench, gate = limited()
+    items = bench.items("a")
+    gate.admit(items)
+    bench.pipeline.claim(items)
+    assert items[0].stage is Stage.READY
+    gate.admit(bench.items(*[f"t{n:02}" for n in range(20)]))
+    items[0].window = None
+    gate.admit(items)
+    assert items[0].waits_in_queue
+    bench.pipeline.finish(items)
+    record = bench.app.results.get("a")
+    assert (record.state, record.starts) == (State.PENDING, 0)
+    bench.clock.now += 1.5
+    (again,) = [item for item in bench.receive() if message_of(item).id == "a"]
+    bench.pipeline.claim([again])
+    assert again.claimed is not None
+    assert again.claimed.starts == 1
+
+
+def test_an_at_most_once_message_that_is_completed_stays_in_hand(limited: Any) -> None:
+    bench, gate = limited()
+    (item,) = bench.claimed("a")
+    item.settled = True
+    gate.admit(bench.items(*[f"t{n:02}" for n in range(30)]))
+    gate.admit([item])
+    assert item.window is not None
+    assert item.window.opens - bench.clock.now > AHEAD
+
+
+def test_in_a_session_the_slot_is_remembered_here(limited: Any) -> None:
+    bench, gate = limited()
+    gate.admit(bench.items(*[f"t{n:02}" for n in range(20)]))
+    (item,) = bench.items("u")
+    item.session = SimpleNamespace(held=lambda: None, over=lambda item: None)
+    gate.admit([item])
+    assert isinstance(item.settlement, Hold)
+    bench.clock.now += item.settlement.delay
+    again = bench.deliveries.add("default", bench.receiver, item.delivery, item.session)
+    again.opened = item.opened
+    gate.admit([again])
+    assert again.window is not None
+    assert again.window.opens - bench.clock.now == pytest.approx(RETURN_SECONDS)
+
+
+def test_an_expired_one_is_not_put_off(limited: Any) -> None:
+    bench, gate = limited()
+    (item,) = bench.items("a")
+    item.rewrite(expires=bench.clock.now - 1.0)
+    gate.admit([item])
+    assert item.window is ALWAYS
+
+
+def test_a_limit_that_is_not_declared_is_refused_when_the_worker_starts(make: Make) -> None:
+    bench = make(task={"limits": ["apj"]})
+    bench.app.limit("api", rate="10/s")
+    with pytest.raises(ConfigurationError, match=r"there is no limit 'apj'.*'api'"):
+        gate_of(bench)
+
+
+def test_limits_need_a_result_store(make: Make) -> None:
+    bench = make(task={"limits": ["api"]}, results=False)
+    bench.app.limit("api", rate="10/s")
+    with pytest.raises(ConfigurationError, match="AZTASK_RESULTS"):
+        gate_of(bench)
+
+
+def test_without_a_permit_a_delivery_is_parked_with_its_ticket(make: Make) -> None:
+    bench = make(task={"limits": ["two"]})
+    bench.app.limit("two", concurrency=2)
+    gate = gate_of(bench)
+    items = bench.items("a", "b", "c")
+    gate.admit(items)
+    assert [item.window for item in items] == [ALWAYS, ALWAYS, None]
+    assert [len(item.permits) for item in items] == [1, 1, 0]
+    assert items[0].permits_until < bench.clock.now + 10.0
+    parked = items[2].parked
+    assert parked is not None
+    assert (parked.ticket, parked.reason) == (bench.clock.now, "limit two")
+    gate.put_off_parked(items[2], parked)
+    bench.pipeline.finish(items[2:])
+    bench.clock.now += 1.0
+    (again,) = bench.receive()
+    gate.admit([again])
+    assert again.parked == parked, "it keeps its ticket"
+    gate.permits.free(items[0].permits[0])
+    gate.admit([again])
+    assert again.permits
+
+
+def test_a_permit_is_taken_before_a_slot(make: Make) -> None:
+    bench = make(task={"limits": ["both"]})
+    bench.app.limit("both", concurrency=1, rate="10/s")
+    gate = gate_of(bench)
+    items = bench.items("a", "b")
+    gate.admit(items)
+    assert items[0].window is not None
+    assert items[0].window.timed
+    assert items[1].parked is not None
