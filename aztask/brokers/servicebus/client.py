@@ -72,7 +72,7 @@ class BusClient:
         self._credential = credential_of(address, credential)
         self._connection = ConnectionOptions.find(address, websockets, endpoint)
         self._closer = ThreadPool("closing", 64)
-        self._closing: list[Future[None]] = []
+        self._closing: set[Future[None]] = set()
 
     def sender(self, queue: str) -> ServiceBusSender:
         """A sender, not connected yet. Raises ConfigurationError as `check_entity` does."""
@@ -131,20 +131,26 @@ class BusClient:
 
     def close(self, handler: ServiceBusReceiver | ServiceBusSender) -> None:
         """Close a sender or receiver in the background."""
-        self._closing = [future for future in self._closing if not future.done()]
-        with suppress(RuntimeError):  # the thread pool is gone: the process is ending
-            self._closing.append(self._closer.submit(lambda: _close(handler)))
+        self._in_background(lambda: _close(handler))
 
     def drop(self, handler: ServiceBusReceiver | ServiceBusSender) -> None:
         """Give up a broken connection: it ends now and is cleaned up in the background."""
         private.end(handler)
-        with suppress(RuntimeError):
-            self._closing.append(self._closer.submit(lambda: private.disconnect(handler)))
+        self._in_background(lambda: private.disconnect(handler))
+
+    def _in_background(self, call: Callable[[], None]) -> None:
+        try:
+            future = self._closer.submit(call)
+        except RuntimeError:  # `finish` was called, or no thread can be started: it is done here
+            call()
+        else:
+            self._closing.add(future)
+            future.add_done_callback(self._closing.discard)
 
     def finish(self) -> None:
         """Wait until everything is closed, for at most `CLOSE_SECONDS`."""
         give_up_at = time.monotonic() + CLOSE_SECONDS
-        for future in self._closing:
+        for future in list(self._closing):
             with suppress(TimeoutError):
                 future.result(max(0.0, give_up_at - time.monotonic()))
         self._closer.close()

@@ -291,6 +291,8 @@ def close(handler: ServiceBusReceiver | ServiceBusSender) -> None:
         handler.close()
     finally:
         if sock is not None:
+            with contextlib.suppress(OSError):  # the keep-alive thread may be reading: it holds on
+                sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
 

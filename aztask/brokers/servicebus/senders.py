@@ -177,8 +177,8 @@ class Senders:
             self._back(sender)
 
     def _ready(self) -> ServiceBusSender:
-        while self._free:
-            sender, used_at = self._free.pop()
+        while (free := self._next_free()) is not None:
+            sender, used_at = free
             if not private.is_open(sender):
                 self._client.drop(sender)  # the service ended the link; we have to close the socket
                 continue
@@ -196,17 +196,25 @@ class Senders:
             raise
         return sender
 
+    def _next_free(self) -> tuple[ServiceBusSender, float] | None:
+        try:
+            return self._free.pop()
+        except IndexError:  # not asked before: another thread could take the last one in between
+            return None
+
     def _back(self, sender: ServiceBusSender) -> None:
-        if self._closed:
-            self._client.close(sender)
-        else:
-            self._free.append((sender, time.monotonic()))
+        self._free.append((sender, time.monotonic()))
+        if self._closed:  # asked last: `close` either sees this sender or is seen here
+            self._close_free()
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed when they come back."""
         self._closed = True
-        while self._free:
-            self._client.close(self._free.pop()[0])
+        self._close_free()
+
+    def _close_free(self) -> None:
+        while (free := self._next_free()) is not None:
+            self._client.close(free[0])
 
 
 def _batches(

@@ -61,10 +61,16 @@ def test_handlers_are_closed_in_the_background_also_when_it_fails(client):
         closed = False
 
         def close(self):
-            Handler.closed = True
+            self.closed = True
             raise OSError("gone already")
 
-    client.close(Handler())
+        _close_handler = close
+
+    first, late, broken = Handler(), Handler(), Handler()
+    client.close(first)
     client.finish()
-    assert Handler.closed
-    client.close(Handler())  # the process is ending: nothing is raised
+    assert first.closed
+    client.close(late)  # came back after the app was closed: no connection is left open
+    client.drop(broken)
+    assert late.closed
+    assert broken.closed

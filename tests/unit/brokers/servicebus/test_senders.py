@@ -55,11 +55,16 @@ def test_a_message_that_fits_no_batch_is_refused():
 
 
 @pytest.fixture(scope="module")
-def client():
-    with emulator(queues=["q"]) as bus:
-        made = BusClient(parse_broker(bus.connection_string))
-        yield made
-        made.finish()
+def bus():
+    with emulator(queues=["q"]) as running:
+        yield running
+
+
+@pytest.fixture
+def client(bus):
+    made = BusClient(parse_broker(bus.connection_string))
+    yield made
+    made.finish()
 
 
 @pytest.fixture
@@ -99,6 +104,15 @@ def test_connections_are_bounded(senders):
     senders._room.release()
     for each in held:
         each.__exit__(None, None, None)
+
+
+def test_a_sender_that_comes_back_after_the_close_is_closed(client, senders):
+    with senders.sender() as used:
+        senders.close()
+        assert senders_module.private.is_open(used)
+    client.finish()
+    assert not senders_module.private.is_open(used)
+    assert not senders._free
 
 
 def test_a_missing_queue_is_named(client):
