@@ -12,7 +12,7 @@ Rules
 2. Only the loop's thread delivers. It goes on until all is delivered or the loop has something
    else to do: a loop that runs tasks itself (Celery's ``solo``) acknowledges between two of them.
 3. The loop's thread waits for a network for one round trip at a time, and only for messages that
-   are there; if another worker has taken them meanwhile, it waits for the shortest receive once.
+   are there; if another worker has taken them by then, it waits for the shortest receive once.
    Settlements of a remote broker are carried out in the background.
 4. An error of a receive ends the thread. The loop's thread raises it, as the blocking connection
    does, and Celery connects again.
