@@ -9,8 +9,8 @@ from typing import Any
 import msgpack
 from hostilestream import Hostile, garbled, packed
 
-from aztask.brokers.servicebus.values import _READERS
-from aztask.brokers.servicebus.wire import EXPIRES_AT, PACKED
+from aztask.queues.servicebus.values import _READERS
+from aztask.queues.servicebus.wire import EXPIRES_AT, PACKED
 from aztask.emulator.amqp import encode, sections
 
 WIDTHS = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}

@@ -24,8 +24,8 @@ from typing import Any
 
 import msgpack
 
-from aztask.brokers.local import payload
-from aztask.brokers.storagequeue import wire
+from aztask.queues.local import payload
+from aztask.queues.storagequeue import wire
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.headers import _CONSUMED, _FIELDS

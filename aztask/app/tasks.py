@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from aztask.brokers.delivery import Position
-from aztask.canvas.limits import Limit, limit_of
+from aztask.queues.delivery import Position
+from aztask.limits.declaration import Limit, limit_of
 from aztask.config import Settings
 from aztask.errors import ConfigurationError, DuplicateTask, did_you_mean
 from aztask.handler import Handler

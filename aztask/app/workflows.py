@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, Protocol, cast
 
-from aztask.adaptive.advisor import LeaseAdvisor
+from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.app.queues import DeclaredQueues
-from aztask.canvas.compiler import compile_graph
-from aztask.canvas.graphs import Graph, Signature
-from aztask.canvas.plan import task_id_of
-from aztask.connections import Connections
+from aztask.workflows.compiler import compile_graph
+from aztask.workflows.graphs import Graph, Signature
+from aztask.workflows.plan import task_id_of
+from aztask.stores.connections import Connections
 from aztask.context import current_context
 from aztask.errors import ConfigurationError
 from aztask.hooks import Hooks, Sending

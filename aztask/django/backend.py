@@ -13,7 +13,7 @@ from django.db import connections, transaction
 
 from aztask.app import App
 from aztask.config import read_environment
-from aztask.connections import TEST_BROKER
+from aztask.stores.connections import TEST_BROKER
 from aztask.django.api import (
     BaseTaskBackend,
     Call,

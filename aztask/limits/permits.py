@@ -27,7 +27,7 @@ from aztask.limits.holders import (
     Row,
 )
 from aztask.limits.storeclock import StoreClock
-from aztask.results.controls import ControlStore, Entry, EntryChange
+from aztask.stores.records.controls import ControlStore, Entry, EntryChange
 from aztask.stores.changing import New, change
 from aztask.support.clock import Clock
 

@@ -12,8 +12,8 @@ from aztask.address.owner import NO_OWNER
 from aztask.app import App
 from aztask.errors import AztaskError, CodecError, ConfigurationError, NotFound, ResultDamaged
 from aztask.operate.action import Action, Progress, results_of
-from aztask.results.base import ResultStore
-from aztask.results.damage import Damaged
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.damage import Damaged
 from aztask.schedules.engine import ScheduleEngine
 from aztask.schedules.rules import Rules
 from aztask.schedules.runner import ASIDE

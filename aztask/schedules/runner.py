@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from aztask.errors import AztaskError
-from aztask.results.damage import Damaged
+from aztask.stores.records.damage import Damaged
 from aztask.schedules.claims import LIVES_SECONDS, Claim, best
 from aztask.schedules.engine import ScheduleEngine
 from aztask.schedules.stored import DUE, Made

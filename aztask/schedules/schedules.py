@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol, TypedDict, Unpack, cast
 
 from aztask.address.owner import Owner
-from aztask.canvas.graphs import Signature
+from aztask.workflows.graphs import Signature
 from aztask.errors import ConfigurationError, DuplicateTask
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.results.base import ResultStore
-from aztask.results.damage import Damaged
-from aztask.results.schedules import COMMITTED, schedules_of
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.schedules import COMMITTED, schedules_of
 from aztask.schedules.deciding import task_id_of
 from aztask.schedules.engine import OccurrenceSends, ScheduleEngine
 from aztask.schedules.rules import Missed, Overlap, Rules, checked_rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from aztask.errors import CodecError, ConfigurationError
-from aztask.results.damage import Damaged
+from aztask.stores.records.damage import Damaged
 from aztask.schedules.engine import KEPT, ScheduleEngine
 from aztask.schedules.stored import SENT, TRIGGERED
 from aztask.schedules.triggers import At

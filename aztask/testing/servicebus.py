@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from aztask.brokers.servicebus.administration import administration_client
+from aztask.queues.servicebus.administration import administration_client
 from aztask.emulator.broker.access import Rule
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.emulator import Emulator

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from aztask.canvas.plan import RUN, Layout, Node
-from aztask.results.workflows import ROOT, Change
+from aztask.workflows.plan import RUN, Layout, Node
+from aztask.stores.records.workflows import ROOT, Change
 from aztask.support import chance
 from aztask.workflows.bits import (
     INLINE_BYTES,

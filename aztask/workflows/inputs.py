@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aztask.canvas.place import Place
-from aztask.canvas.plan import Node, task_id_of
+from aztask.workflows.place import Place
+from aztask.workflows.plan import Node, task_id_of
 from aztask.errors import ResultError, TaskCancelled, TaskExpired, TaskFailed
 from aztask.message.codec import Codec
 from aztask.message.serializer import pack
-from aztask.results.base import ResultStore, State
-from aztask.results.damage import Damaged
+from aztask.stores.records.base import ResultStore, State
+from aztask.stores.records.damage import Damaged
 from aztask.workflows.bits import (
     NIL,
     Decision,

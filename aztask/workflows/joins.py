@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Final, NamedTuple
 
-from aztask.canvas.place import Place
-from aztask.canvas.plan import ROOT, Node, Plan, Slot, task_id_of
-from aztask.results.base import ResultStore, State
-from aztask.results.workflows import Change
+from aztask.workflows.place import Place
+from aztask.workflows.plan import ROOT, Node, Plan, Slot, task_id_of
+from aztask.stores.records.base import ResultStore, State
+from aztask.stores.records.workflows import Change
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.workflows.bits import (

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from aztask.brokers.base import QueueStats
-from aztask.canvas.place import Place
-from aztask.canvas.plan import Node, Plan, Slot, task_id_of
+from aztask.queues.base import QueueStats
+from aztask.workflows.place import Place
+from aztask.workflows.plan import Node, Plan, Slot, task_id_of
 from aztask.errors import AztaskError, ForeignId
-from aztask.results.base import Outcome, RunKey, RunRecord, State
-from aztask.results.damage import Damaged
-from aztask.results.workflows import Listed
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.workflows import Listed
 from aztask.settlement import DeadLetter, Resubmit
 from aztask.support.clock import Clock
 from aztask.workflows.bits import Decision

@@ -21,7 +21,7 @@ from damaging import (
 from stores import Store
 
 from aztask.message.envelope import Envelope
-from aztask.results.base import (
+from aztask.stores.records.base import (
     Cancelled,
     Finish,
     Outcome,
@@ -37,7 +37,7 @@ from aztask.results.base import (
     Unreadable,
     WorkerRecord,
 )
-from aztask.results.deadindex import IndexedDeadLetter, Indexing
+from aztask.stores.records.deadindex import IndexedDeadLetter, Indexing
 from aztask.settlement import Complete, DeadLetter, Resubmit
 
 FAR = 1e11

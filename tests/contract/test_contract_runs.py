@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from stores import Store
 
-from aztask.results.base import (
+from aztask.stores.records.base import (
     Finish,
     Outcome,
     Owned,

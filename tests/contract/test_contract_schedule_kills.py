@@ -10,8 +10,8 @@ import pytest
 from schedulesim import Killed, World, call
 from stores import Store
 
-from aztask.results.base import ResultStore
-from aztask.results.schedules import schedules_of
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.schedules import schedules_of
 from aztask.schedules.runner import Runner
 from aztask.schedules.schedules import Schedules
 

@@ -3,7 +3,7 @@
 import pytest
 from subjects import bodies, settle
 
-from aztask.brokers.base import Lost, MessageState, Renewed, Settled
+from aztask.queues.base import Lost, MessageState, Renewed, Settled
 from aztask.errors import AlreadySettled, CapabilityError
 from aztask.message.envelope import Envelope
 from aztask.settlement import (

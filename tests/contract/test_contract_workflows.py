@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from stores import Store
 
-from aztask.results.base import Finish, Outcome, ResultStore, RunKey, Start, State
-from aztask.results.tables import index
-from aztask.results.workflows import (
+from aztask.stores.records.base import Finish, Outcome, ResultStore, RunKey, Start, State
+from aztask.stores.records.tables import index
+from aztask.stores.records.workflows import (
     ROOT,
     Addition,
     Change,

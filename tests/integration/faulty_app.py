@@ -16,7 +16,7 @@ from typing import Any
 
 from ledger_app import app, noop
 
-from aztask.brokers.local.receiver import LocalReceiver
+from aztask.queues.local.receiver import LocalReceiver
 from aztask.hooks import WorkerInfo
 from aztask.telemetry import health
 from aztask.worker.core import Core

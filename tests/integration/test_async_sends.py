@@ -15,7 +15,7 @@ from ledger_app import flaky, work
 from storage import storage_site
 
 from aztask import as_completed
-from aztask.brokers.base import QueueOptions
+from aztask.queues.base import QueueOptions
 from aztask.errors import TaskFailed
 from aztask.testing import RunningEmulator
 

@@ -24,7 +24,7 @@ from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.view import DeadLetters
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.settlement import Complete, DeadLetter
 
 KEY = "a-key-that-no-attacker-knows-0123456789"

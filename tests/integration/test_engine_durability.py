@@ -24,7 +24,7 @@ from waiting import wait_until
 
 import aztask
 from aztask import App
-from aztask.engine import Database, Engine, NewMessage, QueueSettings
+from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.errors import BrokerUnavailable, ConfigurationError, QueueFull
 
 ROUNDS = 12

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from aztask import AlreadySettled, App, ConfigurationError, LeaseLost
-from aztask.brokers.local.receiver import LocalReceiver
+from aztask.queues.local.receiver import LocalReceiver
 from aztask.message.envelope import Envelope
 
 

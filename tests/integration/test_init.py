@@ -8,7 +8,7 @@ import sys
 import pytest
 from harness import ROOT
 
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.config import parse_broker, parse_results
 
 

@@ -15,7 +15,7 @@ from neighbour import neighbour_of
 from aztask import App
 from aztask.errors import ForeignId
 from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.settlement import Complete
 
 

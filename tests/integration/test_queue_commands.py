@@ -10,8 +10,8 @@ import pytest
 from harness import ROOT
 
 from aztask import App
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.cli import main
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.operate.cli import main
 from aztask.message.envelope import Envelope
 
 BROKERS = ("local", "storagequeue", "servicebus")

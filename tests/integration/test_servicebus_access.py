@@ -18,8 +18,8 @@ from websocketfront import Front, front_of
 from aztask import App
 from aztask.address.addresses import ServiceBusAddress
 from aztask.address.urls import parse_broker
-from aztask.brokers.delivery import Renewed, Settled
-from aztask.brokers.servicebus.broker import ServiceBusBroker
+from aztask.queues.delivery import Renewed, Settled
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.emulator.broker.access import sign
 from aztask.emulator.emulator import server_context
 from aztask.errors import AztaskError, ConfigurationError

@@ -17,9 +17,9 @@ from harness import wait_until
 from ledger_app import work
 from proxy import Proxy
 
-from aztask.brokers.base import Delivery, QueueOptions, Receiver, Renewed, Settled
-from aztask.brokers.servicebus import receiver as servicebus_receiver
-from aztask.brokers.servicebus.broker import ServiceBusBroker
+from aztask.queues.base import Delivery, QueueOptions, Receiver, Renewed, Settled
+from aztask.queues.servicebus import receiver as servicebus_receiver
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.broker import client as client_module
 from aztask.emulator.broker import management

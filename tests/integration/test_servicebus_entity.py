@@ -14,7 +14,7 @@ import pytest
 from harness import ROOT
 
 from aztask import App
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.emulator.broker.access import sign
 from aztask.errors import ConfigurationError
 from aztask.testing import RunningEmulator, emulator

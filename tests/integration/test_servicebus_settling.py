@@ -16,7 +16,7 @@ from ledger_app import flaky
 from proxy import Proxy
 
 from aztask import App
-from aztask.brokers.base import (
+from aztask.queues.base import (
     Delivery,
     Lost,
     MessageState,
@@ -26,8 +26,8 @@ from aztask.brokers.base import (
     Settled,
     Unknown,
 )
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.events.sink import read_events
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.stores.events.sink import read_events
 from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,

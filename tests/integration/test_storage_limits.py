@@ -13,10 +13,10 @@ from harness import HERE, ROOT, site_in, wait_until
 from ledger_app import work
 from storage import broker_at
 
-from aztask.brokers.delivery import Lost, Settled, Unknown
-from aztask.brokers.storagequeue.broker import StorageQueueBroker
+from aztask.queues.delivery import Lost, Settled, Unknown
+from aztask.queues.storagequeue.broker import StorageQueueBroker
 from aztask.errors import MessageTooLarge
-from aztask.events.sink import read_events
+from aztask.stores.events.sink import read_events
 from aztask.message.envelope import Envelope
 from aztask.settlement import Complete, DeadLetter
 

@@ -23,7 +23,7 @@ from spanfile import Span, spans
 from storage import storage_site
 
 from aztask import App, chain, group
-from aztask.brokers.base import QueueOptions
+from aztask.queues.base import QueueOptions
 from aztask.errors import TaskFailed
 from aztask.telemetry.otel import instrument
 

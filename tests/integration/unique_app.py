@@ -7,7 +7,7 @@ import time
 from ledger_app import app, gather, kinds, note, work
 
 from aztask import RetryPolicy, chain, chord, group
-from aztask.canvas.graphs import Graph
+from aztask.workflows.graphs import Graph
 from aztask.uniqueness import engine
 from aztask.worker.pipeline import workflowkeys
 

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aztask.brokers.delivery import Delivery
-from aztask.events.event import Event
+from aztask.queues.delivery import Delivery
+from aztask.stores.events.event import Event
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.results.base import (
+from aztask.stores.records.base import (
     Cancelled,
     Finish,
     Outcome,

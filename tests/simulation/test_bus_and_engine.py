@@ -20,8 +20,8 @@ from services.bus import BusMessage, BusQueue, BusSettings, State
 from services.buslinks import encoded_message
 from stepped import Time
 
-from aztask.engine import Database, Engine, NewMessage, QueueSettings
-from aztask.engine.messages import SessionLease
+from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
+from aztask.queues.engine.messages import SessionLease
 from aztask.errors import LeaseLost
 
 LOCK = 30.0

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from aztask.events.event import EVENT_KINDS, Event
+from aztask.stores.events.event import EVENT_KINDS, Event
 from aztask.spark.events.statistics import ACCURACY, OUTCOMES, RAN, SPREADS
 
 

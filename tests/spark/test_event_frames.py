@@ -11,7 +11,7 @@ from events_reference import compare, groups
 from events_site import BEGIN, line, make_hostile, random_event, write_log
 
 from aztask.errors import ConfigurationError
-from aztask.events.sink import read_events as read_plainly
+from aztask.stores.events.sink import read_events as read_plainly
 from aztask.spark import compact, place_of, read_events, statistics
 from aztask.spark.events.frame import without_duplicates
 from aztask.spark.events.statistics import columns, plain

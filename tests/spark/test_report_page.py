@@ -12,7 +12,7 @@ from browser import dom_of
 from events_reference import Group
 from events_site import random_event
 
-from aztask.events.event import Event
+from aztask.stores.events.event import Event
 from aztask.spark.events.statistics import SPREADS
 from aztask.spark.report import marks
 from aztask.spark.report import page as page_module

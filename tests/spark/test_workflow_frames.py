@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aztask.cli.main import run
-from aztask.events.event import Event
-from aztask.events.sink import FileEventSink
+from aztask.operate.cli.main import run
+from aztask.stores.events.event import Event
+from aztask.stores.events.sink import FileEventSink
 from aztask.spark import read_events, workflow_statistics
 from aztask.spark.events.lines import ARROW, CLOCK_BACK, WORKFLOW
 from aztask.spark.events.statistics import plain

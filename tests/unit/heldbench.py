@@ -8,10 +8,10 @@ from typing import Any
 
 from still import Still
 
-from aztask.brokers.base import Capabilities
-from aztask.brokers.delivery import Delivery, Settled
-from aztask.lease.held import HeldLease, LeaseTerms
-from aztask.lease.state import NO_RENEWAL
+from aztask.queues.base import Capabilities
+from aztask.queues.delivery import Delivery, Settled
+from aztask.queues.lease.held import HeldLease, LeaseTerms
+from aztask.queues.lease.state import NO_RENEWAL
 from aztask.message.envelope import Envelope
 from aztask.settlement import Settlement
 

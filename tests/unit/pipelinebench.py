@@ -13,12 +13,12 @@ from typing import Any
 from still import Still
 
 from aztask import App
-from aztask.brokers.base import Delivery
-from aztask.brokers.local.broker import LocalBroker
-from aztask.brokers.local.receiver import LocalReceiver
-from aztask.engine import Database
-from aztask.lease.keeper import LeaseKeeper
-from aztask.results.local.store import LocalResults
+from aztask.queues.base import Delivery
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.local.receiver import LocalReceiver
+from aztask.queues.engine import Database
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.stores.records.local.store import LocalResults
 from aztask.settlement import Settlement
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline

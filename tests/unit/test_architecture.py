@@ -270,7 +270,7 @@ def test_the_layers_list_exactly_what_exists():
 
 def test_the_checker_sees_the_package():
     modules = read(PACKAGE)
-    assert {"aztask", "aztask.errors", "aztask.brokers.base"} <= modules.keys()
+    assert {"aztask", "aztask.errors", "aztask.queues.base"} <= modules.keys()
     assert "aztask.errors" in dict(modules["aztask.address.urls"].imports)
 
 
@@ -340,7 +340,7 @@ def test_the_checker_lets_a_good_tree_pass(tmp_path):
         "errors.py": "",
         "brokers/servicebus.py": "import azure.servicebus\nfrom ..errors import AztaskError",
         "message/codec.py": "from kombu import serialization",
-        "app.py": "from aztask import errors\nfrom aztask.brokers import servicebus",
+        "app.py": "from aztask import errors\nfrom aztask.queues import servicebus",
         "cli/spark/__init__.py": "import click\n",
         "cli/spark/submit.py": "import click\ndef f():\n    from aztask.spark import submit",
         "spark/__init__.py": "import pyspark",

@@ -12,7 +12,7 @@ import pytest
 
 import aztask
 from aztask import errors
-from aztask.cli.main import cli
+from aztask.operate.cli.main import cli
 from aztask.context import Context, TaskLease
 from aztask.result import AsyncResult
 from aztask.session import Session

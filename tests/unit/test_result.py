@@ -15,7 +15,7 @@ from aztask import (
 )
 from aztask.context import Context, TaskLease, set_current_context, set_only_slot
 from aztask.message.message import TaskMessage
-from aztask.results.base import (
+from aztask.stores.records.base import (
     Finish,
     Outcome,
     RunKey,

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from aztask.engine import Database
+from aztask.queues.engine import Database
 from aztask.errors import AztaskError, BrokerUnavailable
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from aztask.emulator.broker.entities import (
     with_default_rule,
 )
 from aztask.emulator.broker.sessiontimes import SessionTimes
-from aztask.engine import Database, Engine, QueueSettings
+from aztask.queues.engine import Database, Engine, QueueSettings
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.support.clock import Clock
 

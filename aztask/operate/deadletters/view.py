@@ -22,7 +22,7 @@ from dataclasses import replace
 from itertools import islice
 
 from aztask.app import App
-from aztask.brokers.base import Delivery, Peeked, Position
+from aztask.queues.base import Delivery, Peeked, Position
 from aztask.errors import CodecError, ConfigurationError, ForeignId
 from aztask.message.headers import SIGNATURES
 from aztask.message.message import TaskMessage

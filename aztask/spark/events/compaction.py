@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from aztask.errors import ConfigurationError
-from aztask.events.retention import UPLOAD_LOCK
+from aztask.stores.events.retention import UPLOAD_LOCK
 from aztask.spark.dealing import deal
 from aztask.spark.events.compactfiles import ORIGIN_KEY, Origin, origin_of, plan_of
 from aztask.spark.events.files import PARQUET, EventFile

@@ -38,7 +38,7 @@ from aztask.errors import (
     QueueFull,
     SendUnconfirmed,
 )
-from aztask.events.sink import Event, EventKind
+from aztask.stores.events.sink import Event, EventKind
 from aztask.message.envelope import Envelope
 from aztask.message.template import Template
 from aztask.spark.submission.matching import readable

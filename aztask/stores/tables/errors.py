@@ -22,7 +22,7 @@ from azure.core.exceptions import (
     ServiceRequestError,
 )
 
-from aztask.brokers.storagequeue.errors import code_of
+from aztask.queues.storagequeue.errors import code_of
 from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError, QueueNotFound
 from aztask.support.masking import mask
 

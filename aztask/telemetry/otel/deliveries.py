@@ -17,7 +17,7 @@ from typing import Any, Final
 from opentelemetry import context as contexts
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from aztask.brokers.delivery import Delivery, Settled
+from aztask.queues.delivery import Delivery, Settled
 from aztask.hooks import KilledRun, Receiving, Settling
 from aztask.message.message import TaskMessage
 from aztask.settlement import DeadLetter, Decision, name_of

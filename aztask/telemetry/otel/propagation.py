@@ -26,7 +26,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from aztask.brokers.delivery import Delivery
+from aztask.queues.delivery import Delivery
 from aztask.message.message import TaskMessage
 
 DIAGNOSTIC_ID: Final = "Diagnostic-Id"

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from aztask.events.event import Event
+from aztask.stores.events.event import Event
 from aztask.hooks import WorkerStatus
 from aztask.telemetry.labels import TaskLabels, cleaned, share_left
 

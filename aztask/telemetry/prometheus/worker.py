@@ -26,7 +26,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from aztask.app import App
-from aztask.events.event import Event
+from aztask.stores.events.event import Event
 from aztask.hooks import WorkerStatus
 from aztask.support.parts import all_parts, failures
 from aztask.telemetry.health import Health

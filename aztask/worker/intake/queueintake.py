@@ -17,8 +17,8 @@ from __future__ import annotations
 import logging
 import threading
 
-from aztask.brokers.base import Broker, Receiver
-from aztask.brokers.delivery import Delivery
+from aztask.queues.base import Broker, Receiver
+from aztask.queues.delivery import Delivery
 from aztask.errors import (
     AztaskError,
     BrokerError,

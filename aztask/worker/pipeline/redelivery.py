@@ -26,12 +26,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aztask.app import App
-from aztask.brokers.delivery import Delivery
+from aztask.queues.delivery import Delivery
 from aztask.errors import CapabilityError, CodecError, LeaseError
-from aztask.lease.keeper import LeaseKeeper
+from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.results.base import Owned
+from aztask.stores.records.base import Owned
 from aztask.retry import EXPIRED
 from aztask.sending.sessionrules import strategy_in_session
 from aztask.settlement import (

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aztask.app import App
-from aztask.results.uniques import uniques_of
+from aztask.stores.records.uniques import uniques_of
 from aztask.settlement import DeadLetter
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.uniqueness.engine import UniqueEngine

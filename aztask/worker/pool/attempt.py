@@ -35,7 +35,7 @@ from aztask.errors import (
     WorkerStopping,
 )
 from aztask.message.message import TaskMessage
-from aztask.payloads.store import Kind
+from aztask.stores.payloads.store import Kind
 from aztask.retry import describe
 from aztask.sending.sessionrules import strategy_in_session
 from aztask.session import Session

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from aztask.brokers.base import Peeked, Position
-from aztask.canvas.place import Place
+from aztask.queues.base import Peeked, Position
+from aztask.workflows.place import Place
 from aztask.errors import AztaskError, CodecError
 from aztask.message.message import TaskMessage
-from aztask.results.base import Outcome, RunKey, RunRecord, State
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import DeadLetter
 from aztask.worker.pipeline.workflowends import WorkflowEnds
 from aztask.worker.runtime import WorkerRuntime

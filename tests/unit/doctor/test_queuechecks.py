@@ -3,8 +3,8 @@
 import pytest
 
 from aztask import App, RetryPolicy
-from aztask.brokers.base import Capabilities
-from aztask.brokers.inspection import QueueFacts
+from aztask.queues.base import Capabilities
+from aztask.queues.inspection import QueueFacts
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.operate.queuechecks import judge
 from aztask.support.finding import Level

@@ -10,18 +10,18 @@ import aztask
 PACKAGE = Path(aztask.__file__).parent
 
 ALLOWED = (
-    *("aztask.cli", "aztask.operate", "aztask.support"),
+    *("aztask.operate.cli", "aztask.operate", "aztask.support"),
     *("aztask.config", "aztask.errors", "aztask.version"),
     "aztask.app",  # the object that a command hands on
 )
 MORE = {
-    "cli.migrate": ("aztask.migration",),  # reads source code of others, no queue and no store
+    "cli.migrate": ("aztask.celery.migration",),  # reads source code of others, no queue and no store
     "cli.spark": ("aztask.spark",),  # its commands ask Spark
     # what Spark found out is about lease advice, and --publish writes that
-    "cli.spark.recommend": ("aztask.adaptive.document", "aztask.lease.bounds"),
+    "cli.spark.recommend": ("aztask.leaseadvice.document", "aztask.queues.lease.bounds"),
     "cli.target": ("aztask.app.loading", "aztask.address.urls"),  # finds the app of a command
-    "cli.workflow": ("aztask.canvas.graphs",),  # draws trees of text
-    "top": ("aztask.top",),
+    "cli.workflow": ("aztask.workflows.graphs",),  # draws trees of text
+    "top": ("aztask.operate.top",),
 }
 """What one module or package may import besides, and why."""
 
@@ -85,8 +85,8 @@ def test_every_exception_exists():
 @pytest.mark.parametrize(
     ("name", "source", "found"),
     [
-        ("cli.dlq", "from aztask.results.base import State", ["aztask.results.base"]),
-        ("cli.dlq", "def f():\n    import aztask.brokers.base", ["aztask.brokers.base"]),
+        ("cli.dlq", "from aztask.stores.records.base import State", ["aztask.stores.records.base"]),
+        ("cli.dlq", "def f():\n    import aztask.queues.base", ["aztask.queues.base"]),
         ("cli.dlq", "from aztask import limits", ["aztask.limits"]),
         ("cli.dlq", "from aztask.operate.deadletters import Selection\nimport click", []),
         ("cli.spark.dlq", "from aztask.spark import dead_letters", []),

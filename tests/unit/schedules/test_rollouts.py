@@ -13,9 +13,9 @@ import pytest
 from schedulesim import World, call
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.engine import Database
-from aztask.results.local.store import LocalResults
-from aztask.results.schedules import schedules_of
+from aztask.queues.engine import Database
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.schedules import schedules_of
 from aztask.schedules.claims import LIVES_SECONDS
 from aztask.schedules.runner import Runner
 from aztask.schedules.schedules import Schedules

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import pytest
 from schedulesim import Killed, World, call
 
-from aztask.engine import Database
+from aztask.queues.engine import Database
 from aztask.message.codec import Codec
-from aztask.results.local.store import LocalResults
-from aztask.results.schedules import schedules_of
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.schedules import schedules_of
 from aztask.schedules.stored import read_made
 
 START = 1_800_000_000.0

@@ -6,8 +6,8 @@ import msgpack
 import pytest
 
 from aztask.address.owner import NO_OWNER
-from aztask.results.damage import Damaged
-from aztask.results.schedules import ClaimRow, Head, Kept, Occurrence
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.schedules import ClaimRow, Head, Kept, Occurrence
 from aztask.schedules.claims import LIVES_SECONDS, Claim, best, read_claim
 from aztask.schedules.stored import (
     DUE,

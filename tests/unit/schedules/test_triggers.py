@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.errors import ConfigurationError
-from aztask.results.damage import Damaged
+from aztask.stores.records.damage import Damaged
 from aztask.schedules import triggers
 from aztask.schedules.triggers import (
     At,

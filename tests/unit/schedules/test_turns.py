@@ -15,10 +15,10 @@ import pytest
 from schedulesim import Killed, World, call
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.engine import Database
+from aztask.queues.engine import Database
 from aztask.errors import BrokerUnavailable
-from aztask.results.local.store import LocalResults
-from aztask.results.schedules import schedules_of
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.schedules import schedules_of
 from aztask.schedules.runner import Runner
 from aztask.schedules.schedules import Schedules
 from aztask.schedules.stored import WAITING, Made

@@ -3,7 +3,7 @@
 import pytest
 
 from aztask import App, RetryPolicy
-from aztask.brokers.base import Capabilities, QueueOptions
+from aztask.queues.base import Capabilities, QueueOptions
 from aztask.errors import ConfigurationError
 
 BUS = Capabilities("bus", fixed_lease=True, duplicate_detection=True, max_lease_seconds=300.0)

@@ -6,7 +6,7 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
-from aztask.events import Event
+from aztask.stores.events import Event
 from aztask.message.message import TaskMessage
 from aztask.sending.sendevents import SendEvents
 

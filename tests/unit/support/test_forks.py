@@ -13,7 +13,7 @@ from aztask.support.forks import fork_safe_lock, fork_safe_rlock
 ROOT = Path(aztask.__file__).parent
 EXEMPT = {
     "worker": "pool processes are forked before these exist; the supervisor forks nothing else",
-    "engine": "a database is replaced in a child: aztask.engine.forking",
+    "engine": "a database is replaced in a child: aztask.queues.engine.forking",
     "brokers": "Connections opens a new broker in a child",
     "lease": "belongs to receivers, which a child makes anew",
     "limits": "permits are held by a worker's supervisor",
@@ -22,7 +22,7 @@ EXEMPT = {
     "azure/transport.py": "belongs to a broker or a store, which a child opens anew",
     "telemetry/http.py": "serves the HTTP of a worker's supervisor",
     "context.py": "belongs to one run, in a pool process",
-    "events/sink.py": "a sink starts empty in a child, with a new lock",
+    "stores/events/sink.py": "a sink starts empty in a child, with a new lock",
     "sending/asyncsend.py": "starts anew in a child, with a new lock",
     "emulator/view.py": "only the emulator's command uses it",
     "support/threadpool.py": "its threads end with a fork; the loop is for tests",

@@ -23,9 +23,9 @@ from opentelemetry.sdk.trace.sampling import (
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode, get_current_span
 
 from aztask import App
-from aztask.brokers.delivery import Delivery, Lost, Settled
+from aztask.queues.delivery import Delivery, Lost, Settled
 from aztask.errors import BrokerUnavailable
-from aztask.events.event import Event
+from aztask.stores.events.event import Event
 from aztask.hooks import KilledRun, Receiving, Settling
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage

@@ -16,7 +16,7 @@ from aztask.errors import (
     QueueNotFound,
     SendUnconfirmed,
 )
-from aztask.results.base import Outcome, RunKey, RunRecord, State
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import Complete
 from aztask.support.clock import Clock
 from aztask.uniqueness.claims import read_claim

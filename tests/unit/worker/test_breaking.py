@@ -10,7 +10,7 @@ from pipelinebench import Bench, make_bench
 from runtimes import Noting, make_runtime
 
 from aztask import CircuitBreaker
-from aztask.engine import Database
+from aztask.queues.engine import Database
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.limits.breakers import PROBE_SECONDS, Breakers
 from aztask.limits.control import Controls, Scope

@@ -5,9 +5,9 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from aztask.canvas.plan import Layout, Slot
-from aztask.results.base import State
-from aztask.results.damage import Damaged
+from aztask.workflows.plan import Layout, Slot
+from aztask.stores.records.base import State
+from aztask.stores.records.damage import Damaged
 from aztask.workflows.bits import (
     FAILURES,
     NIL,

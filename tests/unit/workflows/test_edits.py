@@ -5,9 +5,9 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from aztask.canvas.plan import RUN, Layout, Node, Slot
-from aztask.results.base import State
-from aztask.results.workflows import ROOT
+from aztask.workflows.plan import RUN, Layout, Node, Slot
+from aztask.stores.records.base import State
+from aztask.stores.records.workflows import ROOT
 from aztask.workflows.bits import INLINE_BYTES, End, Failure, FullRow, Join, Parked
 from aztask.workflows.edits import (
     NEARLY_FULL,

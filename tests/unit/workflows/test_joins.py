@@ -6,12 +6,12 @@ import pytest
 from still import Still
 
 from aztask import App, chain, chord, group
-from aztask.canvas.compiler import compile_graph
-from aztask.canvas.place import Place
-from aztask.canvas.plan import RUN, Layout
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
-from aztask.results.damage import Damaged
-from aztask.results.workflows import Change
+from aztask.workflows.compiler import compile_graph
+from aztask.workflows.place import Place
+from aztask.workflows.plan import RUN, Layout
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.workflows import Change
 from aztask.settlement import Complete
 from aztask.support.clock import Clock
 from aztask.workflows import graph

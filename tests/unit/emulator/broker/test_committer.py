@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aztask.emulator.broker.committer import Change, Committer
-from aztask.engine import IN_MEMORY, Database
+from aztask.queues.engine import IN_MEMORY, Database
 from aztask.errors import BrokerUnavailable, ConfigurationError
 
 

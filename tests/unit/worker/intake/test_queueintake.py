@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import waiting
 
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.engine import Database
 from aztask.errors import (
     BrokerUnavailable,
     CapabilityError,

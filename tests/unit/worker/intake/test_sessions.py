@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import waiting
 
-from aztask.brokers.base import Lost, QueueOptions
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
+from aztask.queues.base import Lost, QueueOptions
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.engine import Database
 from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, Lapse
 from aztask.worker.intake.ports import QueueSource

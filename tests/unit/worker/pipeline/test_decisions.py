@@ -10,7 +10,7 @@ import pytest
 from pipelinebench import BadBroker, Bench, Make
 
 from aztask import RetryPolicy
-from aztask.results.base import (
+from aztask.stores.records.base import (
     Cancelled,
     Outcome,
     Owned,

@@ -10,12 +10,12 @@ import pytest
 from still import Still
 
 from aztask import App
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.engine import Database
 from aztask.errors import CapabilityError
-from aztask.lease.keeper import LeaseKeeper
-from aztask.lease.state import LeaseState
-from aztask.results.base import Outcome, Owned, State
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.queues.lease.state import LeaseState
+from aztask.stores.records.base import Outcome, Owned, State
 from aztask.retry import RETRY_STRATEGIES
 from aztask.settlement import (
     Abandon,

@@ -13,8 +13,8 @@ from aztask.errors import (
     EncodeError,
     MessageTooLarge,
 )
-from aztask.lease.state import LeaseEvent, LeaseState
-from aztask.results.base import Outcome, RunKey, State
+from aztask.queues.lease.state import LeaseEvent, LeaseState
+from aztask.stores.records.base import Outcome, RunKey, State
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
 from aztask.worker.pipeline.refusals import Refusals, text_of
 from aztask.worker.pipeline.work import Stage, WorkItem

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from aztask.brokers.delivery import Delivery
-from aztask.lease.state import Lease
+from aztask.queues.delivery import Delivery
+from aztask.queues.lease.state import Lease
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.results.base import Outcome, RunKey, State
+from aztask.stores.records.base import Outcome, RunKey, State
 from aztask.settlement import Abandon, Complete, DeadLetter, Lapse
 from aztask.worker.pipeline.work import (
     TRANSITIONS,
