@@ -13,7 +13,6 @@ from aztask.version import __version__
 if TYPE_CHECKING:
     from aztask.app import App
     from aztask.breaker import CircuitBreaker
-    from aztask.workflows.graphs import Signature, chain, chord, group
     from aztask.config import QueueSettings, Settings
     from aztask.context import Context, TaskLease, current_context
     from aztask.errors import (
@@ -56,13 +55,14 @@ if TYPE_CHECKING:
         UnknownTask,
         WorkerStopping,
     )
-    from aztask.queues.lease.asyncheld import AsyncHeldLease
-    from aztask.queues.lease.held import HeldLease
     from aztask.message.message import TaskMessage
     from aztask.message.payload import StoredValue
+    from aztask.queues.lease.asyncheld import AsyncHeldLease
+    from aztask.queues.lease.held import HeldLease
     from aztask.result import AsyncResult, as_completed
     from aztask.retry import RetryPolicy
     from aztask.task import ContextTask, Task
+    from aztask.workflows.graphs import Signature, chain, chord, group
     from aztask.workflows.result import WorkflowResult
 
 __all__ = [

@@ -26,12 +26,12 @@ from typing import Any
 from common import Check, conclude, figure, machine
 
 from aztask import App
-from aztask.queues.base import QueueOptions
-from aztask.limits.declaration import limit_of
-from aztask.queues.engine import Database
 from aztask.limits.claiming import Claims
+from aztask.limits.declaration import limit_of
 from aztask.limits.permits import IDLE_SECONDS, Permits
 from aztask.limits.storeclock import StoreClock
+from aztask.queues.base import QueueOptions
+from aztask.queues.engine import Database
 from aztask.stores.records.controls import Entry, EntryChange, StoreTime
 from aztask.stores.records.local.store import LocalResults
 from aztask.support.clock import SYSTEM_CLOCK

@@ -47,7 +47,9 @@ LATENCIES = 40
 DELAY = 0.005
 PATIENCE = 60.0  # seconds for one worker and one full queue; most need less than five
 QUEUE, PEER_QUEUE = "default", "celery-bench"
-SERVER = "from aztask.operate.cli.emulator import command; command(auto_envvar_prefix='AZTASK_EMULATOR')"
+SERVER = (
+    "from aztask.operate.cli.emulator import command; command(auto_envvar_prefix='AZTASK_EMULATOR')"
+)
 
 
 class Bench:

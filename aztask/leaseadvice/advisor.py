@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.config import Settings
+from aztask.errors import AztaskError
 from aztask.leaseadvice.advice import Advice
 from aztask.leaseadvice.document import LeaseDocument, LeaseStore, Stored
 from aztask.leaseadvice.learning import followed
 from aztask.leaseadvice.stores import open_lease_store
-from aztask.address.owner import NO_OWNER, Owner
 from aztask.queues.base import Capabilities
-from aztask.config import Settings
-from aztask.errors import AztaskError
 from aztask.queues.lease.bounds import SHORTEST, Bounds
 from aztask.support.forks import fork_safe_lock
 from aztask.support.parts import Part

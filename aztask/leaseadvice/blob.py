@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aztask.address.addresses import BlobAddress
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.azure.taggedblob import TaggedBlob
 from aztask.leaseadvice.document import (
     ASIDE,
     NAME,
@@ -14,9 +17,6 @@ from aztask.leaseadvice.document import (
     is_damaged,
     to_json,
 )
-from aztask.address.addresses import BlobAddress
-from aztask.address.owner import NO_OWNER, Owner
-from aztask.azure.taggedblob import TaggedBlob
 
 
 class LeaseBlob:

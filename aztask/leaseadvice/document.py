@@ -24,10 +24,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, NoReturn, Protocol
 
-from aztask.leaseadvice.advice import Advice, Evidence
-from aztask.leaseadvice.observation import LAST_BIN, Observation
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import DecodeError
+from aztask.leaseadvice.advice import Advice, Evidence
+from aztask.leaseadvice.observation import LAST_BIN, Observation
 from aztask.queues.lease.bounds import LONGEST
 from aztask.stores.changing import Kept, New, change
 

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.errors import BrokerUnavailable, DecodeError
 from aztask.leaseadvice.document import (
     ASIDE,
     SIZE_LIMIT,
@@ -26,8 +28,6 @@ from aztask.leaseadvice.document import (
     is_damaged,
     to_json,
 )
-from aztask.address.owner import NO_OWNER, Owner
-from aztask.errors import BrokerUnavailable, DecodeError
 from aztask.support.forks import fork_safe_lock
 from aztask.support.private import make_directory, make_file, wait_for_lock
 

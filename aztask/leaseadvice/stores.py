@@ -13,13 +13,13 @@ import importlib
 from pathlib import Path
 from typing import Final
 
-from aztask.leaseadvice.document import NAME, LeaseStore
-from aztask.leaseadvice.file import LeaseFile
 from aztask.address.addresses import BlobAddress
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.address.urls import parse_broker, parse_container
-from aztask.queues.kinds import kind_of
 from aztask.errors import ConfigurationError
+from aztask.leaseadvice.document import NAME, LeaseStore
+from aztask.leaseadvice.file import LeaseFile
+from aztask.queues.kinds import kind_of
 from aztask.support.late import install_command
 from aztask.support.masking import printable
 

@@ -13,8 +13,8 @@ from aztask.limits.declaration import Rate
 from aztask.limits.rates import RateState
 from aztask.limits.slots import Slot
 from aztask.limits.storeclock import StoreClock
-from aztask.stores.records.controls import ControlStore, EntryChange
 from aztask.stores.changing import Kept, New, change
+from aztask.stores.records.controls import ControlStore, EntryChange
 
 TRIES: Final = 12
 EPOCH_SECONDS: Final = 5.0

@@ -20,8 +20,8 @@ from typing import ClassVar, Generic, TypeVar
 
 from aztask.app import App
 from aztask.errors import ConfigurationError
-from aztask.stores.events.event import Event
 from aztask.limits.control import operator_name
+from aztask.stores.events.event import Event
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.controls import ControlStore, controls_of
 from aztask.support.display import safe_str

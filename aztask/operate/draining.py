@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from aztask.app import App
-from aztask.limits.declaration import Limit
 from aztask.errors import ConfigurationError, NotFound, did_you_mean
 from aztask.limits.control import Scope
+from aztask.limits.declaration import Limit
 from aztask.limits.usage import usage_of
 from aztask.stores.records.base import SILENT_SECONDS, ResultStore, WorkerRecord
 from aztask.stores.records.controls import ControlStore, controls_of

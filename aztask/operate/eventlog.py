@@ -94,8 +94,8 @@ class Entry:
     """Something that happened to a task, or a gap.
 
     * `at`: UTC epoch seconds; None for a gap whose time is not known.
-    * `kind`: of an event (see `aztask.stores.events.event`), ``start`` or an outcome's state for what only
-      a row knows, or `GAP`.
+    * `kind`: of an event (see `aztask.stores.events.event`), ``start`` or an outcome's state for
+      what only a row knows, or `GAP`.
     * `text`: what happened, in words; not masked against terminals.
     * `source`: ``event``, ``row`` or ``both``; "" for a gap.
     * `worker`: that it happened on, or the sender.

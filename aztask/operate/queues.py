@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from aztask.app import App
-from aztask.queues.base import Capabilities, Peeked, QueueStats
 from aztask.errors import BrokerError, BrokerUnavailable, CodecError, QueueDisabled, QueueNotFound
 from aztask.message.message import TaskMessage
 from aztask.operate.action import Action, Progress, Subject
+from aztask.queues.base import Capabilities, Peeked, QueueStats
 from aztask.stores.records.base import Provisioned
 from aztask.support.display import plural, visible
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
-from aztask.queues.delivery import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.message.envelope import Envelope
+from aztask.queues.delivery import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.retry import RETRY_STRATEGIES
 from aztask.settlement import Settlement
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, Protocol, runtime_checkable
 
-from aztask.queues.base import Receiver
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Receiver
 
 PREFIX: Final = "aztask-mailbox-"
 """Names of queues that are mailboxes begin so, and are not listed among the queues."""

@@ -15,6 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
+from aztask.errors import BrokerError, CapabilityError, ConfigurationError, InvalidQueueName
+from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     AnySession,
     Capabilities,
@@ -28,8 +30,6 @@ from aztask.queues.base import (
 )
 from aztask.queues.kinds import BrokerKind
 from aztask.queues.mailboxes import PREFIX
-from aztask.errors import BrokerError, CapabilityError, ConfigurationError, InvalidQueueName
-from aztask.message.envelope import Envelope
 
 
 class BrokerSkeleton(ABC):

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from aztask.address.addresses import LocalAddress, TablesAddress
 from aztask.address.owner import NO_OWNER, Identified, Owner
-from aztask.queues.base import Broker, NameChecker
-from aztask.queues.kinds import kind_of
 from aztask.config import mask, parse_broker, parse_results
-from aztask.queues.engine import Database
 from aztask.errors import ConfigurationError
+from aztask.queues.base import Broker, NameChecker
+from aztask.queues.engine import Database
+from aztask.queues.kinds import kind_of
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.local.store import LocalResults
 from aztask.support.forks import fork_safe_rlock

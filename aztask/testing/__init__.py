@@ -15,8 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aztask.queues.servicebus.administration import administration_client
     from aztask.emulator.broker.access import Right, Rule
+    from aztask.queues.servicebus.administration import administration_client
     from aztask.sending.sent import Sent
     from aztask.testing.inline import Inline, task_context
     from aztask.testing.servicebus import RunningEmulator, emulator

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from aztask.app import App
+from aztask.errors import AztaskError
+from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.stores.connections import TEST_BROKER
-from aztask.queues.engine import Database
-from aztask.errors import AztaskError
 from aztask.stores.records.local.store import LocalResults
 
 START_SECONDS: Final = 30.0

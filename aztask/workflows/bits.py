@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from aztask.workflows.plan import Layout, Slot
 from aztask.stores.records.base import State
+from aztask.workflows.plan import Layout, Slot
 
 INLINE_BYTES: Final = 40_000
 """Bytes of values that a row holds itself; more values are in documents of their own."""

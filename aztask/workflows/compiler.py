@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from aztask.errors import ConfigurationError
 from aztask.workflows.graphs import Chain, Chord, Graph, Group, Signature
 from aztask.workflows.plan import Node, Plan, Slot
-from aztask.errors import ConfigurationError
 
 NODES: Final = 1_000_000
 DEPTH: Final = 100

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Final, NamedTuple
 
-from aztask.workflows.place import Place
-from aztask.workflows.plan import ROOT, Node, Plan, Slot, task_id_of
 from aztask.stores.records.base import ResultStore, State
 from aztask.stores.records.workflows import Change
 from aztask.support.clock import Clock
@@ -43,6 +41,8 @@ from aztask.workflows.edits import JoinEdit, RootEdit, RowEdit, values_name
 from aztask.workflows.graph import Graphs, Root
 from aztask.workflows.mailing import Mailer, Posted
 from aztask.workflows.packing import pack_values, read_values
+from aztask.workflows.place import Place
+from aztask.workflows.plan import ROOT, Node, Plan, Slot, task_id_of
 from aztask.workflows.rows import Row
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from aztask.workflows.plan import Node, Plan, Slot
 from aztask.errors import DecodeError
+from aztask.workflows.plan import Node, Plan, Slot
 
 _TEXT: Final = re.compile(
     r"(\d{1,9}):(?:(\d{1,9}):(\d{1,9}):(\d{1,9})|::):(\d{0,9}):([ecpb]{0,4})", re.ASCII

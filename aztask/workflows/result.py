@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from aztask.workflows.plan import ROOT, Node, Plan, task_id_of
 from aztask.context import blocks_its_worker
 from aztask.errors import (
     CodecError,
@@ -27,6 +26,7 @@ from aztask.workflows.bits import Bit, Failure
 from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import Root
+from aztask.workflows.plan import ROOT, Node, Plan, task_id_of
 from aztask.workflows.rows import Row, read_row
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Writes the tables in ``docs/coming-from-celery.md`` from ``aztask/celery/migration/answers.toml``.
+"""Writes the tables in ``docs/coming-from-celery.md`` from ``answers.toml`` of the migration.
 
 Usage: python docs/generate/migration.py
 

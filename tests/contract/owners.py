@@ -26,8 +26,8 @@ from aztask import App
 from aztask.address.addresses import TablesAddress
 from aztask.address.owner import Owner
 from aztask.address.urls import parse_results
-from aztask.queues.local.broker import LocalBroker
 from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.local.store import LocalResults
 from aztask.stores.records.tables.store import TablesResults

@@ -6,17 +6,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aztask.config import Settings
 from aztask.leaseadvice import document
 from aztask.leaseadvice.advice import Advice, Evidence
 from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.leaseadvice.document import LeaseDocument, publish_advice
 from aztask.leaseadvice.file import LeaseFile
-from aztask.limits.declaration import Limit, Rate
-from aztask.config import Settings
-from aztask.stores.connections import Connections
 from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
 from aztask.limits.claiming import Claims
 from aztask.limits.control import ControlDocument, Controls, Scope
+from aztask.limits.declaration import Limit, Rate
 from aztask.limits.permits import Permits
 from aztask.limits.scale import Reach
 from aztask.limits.storeclock import StoreClock
@@ -25,6 +24,7 @@ from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.browse import DeadLetterBrowser
 from aztask.operate.draining import Permits as DrainedPermits
 from aztask.operate.findings import pause_findings
+from aztask.stores.connections import Connections
 from aztask.stores.records.controls import ControlStore, controls_of
 from aztask.stores.records.deadindex import DeadIndex, IndexedDeadLetter, Indexing
 from aztask.stores.records.uniques import uniques_of

@@ -11,14 +11,13 @@ import pytest
 from owners import Scenario, World
 
 from aztask import AsyncResult, chain
-from aztask.workflows.place import Place
-from aztask.workflows.plan import ROOT as ROOT_NODE
 from aztask.celery.embedded.chords import Chords
 from aztask.errors import AztaskError, ConfigurationError, ForeignId
 from aztask.limits.control import Scope
 from aztask.operate import draining, tasks, workers
 from aztask.operate import owners as ownerfindings
 from aztask.operate.overview import Reader
+from aztask.settlement import Complete, DeadLetter
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -30,7 +29,6 @@ from aztask.stores.records.base import (
 )
 from aztask.stores.records.watcher import ResultWatcher
 from aztask.stores.records.workflows import ROOT, Document, workflows_of
-from aztask.settlement import Complete, DeadLetter
 from aztask.support.clock import SYSTEM_CLOCK
 from aztask.support.floodlog import FloodLog
 from aztask.worker.lane import lane_of
@@ -39,6 +37,8 @@ from aztask.worker.shell import ThreadShell
 from aztask.worker.upkeep.housekeeping import Housekeeping
 from aztask.workflows.edits import RootEdit
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
+from aztask.workflows.plan import ROOT as ROOT_NODE
 
 LONG_AGO = 365 * 86400.0
 

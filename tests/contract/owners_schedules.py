@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aztask.operate.findings import schedule_findings
-from aztask.stores.records.schedules import Occurrence, ScheduleStore, move_schedule, schedules_of
 from aztask.schedules.engine import ScheduleEngine
 from aztask.schedules.runner import Runner
 from aztask.schedules.schedules import Schedules
 from aztask.schedules.stored import Made, Schedule
 from aztask.schedules.view import View
+from aztask.stores.records.schedules import Occurrence, ScheduleStore, move_schedule, schedules_of
 
 if TYPE_CHECKING:
     from owners import World

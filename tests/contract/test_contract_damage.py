@@ -21,6 +21,7 @@ from damaging import (
 from stores import Store
 
 from aztask.message.envelope import Envelope
+from aztask.settlement import Complete, DeadLetter, Resubmit
 from aztask.stores.records.base import (
     Cancelled,
     Finish,
@@ -38,7 +39,6 @@ from aztask.stores.records.base import (
     WorkerRecord,
 )
 from aztask.stores.records.deadindex import IndexedDeadLetter, Indexing
-from aztask.settlement import Complete, DeadLetter, Resubmit
 
 FAR = 1e11
 LONG = bytes(range(256)) * 1024

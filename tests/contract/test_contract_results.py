@@ -12,6 +12,7 @@ from stores import Store
 
 from aztask.address.owner import Owner
 from aztask.message.envelope import Envelope
+from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Lapse, Resubmit
 from aztask.stores.records import deadindex
 from aztask.stores.records.base import (
     NOTE_BYTES,
@@ -35,7 +36,6 @@ from aztask.stores.records.base import (
 from aztask.stores.records.deadindex import IndexedDeadLetter, Indexing
 from aztask.stores.records.startowner import owner_of
 from aztask.stores.records.tables.store import TablesResults
-from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Lapse, Resubmit
 
 KEY = RunKey("a", 0, 0)
 LONG = bytes(range(256)) * 1024  # 256 KiB

@@ -11,6 +11,7 @@ from owners import FACTORIES, World, Worlds
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import ForeignId
 from aztask.message.envelope import Envelope
+from aztask.settlement import Complete
 from aztask.stores.records.base import (
     UNFINISHED_SECONDS,
     Finish,
@@ -28,7 +29,6 @@ from aztask.stores.records.base import (
 from aztask.stores.records.deadindex import IndexedDeadLetter
 from aztask.stores.records.owners import OwnedRows, parts_of
 from aztask.stores.records.workflows import ROOT, Change, workflows_of
-from aztask.settlement import Complete
 
 pytestmark = pytest.mark.timeout(300)
 

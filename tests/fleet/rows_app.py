@@ -15,8 +15,8 @@ import aztask
 from aztask.address.addresses import LocalAddress
 from aztask.address.owner import Owner
 from aztask.address.urls import parse_results
-from aztask.queues.engine import Database
 from aztask.message.envelope import Envelope
+from aztask.queues.engine import Database
 from aztask.stores.records.controls import EntryChange
 from aztask.stores.records.deadindex import IndexedDeadLetter
 from aztask.stores.records.local.store import LocalResults

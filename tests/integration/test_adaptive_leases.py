@@ -17,10 +17,10 @@ from ledger_app import noop, work
 from proxy import Proxy
 
 from aztask import App
+from aztask.address.owner import Owner
 from aztask.leaseadvice.advice import Evidence, decide
 from aztask.leaseadvice.document import QueueEntry, publish_advice
 from aztask.leaseadvice.stores import open_lease_store
-from aztask.address.owner import Owner
 from aztask.stores.events.event import Event
 from aztask.stores.events.sink import read_events
 

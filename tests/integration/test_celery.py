@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from aztask.queues.local.broker import LocalBroker
-from aztask.queues.engine import Database
 from aztask.message.envelope import Envelope
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 
 APP = """
     import os, time

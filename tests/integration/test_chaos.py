@@ -20,8 +20,8 @@ from ledger_app import hostile, work
 from mixture import DRAINING, Mixture
 from neighbour import neighbour_of
 
-from aztask.queues.base import QueueOptions
 from aztask.operate.deadletters.view import DeadLetters, Selection
+from aztask.queues.base import QueueOptions
 from aztask.stores.records.base import Provisioned, RunKey, State
 from aztask.testing import emulator
 

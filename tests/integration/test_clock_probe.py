@@ -17,11 +17,11 @@ from bus import broker_at
 from harness import ROOT, wait_until
 
 from aztask import App
-from aztask.queues.servicebus import senders
-from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.errors import BrokerUnavailable
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.view import DeadLetters, Selection
+from aztask.queues.servicebus import senders
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.settlement import Complete, DeadLetter
 from aztask.testing import RunningEmulator
 

@@ -24,9 +24,10 @@ from damaging import (
 from harness import Site, Worker, site_in, wait_until
 from ledger_app import work
 
-from aztask.queues.base import QueueOptions
 from aztask.errors import ResultDamaged
 from aztask.operate.deadletters.view import DeadLetters, Selection
+from aztask.queues.base import QueueOptions
+from aztask.settlement import Complete
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -37,7 +38,6 @@ from aztask.stores.records.base import (
     WorkerRecord,
 )
 from aztask.stores.records.tables.store import TABLE
-from aztask.settlement import Complete
 from aztask.testing import RunningEmulator
 
 LEASE = 2.0

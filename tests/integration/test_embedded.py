@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from aztask import App
-from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.operate.deadletters.view import DeadLetters
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.testing import RunningEmulator
 
 HERE = Path(__file__).parent

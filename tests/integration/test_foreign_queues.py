@@ -21,8 +21,8 @@ from azure.storage.blob import BlobServiceClient
 from azure.storage.queue import QueueClient
 from harness import ROOT
 
-from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.emulator.broker.entities import Status
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.stores.records.tables.store import CONTAINER, TABLE
 from aztask.testing import RunningEmulator
 

@@ -20,14 +20,14 @@ from ledger_app import hostile, saves, work
 from storage import storage_site
 
 from aztask import App
-from aztask.queues.base import QueueOptions
-from aztask.queues.local.broker import LocalBroker
-from aztask.queues.local.payload import payload_of
-from aztask.queues.engine import NewMessage
 from aztask.errors import TaskFailed
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.view import DeadLetters
+from aztask.queues.base import QueueOptions
+from aztask.queues.engine import NewMessage
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.local.payload import payload_of
 from aztask.stores.records.base import State
 from aztask.testing import emulator
 

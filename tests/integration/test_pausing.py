@@ -13,9 +13,9 @@ from limits_app import serve
 from session_app import step
 
 from aztask.errors import ResultTimeout
+from aztask.limits.control import Controls, Scope
 from aztask.stores.events import Event
 from aztask.stores.events.event import from_line
-from aztask.limits.control import Controls, Scope
 from aztask.stores.records.base import State
 from aztask.stores.records.controls import EntryChange, controls_of
 

@@ -20,9 +20,9 @@ from payloadsite import LARGE, app_of, collect, payload_site, stored
 from proxy import Proxy, proxied
 
 from aztask.celery import transport
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.queues.base import QueueOptions
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE
-from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.stores.payloads.store import Kind
 from aztask.testing import RunningEmulator
 

@@ -13,8 +13,8 @@ from bus import bus_site
 from harness import Site, wait_until
 from ledger_app import flaky, rejecting, snoozing
 
-from aztask.queues.base import QueueOptions
 from aztask.message.envelope import Envelope
+from aztask.queues.base import QueueOptions
 from aztask.stores.records.base import State
 from aztask.testing import RunningEmulator
 

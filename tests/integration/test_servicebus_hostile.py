@@ -28,6 +28,9 @@ from ledger_app import flaky, work
 
 import aztask.celery.transport
 from aztask import App
+from aztask.emulator.amqp import encode, sections
+from aztask.message.envelope import Envelope
+from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.queues.base import (
     AnySession,
     Delivery,
@@ -38,12 +41,9 @@ from aztask.queues.base import (
 )
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.queues.servicebus.broker import ServiceBusBroker
-from aztask.emulator.amqp import encode, sections
-from aztask.stores.events.sink import read_events
-from aztask.message.envelope import Envelope
-from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.stores.records.base import State
 from aztask.settlement import Complete, DeadLetter, Defer
+from aztask.stores.events.sink import read_events
+from aztask.stores.records.base import State
 from aztask.testing import RunningEmulator
 
 SEED = 20260719

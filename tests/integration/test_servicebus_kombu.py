@@ -15,14 +15,14 @@ import test_celery
 from bus import broker_at
 
 import aztask.celery.transport
+from aztask.celery.transport.names import original_name
+from aztask.errors import ConfigurationError, InvalidQueueName
+from aztask.message.envelope import Envelope
 from aztask.queues.base import QueueOptions
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.queues.servicebus.administration import administration_client
 from aztask.queues.servicebus.broker import ServiceBusBroker
-from aztask.errors import ConfigurationError, InvalidQueueName
-from aztask.message.envelope import Envelope
 from aztask.testing import RunningEmulator
-from aztask.celery.transport.names import original_name
 
 LEASE = 3.0
 

@@ -17,9 +17,9 @@ from bus import bus_site
 from harness import Site, wait_until
 from ledger_app import flaky, work
 
+from aztask.emulator.broker import management
 from aztask.queues.base import QueueOptions
 from aztask.queues.servicebus.senders import MAX_SENDERS
-from aztask.emulator.broker import management
 from aztask.testing import RunningEmulator
 
 TASKS = 2_000

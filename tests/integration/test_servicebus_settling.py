@@ -16,6 +16,7 @@ from ledger_app import flaky
 from proxy import Proxy
 
 from aztask import App
+from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     Delivery,
     Lost,
@@ -27,8 +28,6 @@ from aztask.queues.base import (
     Unknown,
 )
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE
-from aztask.stores.events.sink import read_events
-from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,
     Complete,
@@ -38,6 +37,7 @@ from aztask.settlement import (
     Settlement,
     with_envelope,
 )
+from aztask.stores.events.sink import read_events
 from aztask.testing import RunningEmulator
 
 LEASE = 20.0

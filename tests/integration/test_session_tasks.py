@@ -18,10 +18,10 @@ from proxy import Proxy
 from session_app import counted, lapsing, quick, rejected, shaky, step
 
 from aztask import App
-from aztask.queues.base import QueueOptions
-from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.errors import TaskFailed
 from aztask.message.envelope import Envelope
+from aztask.queues.base import QueueOptions
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.stores.records.base import State
 from aztask.testing import RunningEmulator
 

@@ -18,8 +18,8 @@ from storage import broker_at
 
 import aztask.celery.transport
 from aztask import App
-from aztask.errors import InvalidQueueName
 from aztask.celery.transport.names import original_name
+from aztask.errors import InvalidQueueName
 
 EXAMPLE = ROOT / "examples" / "storagequeue"
 

@@ -29,6 +29,7 @@ from aztask.errors import (
 )
 from aztask.message.envelope import Envelope
 from aztask.result import AsyncResult
+from aztask.settlement import Abandon, Complete, DeadLetter
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -48,7 +49,6 @@ from aztask.stores.records.tables import index as tables_index
 from aztask.stores.records.tables import leftovers
 from aztask.stores.records.tables.rows import DAMAGE
 from aztask.stores.records.tables.store import TablesResults
-from aztask.settlement import Abandon, Complete, DeadLetter
 from aztask.stores.tables import client as tables_client
 from aztask.stores.tables.client import TimeBudget
 

@@ -62,7 +62,7 @@ def machines(services: str, tmp_path: Path) -> Iterator[list[Site]]:
 
 
 KINDS = ("t-a", "x", "c-0", "i-0-x", "w", "d-q", "k-n", "s-s", "u-0", "g-w;part", "o-0", "e-0", "z")
-"""The partitions of each kind, see `aztask.stores.records.tables.names`, and one of a kind to come."""
+"""The partitions of each kind (`aztask.stores.records.tables.names`), and one of a kind to come."""
 
 
 def test_every_row_of_every_kind_is_scanned_for_payloads(machines: list[Site]) -> None:

@@ -14,16 +14,16 @@ import kombu
 import pytest
 
 from aztask.celery import transport
-from aztask.queues.base import QueueOptions
-from aztask.queues.local.broker import LocalBroker
-from aztask.queues.engine import Database
+from aztask.celery.transport.names import original_name
 from aztask.errors import ConfigurationError, EncodeError, InvalidQueueName, QueueNotFound
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.message.signatures import SignatureRules
+from aztask.queues.base import QueueOptions
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 from aztask.sending.publisher import Publisher
-from aztask.celery.transport.names import original_name
 
 transport.register()
 

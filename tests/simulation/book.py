@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aztask.queues.delivery import Delivery
-from aztask.stores.events.event import Event
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.queues.delivery import Delivery
+from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
+from aztask.stores.events.event import Event
 from aztask.stores.records.base import (
     Cancelled,
     Finish,
@@ -34,7 +35,6 @@ from aztask.stores.records.base import (
     StartAnswer,
     State,
 )
-from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
 from aztask.workflows.repair import MEMBER_LOST
 
 from .programs import BURST, PERMITS, RETENTION, SPACING

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aztask.address.owner import Owner
-from aztask.queues.local.broker import LocalBroker
 from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 from aztask.stores.records.local.store import LocalResults
 
 from .services import (

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import aztask.spark
-from aztask.operate.cli import main
 from aztask.errors import ConfigurationError
+from aztask.operate.cli import main
 from aztask.spark import needs
 
 

@@ -7,8 +7,8 @@ import zipfile
 import pytest
 from cluster import SPARK, bare_python
 
-from aztask.operate.cli import main
 from aztask.errors import ConfigurationError
+from aztask.operate.cli import main
 from aztask.spark.packing import pack, wheel_files
 
 IMPORTS = (

@@ -9,9 +9,9 @@ from events_site import line
 from realrun import QUICK
 
 from aztask.operate.cli.main import run
-from aztask.stores.events.sink import read_events as read_plainly
 from aztask.spark import compact, place_of, read_events
 from aztask.spark.events.statistics import ACCURACY
+from aztask.stores.events.sink import read_events as read_plainly
 
 NOW = 4_000_000_000.0
 

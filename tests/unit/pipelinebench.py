@@ -14,12 +14,12 @@ from still import Still
 
 from aztask import App
 from aztask.queues.base import Delivery
-from aztask.queues.local.broker import LocalBroker
-from aztask.queues.local.receiver import LocalReceiver
 from aztask.queues.engine import Database
 from aztask.queues.lease.keeper import LeaseKeeper
-from aztask.stores.records.local.store import LocalResults
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.local.receiver import LocalReceiver
 from aztask.settlement import Settlement
+from aztask.stores.records.local.store import LocalResults
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import WorkItem

@@ -4,9 +4,9 @@ import pytest
 
 from aztask import App
 from aztask.errors import EncodeError
+from aztask.hooks import HookedSink, Sending, WorkerInfo
 from aztask.stores.events.event import Event
 from aztask.stores.events.sink import NullEventSink
-from aztask.hooks import HookedSink, Sending, WorkerInfo
 from aztask.stores.records.base import NOTE_BYTES
 from aztask.support.hooks import Listeners
 

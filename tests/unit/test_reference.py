@@ -12,8 +12,8 @@ import pytest
 
 import aztask
 from aztask import errors
-from aztask.operate.cli.main import cli
 from aztask.context import Context, TaskLease
+from aztask.operate.cli.main import cli
 from aztask.result import AsyncResult
 from aztask.session import Session
 from aztask.task import SendOptions, Task, TaskOptions

@@ -15,6 +15,7 @@ from aztask import (
 )
 from aztask.context import Context, TaskLease, set_current_context, set_only_slot
 from aztask.message.message import TaskMessage
+from aztask.settlement import Complete
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -24,7 +25,6 @@ from aztask.stores.records.base import (
     State,
     WorkerRecord,
 )
-from aztask.settlement import Complete
 from aztask.support.clock import SYSTEM_CLOCK
 
 

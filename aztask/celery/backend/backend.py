@@ -2,8 +2,8 @@
 
 Rules
 1. A success is never overwritten. Every write is compare-and-set.
-2. The members of a chord count themselves, see `aztask.celery.embedded.chords`. The last one sends the
-   body: there is no ``chord_unlock``. Members on aztask workers count in the same place.
+2. The members of a chord count themselves, see `aztask.celery.embedded.chords`. The last one sends
+   the body: there is no ``chord_unlock``. Members on aztask workers count in the same place.
 3. The results of tasks that ran on aztask workers are read from their records. The ends of tasks
    that aztask sent are recorded for aztask, so that ``app.result(id).get()`` sees them and a
    redelivery to an aztask worker does not run them again.
@@ -29,11 +29,11 @@ from celery.canvas import maybe_signature
 from celery.exceptions import ChordError, ImproperlyConfigured
 
 from aztask.celery.backend.records import meta_of, record_of
-from aztask.config import read_environment
-from aztask.stores.connections import Connections
 from aztask.celery.embedded.chords import Chords, ChordState, Part
+from aztask.config import read_environment
 from aztask.errors import BrokerUnavailable, ConfigurationError, EncodeError
 from aztask.message.codec import Codec
+from aztask.stores.connections import Connections
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.workflows import Change, Listed, WorkflowStore, workflows_of
 

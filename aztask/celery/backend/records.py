@@ -12,8 +12,8 @@ from celery import states
 from aztask.message.codec import Codec
 from aztask.message.headers import VERSION
 from aztask.message.message import COUNTER_LIMIT
-from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import Complete
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 
 _STATES: Final = {
     State.STARTED: states.STARTED,

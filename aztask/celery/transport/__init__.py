@@ -6,8 +6,8 @@
     connection = kombu.Connection("aztask+local:///var/lib/shop/queues.db")
 
 The URLs are described in `aztask.celery.transport.address`, the transport options in
-`aztask.celery.transport.options`. Where aztask is installed, Celery and Kombu know the URLs by themselves
-(see ``aztask_kombu.py``); `register` is for a program that runs from a source tree.
+`aztask.celery.transport.options`. Where aztask is installed, Celery and Kombu know the URLs by
+themselves (see ``aztask_kombu.py``); `register` is for a program that runs from a source tree.
 
 Rules
 1. An acknowledgement completes, a reject dead-letters, a requeue abandons. Every delivered message

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aztask.queues.kinds import kind_named
 from aztask.config import mask
 from aztask.errors import ConfigurationError
+from aztask.queues.kinds import kind_named
 
 ALIAS: Final = "aztask"
 VARIABLE: Final = "AZTASK_BROKER"

@@ -19,10 +19,10 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from aztask.queues.base import Broker, Receiver
-from aztask.queues.mailboxes import EXCHANGE, ROUTING_KEY, Binding, Broadcaster, Mailboxes
 from aztask.errors import AztaskError, BrokerUnavailable, CapabilityError
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Broker, Receiver
+from aztask.queues.mailboxes import EXCHANGE, ROUTING_KEY, Binding, Broadcaster, Mailboxes
 from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,8 @@
 """The Kombu channel: consuming and settling over a broker; `RoutingChannel` publishes.
 
 Rules: publishing and settling are safe from any thread; delivering belongs to one thread, as in
-Kombu, and receiving to that one or another (`aztask.celery.transport.looped`). More: `aztask.celery.transport`.
+Kombu, and receiving to that one or another (`aztask.celery.transport.looped`). More:
+`aztask.celery.transport`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,6 @@ from typing import Any, Final
 
 from kombu.transport import base
 
-from aztask.queues.mailboxes import EXCHANGE, ROUTING_KEY
-from aztask.errors import AztaskError, CodecError
-from aztask.message.envelope import Envelope
-from aztask.message.message import next_link
-from aztask.retry import EXPIRED, UNDECODABLE
-from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
-from aztask.support.display import one_line
 from aztask.celery.transport.consumers import MailboxConsumer, QueueConsumer, source_of
 from aztask.celery.transport.content import Accepted
 from aztask.celery.transport.early import EarlyMessages
@@ -39,6 +33,13 @@ from aztask.celery.transport.translation import (
     to_message,
 )
 from aztask.celery.transport.unacked import Unacked, UnackedDelivery
+from aztask.errors import AztaskError, CodecError
+from aztask.message.envelope import Envelope
+from aztask.message.message import next_link
+from aztask.queues.mailboxes import EXCHANGE, ROUTING_KEY
+from aztask.retry import EXPIRED, UNDECODABLE
+from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
+from aztask.support.display import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +176,8 @@ class Channel(RoutingChannel):
     def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
         """Complete the message; with `multiple`, all messages delivered before it, too.
 
-        On a remote broker this happens in the background: see `aztask.celery.transport.completions`.
+        On a remote broker this happens in the background: see
+        `aztask.celery.transport.completions`.
         """
         tags = self.unacked.tags_up_to(delivery_tag) if multiple else [delivery_tag]
         for tag in tags:

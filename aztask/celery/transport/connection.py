@@ -9,18 +9,6 @@ from typing import Any, TypeAlias
 
 from kombu.transport import virtual
 
-from aztask.queues.base import Broker, NameChecker
-from aztask.errors import (
-    BrokerError,
-    BrokerUnavailable,
-    ConfigurationError,
-    ContentRefused,
-    SendUnconfirmed,
-)
-from aztask.queues.lease.keeper import LeaseKeeper
-from aztask.message.codec import Codec
-from aztask.message.foreign import CONTENT_TYPES
-from aztask.message.payload import inner_type
 from aztask.celery.transport.address import address_of, broker_of, shown
 from aztask.celery.transport.boxes import Boxes
 from aztask.celery.transport.changes import Changes
@@ -31,6 +19,18 @@ from aztask.celery.transport.names import translated_name
 from aztask.celery.transport.options import TransportOptions, nothing
 from aztask.celery.transport.reaching import check_reachable, quiet_requests
 from aztask.celery.transport.unacked import LogLost
+from aztask.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigurationError,
+    ContentRefused,
+    SendUnconfirmed,
+)
+from aztask.message.codec import Codec
+from aztask.message.foreign import CONTENT_TYPES
+from aztask.message.payload import inner_type
+from aztask.queues.base import Broker, NameChecker
+from aztask.queues.lease.keeper import LeaseKeeper
 
 _LONGEST_WAIT = 1.0
 _LOCAL_WAIT = 0.05

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Final
 
-from aztask.queues.base import ANY_SESSION, Broker, Receiver, SessionHolder
-from aztask.queues.delivery import Delivery
-from aztask.queues.inspection import Inspectable, QueueFacts
-from aztask.errors import LeaseRefused, QueueNotFound
-from aztask.settlement import Complete
 from aztask.celery.transport.boxes import Boxes
 from aztask.celery.transport.content import WHATEVER, Accepted
 from aztask.celery.transport.options import TransportOptions
+from aztask.errors import LeaseRefused, QueueNotFound
+from aztask.queues.base import ANY_SESSION, Broker, Receiver, SessionHolder
+from aztask.queues.delivery import Delivery
+from aztask.queues.inspection import Inspectable, QueueFacts
+from aztask.settlement import Complete
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ waits for.
 
 Rules
 1. One thread receives for all consumers of queues, in the turns in which a blocking connection
-   receives. Mailboxes have threads of their own (`aztask.celery.transport.pump`). What can be received
-   without a network is received by the loop's thread, for as long as something comes.
+   receives. Mailboxes have threads of their own (`aztask.celery.transport.pump`). What can be
+   received without a network is received by the loop's thread, for as long as something comes.
 2. Only the loop's thread delivers. It goes on until all is delivered or the loop has something
    else to do: a loop that runs tasks itself (Celery's ``solo``) acknowledges between two of them.
 3. The loop's thread never waits for a network: the receiving thread waits, and settlements of a

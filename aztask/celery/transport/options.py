@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from aztask.queues.base import Broker
-from aztask.stores.connections import Connections
 from aztask.errors import ConfigurationError
 from aztask.message.bounds import MessageLimits
 from aztask.message.foreign import CONTENT_TYPES
+from aztask.queues.base import Broker
+from aztask.stores.connections import Connections
 from aztask.support.durations import to_seconds
 
 SHORTEST_LEASE: Final = 0.1

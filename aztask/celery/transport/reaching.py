@@ -8,8 +8,8 @@ import socket
 from typing import Final
 from urllib.request import getproxies
 
-from aztask.queues.base import Broker, Networked
 from aztask.errors import BrokerUnavailable
+from aztask.queues.base import Broker, Networked
 
 REQUEST_LOG: Final = "azure.core.pipeline.policies.http_logging_policy"
 """azure-core logs each request and each answer there, at INFO."""

@@ -3,7 +3,8 @@
 Rules
 1. Publishing is safe from any thread.
 2. A queue's bindings are known to the process that declared them. A temporary queue that is bound
-   to an exchange is a mailbox, which every process can publish to; see `aztask.celery.transport.boxes`.
+   to an exchange is a mailbox, which every process can publish to; see
+   `aztask.celery.transport.boxes`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import Any, Protocol
 from amqp.protocol import queue_declare_ok_t
 from kombu.transport import virtual
 
-from aztask.queues.base import Broker, QueueOptions
-from aztask.queues.mailboxes import Binding
-from aztask.errors import ConfigurationError, QueueNotFound
-from aztask.queues.lease.keeper import LeaseKeeper
-from aztask.message.envelope import Envelope
 from aztask.celery.transport.boxes import NO_CONTROL, Boxes
 from aztask.celery.transport.changes import Changes
 from aztask.celery.transport.options import TransportOptions
 from aztask.celery.transport.translation import to_envelope
+from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.message.envelope import Envelope
+from aztask.queues.base import Broker, QueueOptions
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.queues.mailboxes import Binding
 
 logger = logging.getLogger(__name__)
 

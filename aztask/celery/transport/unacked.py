@@ -20,15 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from aztask.celery.transport.changes import Changes
+from aztask.celery.transport.completions import Completions
+from aztask.errors import AlreadySettled, AztaskError, BrokerError, BrokerUnavailable
 from aztask.queues.base import Receiver
 from aztask.queues.delivery import Delivery, Lost, Settled, Unknown
-from aztask.errors import AlreadySettled, AztaskError, BrokerError, BrokerUnavailable
 from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.queues.lease.state import Lease, LeaseState
 from aztask.settlement import Complete, Settlement, name_of
 from aztask.support.clock import boot_seconds
-from aztask.celery.transport.changes import Changes
-from aztask.celery.transport.completions import Completions
 
 logger = logging.getLogger(__name__)
 

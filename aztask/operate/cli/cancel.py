@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from aztask.app import App
+from aztask.errors import NotFound
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.options import (
     NameList,
@@ -20,7 +21,6 @@ from aztask.operate.cli.options import (
 )
 from aztask.operate.cli.output import say_left_out
 from aztask.operate.cli.target import open_app
-from aztask.errors import NotFound
 from aztask.operate.tasks import CancelTasks, Chosen, cancel, cancel_chosen
 from aztask.support.display import plural, visible
 

@@ -9,12 +9,12 @@ from typing import Any, Final, TypeVar
 import click
 
 from aztask.app import App
+from aztask.operate.action import results_of
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.group import Group
 from aztask.operate.cli.options import Duration, NameList, Text, all_names, app_option, json_option
 from aztask.operate.cli.output import ago, iso_time, print_json, print_table, span
 from aztask.operate.cli.target import NAMELESS, open_app
-from aztask.operate.action import results_of
 from aztask.operate.controls import (
     MOST,
     ControlState,

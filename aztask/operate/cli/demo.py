@@ -21,6 +21,8 @@ import click
 
 import aztask
 from aztask.app import App
+from aztask.errors import NotFound
+from aztask.operate.action import results_of
 from aztask.operate.cli.demo_work import (
     APP,
     QUEUE,
@@ -34,8 +36,6 @@ from aztask.operate.cli.demo_work import (
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.options import json_option
 from aztask.operate.cli.output import Progress, print_fields, print_json, print_table
-from aztask.errors import NotFound
-from aztask.operate.action import results_of
 from aztask.result import AsyncResult
 from aztask.stores.records.base import RunRecord, State
 from aztask.support.display import plural, visible

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from aztask.errors import NotFound
 from aztask.operate.cli.group import Group
 from aztask.operate.cli.letters import act_on, print_letter, summary
 from aztask.operate.cli.options import (
@@ -29,7 +30,6 @@ from aztask.operate.cli.output import (
     warn_of_damage,
 )
 from aztask.operate.cli.target import open_app
-from aztask.errors import NotFound
 from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters.actions import (
     GroupsFound,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from aztask.errors import NotFound
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.group import Group, extra_module
 from aztask.operate.cli.options import json_option
 from aztask.operate.cli.output import print_json
-from aztask.errors import NotFound
 from aztask.support.display import plural, visible
 
 if TYPE_CHECKING:

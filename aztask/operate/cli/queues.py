@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from aztask.app import App
+from aztask.errors import BrokerUnavailable
 from aztask.operate.cli.failures import one_line
 from aztask.operate.cli.group import Group
 from aztask.operate.cli.options import (
@@ -22,9 +23,15 @@ from aztask.operate.cli.options import (
     json_option,
     yes_option,
 )
-from aztask.operate.cli.output import iso_time, local_time, print_json, print_table, say_left_out, to_json
+from aztask.operate.cli.output import (
+    iso_time,
+    local_time,
+    print_json,
+    print_table,
+    say_left_out,
+    to_json,
+)
 from aztask.operate.cli.target import open_app
-from aztask.errors import BrokerUnavailable
 from aztask.operate.queues import (
     MOST_READ,
     LearnedLease,

@@ -9,10 +9,10 @@ from types import FrameType
 
 import click
 
+from aztask.operate.action import results_of
 from aztask.operate.cli.group import Command
 from aztask.operate.cli.options import app_option
 from aztask.operate.cli.target import open_app
-from aztask.operate.action import results_of
 from aztask.worker.firstprocess import stay_first
 from aztask.worker.logs import FORMATS, LEVELS, configure
 from aztask.worker.stopsignals import DRAIN, NOW, end_while_starting, handle

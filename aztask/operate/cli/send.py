@@ -7,11 +7,6 @@ from typing import Any
 import click
 
 from aztask.app import App
-from aztask.operate.cli.failures import CommandFailed
-from aztask.operate.cli.group import Command
-from aztask.operate.cli.options import Duration, JsonValue, app_option
-from aztask.operate.cli.output import to_json
-from aztask.operate.cli.target import app_spec, open_app
 from aztask.errors import (
     EncodeError,
     ResultTimeout,
@@ -22,6 +17,11 @@ from aztask.errors import (
     did_you_mean,
 )
 from aztask.operate.action import results_of
+from aztask.operate.cli.failures import CommandFailed
+from aztask.operate.cli.group import Command
+from aztask.operate.cli.options import Duration, JsonValue, app_option
+from aztask.operate.cli.output import to_json
+from aztask.operate.cli.target import app_spec, open_app
 from aztask.support.masking import printable
 from aztask.taskoptions import SESSION_CHARACTERS, TASK_ID_CHARACTERS, SendOptions
 

@@ -10,10 +10,10 @@ import click
 from aztask.address.urls import DEFAULT_FILE
 from aztask.app import App
 from aztask.app.loading import AppNotLoaded, load_app
-from aztask.operate.cli.failures import ImportFailed
-from aztask.operate.cli.options import chosen_app
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError
+from aztask.operate.cli.failures import ImportFailed
+from aztask.operate.cli.options import chosen_app
 
 NAMELESS = "aztask"
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import click
 
+from aztask.errors import ConfigurationError
 from aztask.operate.cli.group import extra_module
 from aztask.operate.cli.options import Duration, all_names, app_option, queues_option
 from aztask.operate.cli.target import open_app
-from aztask.errors import ConfigurationError
 from aztask.operate.overview import Reader
 
 

@@ -16,7 +16,8 @@ import click
 
 from aztask.address.addresses import MEMORY
 from aztask.app import App
-from aztask.queues.base import ANY_SESSION
+from aztask.errors import AztaskError, ConfigurationError, QueueFull, QueueNotFound, did_you_mean
+from aztask.hooks import WorkerInfo
 from aztask.operate.cli.group import Command, telemetry_module
 from aztask.operate.cli.options import (
     LONGEST_LEASE,
@@ -31,9 +32,8 @@ from aztask.operate.cli.options import (
 )
 from aztask.operate.cli.reload import Reloader, require_library
 from aztask.operate.cli.target import app_spec, find_app
-from aztask.errors import AztaskError, ConfigurationError, QueueFull, QueueNotFound, did_you_mean
-from aztask.hooks import WorkerInfo
 from aztask.operate.doctor import contradictions
+from aztask.queues.base import ANY_SESSION
 from aztask.stores.records.base import Provisioned
 from aztask.support.display import plural
 from aztask.support.garbage import collect_rarely

@@ -7,10 +7,25 @@ from typing import Any
 
 import click
 
-from aztask.operate.cli.options import Duration, Text, all_names, app_option, json_option, queues_option
-from aztask.operate.cli.output import ago, iso_time, print_json, print_table, span, to_json, warn_of_damage
-from aztask.operate.cli.target import open_app
 from aztask.operate import workers as operate
+from aztask.operate.cli.options import (
+    Duration,
+    Text,
+    all_names,
+    app_option,
+    json_option,
+    queues_option,
+)
+from aztask.operate.cli.output import (
+    ago,
+    iso_time,
+    print_json,
+    print_table,
+    span,
+    to_json,
+    warn_of_damage,
+)
+from aztask.operate.cli.target import open_app
 from aztask.operate.workers import RunningRow, WorkerRecord, Workers
 from aztask.support.display import visible
 

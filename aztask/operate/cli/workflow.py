@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import click
 
-from aztask.workflows.graphs import Drawing, Part, draw
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.group import Group
 from aztask.operate.cli.options import Text, app_option, json_option
@@ -28,6 +27,7 @@ from aztask.operate.workflows import (
     workflows,
 )
 from aztask.support.display import visible
+from aztask.workflows.graphs import Drawing, Part, draw
 
 SHOWN: Final = 8
 """Members of a group that the tree shows; the failed ones come first."""

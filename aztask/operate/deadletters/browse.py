@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Final
 
 from aztask.app import App
-from aztask.queues.base import Delivery, MessageState, Peeked
 from aztask.operate.deadletters.letters import DeadLetterView
+from aztask.queues.base import Delivery, MessageState, Peeked
 from aztask.stores.records.deadindex import UNDER_WAY, IndexedDeadLetter, index_for, key_of
 from aztask.support.clock import Clock
 

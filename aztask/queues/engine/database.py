@@ -7,8 +7,8 @@ Rules
    transaction fails half-way because another process was faster: it waits at its start.
 3. SQLite's errors are raised as aztask's errors (`aztask.queues.engine.faults`).
 4. After a fork the child cannot use its parent's database, but it can open the same file again
-   (`aztask.queues.engine.forking`). Every call of SQLite is made under the lock, or while a file is opened
-   or closed, so that no fork happens beside it.
+   (`aztask.queues.engine.forking`). Every call of SQLite is made under the lock, or while a file is
+   opened or closed, so that no fork happens beside it.
 5. If the file is deleted or replaced while it is open, every use raises BrokerError. SQLite itself
    would go on reading and writing the deleted file, which no other process sees.
 """
@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
+from aztask.errors import BrokerError, ConfigurationError
 from aztask.queues.engine.faults import TRANSLATED, translate
 from aztask.queues.engine.filesystem import identity, prepare
 from aztask.queues.engine.forking import FORKS, opening
 from aztask.queues.engine.watch import Watch
-from aztask.errors import BrokerError, ConfigurationError
 
 Durability: TypeAlias = Literal["process", "full"]
 """What an accepted write survives: "process": process death; "full": also power loss (slower)."""

@@ -37,8 +37,8 @@ from contextlib import contextmanager, suppress
 from struct import pack
 from typing import Any, Final, Protocol, TypeAlias
 
-from aztask.queues.engine.filesystem import identity
 from aztask.errors import BrokerError
+from aztask.queues.engine.filesystem import identity
 from aztask.support.forks import around_fork
 
 try:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from aztask.queues.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, STATES, Counts, PeekedMessage
+from aztask.queues.engine.messages import (
+    DEFERRED,
+    LEASED,
+    READY,
+    SCHEDULED,
+    STATES,
+    Counts,
+    PeekedMessage,
+)
 from aztask.queues.engine.queues import QueueTable
 from aztask.queues.engine.sweeper import Sweeper
 

@@ -14,11 +14,11 @@ import math
 import sqlite3
 from dataclasses import astuple, dataclass
 
+from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.queues.engine.database import Database
 from aztask.queues.engine.filesystem import boot_id
 from aztask.queues.engine.messages import DELIVERIES_EXCEEDED, READY, QueueSettings
 from aztask.queues.engine.schema import COMPONENT, STEPS
-from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 _SETTINGS = (

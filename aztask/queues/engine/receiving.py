@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from aztask.errors import ConfigurationError
 from aztask.queues.engine.bulk import Row
 from aztask.queues.engine.messages import DEFERRED, LEASED, READY, Leased
 from aztask.queues.engine.queues import Queue, QueueTable
 from aztask.queues.engine.sweeper import Sweeper
-from aztask.errors import ConfigurationError
 
 _GRANTED: Final = (
     "message_id, session, deliveries, enqueued_at, expires_at, moment, reason, description"
@@ -58,7 +58,7 @@ class Receiving:
     def receive(
         self, name: str, limit: int, lease_seconds: float | None, dead_letter: bool, delete: bool
     ) -> list[Leased]:
-        """Lease or remove the first ready messages; see `aztask.queues.engine.Engine.receive`."""
+        """Lease or remove the first ready messages; see `Engine.receive`."""
         queue = self._queues.find(name)
         if queue.settings.sessions and not dead_letter:
             raise ConfigurationError(

@@ -14,11 +14,11 @@ import secrets
 import sqlite3
 from typing import Final
 
+from aztask.errors import ConfigurationError, LeaseLost
 from aztask.queues.engine.messages import LEASED, READY, Leased, SessionLease
 from aztask.queues.engine.queues import BURY_EXHAUSTED, GIVE_BACK, Queue, QueueTable
 from aztask.queues.engine.receiving import GRANT, REMOVE, leased
 from aztask.queues.engine.sweeper import Sweeper
-from aztask.errors import ConfigurationError, LeaseLost
 
 _NEXT: Final = f"""
 WITH RECURSIVE candidates (session) AS (
@@ -127,7 +127,7 @@ class Sessions:
         return released == 1
 
     def receive(self, name: str, lease: SessionLease, limit: int, delete: bool) -> list[Leased]:
-        """Lease or remove the session's first messages; see `aztask.queues.engine.Engine.receive`."""
+        """Lease or remove the session's first messages; see `Engine.receive`."""
         queue = self._with_sessions(name)
         box, wall = queue.id, self._clock.wall()
         if self._sweeper.due(box):

@@ -15,7 +15,14 @@ import sqlite3
 from typing import Final
 
 from aztask.queues.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, TIME_TO_LIVE_EXPIRED
-from aztask.queues.engine.queues import BURY, BURY_EXHAUSTED, EXHAUSTED, GIVE_BACK, Queue, QueueTable
+from aztask.queues.engine.queues import (
+    BURY,
+    BURY_EXHAUSTED,
+    EXHAUSTED,
+    GIVE_BACK,
+    Queue,
+    QueueTable,
+)
 
 SWEEP_SECONDS: Final = 0.02
 SWEEP_LIMIT: Final = 1000

@@ -19,8 +19,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aztask.queues.delivery import Delivery, Position
 from aztask.errors import AztaskError
+from aztask.queues.delivery import Delivery, Position
 from aztask.queues.lease.held import HeldLease
 
 Answer = TypeVar("Answer")

@@ -10,13 +10,13 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from aztask.queues.base import AnySession, Broker, Receiver
-from aztask.queues.delivery import Delivery, Lost, Position, Unknown
 from aztask.errors import BrokerUnavailable, CapabilityError, LeaseLost
-from aztask.queues.lease.keeper import LeaseKeeper
-from aztask.queues.lease.state import Lease, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.message.message import next_link
+from aztask.queues.base import AnySession, Broker, Receiver
+from aztask.queues.delivery import Delivery, Lost, Position, Unknown
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.queues.lease.state import Lease, LeaseState
 from aztask.retry import EXPIRED, UNDECODABLE
 from aztask.settlement import (
     Abandon,

@@ -18,11 +18,11 @@ import threading
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 
+from aztask.errors import AlreadySettled, AztaskError, LeaseLost
+from aztask.message.envelope import Envelope
 from aztask.queues.base import Broker, Receiver
 from aztask.queues.delivery import Lost, Renewed, Settled, Unknown
-from aztask.errors import AlreadySettled, AztaskError, LeaseLost
 from aztask.queues.lease.state import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
-from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.parts import Part
 from aztask.support.threadpool import ThreadPool

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 
-from aztask.queues.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.errors import AlreadySettled, LeaseLost
+from aztask.queues.delivery import Delivery, Lost, Renewed, Unknown
 
 RENEW_AT = 0.7
 NO_RENEWAL = 1.0

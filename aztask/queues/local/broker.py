@@ -19,6 +19,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from aztask.address.owner import file_name
+from aztask.errors import QueueNotFound
+from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     MessageState,
     Peeked,
@@ -28,6 +30,7 @@ from aztask.queues.base import (
     Receiver,
     ReceiverOptions,
 )
+from aztask.queues.engine import Database, Engine, PeekedMessage, QueueSettings
 from aztask.queues.local.inspection import LocalInspector
 from aztask.queues.local.kind import KIND
 from aztask.queues.local.mailboxes import LocalMailboxes
@@ -35,9 +38,6 @@ from aztask.queues.local.payload import MESSAGE_LIMIT, envelope_of, new_message,
 from aztask.queues.local.receiver import LocalReceiver, WakeUp, sequence_number
 from aztask.queues.local.session import SessionReceiver
 from aztask.queues.skeleton import BrokerSkeleton
-from aztask.queues.engine import Database, Engine, PeekedMessage, QueueSettings
-from aztask.errors import QueueNotFound
-from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 DEFAULTS: Final = QueueSettings(max_deliveries=1000, dead_letter_expired=True)
@@ -49,7 +49,8 @@ MAILBOX_LEASE: Final = 60.0
 class LocalBroker(BrokerSkeleton):
     """Queues in `database`. Any thread may call; other processes may use the same file.
 
-    clock: injected in tests. Raises the errors of the engine (`aztask.queues.engine.engine`, rule 3).
+    clock: injected in tests. Raises the errors of the engine (`aztask.queues.engine.engine`, rule
+    3).
     """
 
     title = "local queue"

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from aztask.queues.inspection import QueueFacts, Right
-from aztask.queues.local.kind import KIND
+from aztask.errors import QueueNotFound
 from aztask.queues.engine import IN_MEMORY, Engine
 from aztask.queues.engine.filesystem import MOUNTINFO, file_bytes, file_system
-from aztask.errors import QueueNotFound
+from aztask.queues.inspection import QueueFacts, Right
+from aztask.queues.local.kind import KIND
 from aztask.support.display import byte_text
 from aztask.support.finding import Finding, fine, warning
 

@@ -9,11 +9,11 @@ from typing import Final
 
 from aztask.address.addresses import LocalAddress
 from aztask.address.urls import local_address
+from aztask.errors import InvalidQueueName
+from aztask.message.bounds import MessageLimits
 from aztask.queues.base import Broker, Capabilities
 from aztask.queues.kinds import BrokerKind, Opening
 from aztask.queues.local.payload import MESSAGE_LIMIT
-from aztask.errors import InvalidQueueName
-from aztask.message.bounds import MessageLimits
 
 ADAPTER: Final = "aztask.queues.local.broker"
 

@@ -14,7 +14,6 @@ from typing import Final
 
 import msgpack
 
-from aztask.queues.engine import NewMessage
 from aztask.errors import (
     ConfigurationError,
     ContentRefused,
@@ -24,6 +23,7 @@ from aztask.errors import (
 )
 from aztask.message.bounds import MessageLimits, check_msgpack
 from aztask.message.envelope import Envelope
+from aztask.queues.engine import NewMessage
 from aztask.support.frozen import build
 
 MESSAGE_LIMIT: Final = 64 * 1024 * 1024

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from aztask.errors import ConfigurationError
+from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     Delivery,
     Lost,
@@ -24,10 +26,8 @@ from aztask.queues.base import (
     Unknown,
 )
 from aztask.queues.delivery import OwnDelivery, unsettled
-from aztask.queues.local.payload import envelope_of, new_message, payload_of
 from aztask.queues.engine import Engine, Leased, NewMessage, Waiter, Watch
-from aztask.errors import ConfigurationError
-from aztask.message.envelope import Envelope
+from aztask.queues.local.payload import envelope_of, new_message, payload_of
 from aztask.settlement import (
     Abandon,
     Complete,

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aztask.errors import LeaseLost, MessageTooLarge
+from aztask.message.envelope import Envelope
 from aztask.queues.base import Delivery, Lost, ReceiverOptions, Renewed, Unknown
+from aztask.queues.engine import Engine, SessionLease
 from aztask.queues.local.receiver import (
     GONE,
     LocalDelivery,
@@ -20,9 +23,6 @@ from aztask.queues.local.receiver import (
     leases,
     renewed,
 )
-from aztask.queues.engine import Engine, SessionLease
-from aztask.errors import LeaseLost, MessageTooLarge
-from aztask.message.envelope import Envelope
 
 
 class SessionReceiver(LocalReceiver):

@@ -23,11 +23,11 @@ from azure.servicebus.management import QueueProperties, ServiceBusAdministratio
 
 from aztask.address.addresses import ServiceBusAddress
 from aztask.address.connection_strings import service_bus_endpoint, split
+from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
 from aztask.queues.base import QueueOptions, QueueStats
 from aztask.queues.servicebus.administration import administration_client
 from aztask.queues.servicebus.client import credential_of
 from aztask.queues.servicebus.errors import SDK_ERRORS, error_of
-from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
 from aztask.support.clock import monotonic
 
 ADMIN_VARIABLE: Final = "AZTASK_SERVICEBUS_ADMIN"

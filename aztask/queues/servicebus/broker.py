@@ -27,6 +27,8 @@ from azure.servicebus import ServiceBusReceivedMessage
 
 from aztask.address.addresses import ServiceBusAddress
 from aztask.address.owner import service_name
+from aztask.errors import AztaskError, ConfigurationError
+from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     AnySession,
     MessageState,
@@ -53,8 +55,6 @@ from aztask.queues.servicebus.senders import Senders
 from aztask.queues.servicebus.session import SessionReceiver
 from aztask.queues.servicebus.wire import message_of
 from aztask.queues.skeleton import BrokerSkeleton
-from aztask.errors import AztaskError, ConfigurationError
-from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 LEASE_TOLERANCE: Final = 0.5

@@ -16,10 +16,10 @@ from typing import Final
 
 from azure.servicebus import ServiceBusReceivedMessage
 
+from aztask.errors import AztaskError, BrokerUnavailable
 from aztask.queues.servicebus.clock import ServiceClock
 from aztask.queues.servicebus.reading import damage_of
 from aztask.queues.servicebus.wire import ENQUEUED, epoch_of, is_direct, position_of
-from aztask.errors import AztaskError, BrokerUnavailable
 from aztask.support.clock import Clock
 
 PARTITIONED: Final = 1 << 48

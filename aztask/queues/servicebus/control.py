@@ -26,11 +26,11 @@ from uuid import UUID
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 
+from aztask.errors import BrokerUnavailable
 from aztask.queues.delivery import Lost, Settled, Unknown
 from aztask.queues.servicebus import private
 from aztask.queues.servicebus.client import BusClient, Connect
 from aztask.queues.servicebus.errors import SDK_ERRORS, error_of, is_lost, is_refusal
-from aztask.errors import BrokerUnavailable
 from aztask.support.display import plural
 from aztask.support.parts import Part
 

@@ -35,7 +35,6 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from aztask.queues.servicebus.private import refused_status
 from aztask.errors import (
     AztaskError,
     BrokerError,
@@ -46,6 +45,7 @@ from aztask.errors import (
     QueueFull,
     QueueNotFound,
 )
+from aztask.queues.servicebus.private import refused_status
 from aztask.support.display import one_line
 from aztask.support.masking import mask
 

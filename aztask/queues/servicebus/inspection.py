@@ -15,12 +15,12 @@ from datetime import timedelta
 from typing import Any, Final
 
 from aztask.address.addresses import ServiceBusAddress
+from aztask.errors import AztaskError, BrokerError, BrokerUnavailable, QueueNotFound
 from aztask.queues.inspection import QueueFacts, Right
 from aztask.queues.servicebus import private
 from aztask.queues.servicebus.admin import Administration
 from aztask.queues.servicebus.clock import ServiceClock
 from aztask.queues.servicebus.kind import KIND
-from aztask.errors import AztaskError, BrokerError, BrokerUnavailable, QueueNotFound
 from aztask.support.finding import Finding, fine, warning
 
 BASIC: Final = "Basic"

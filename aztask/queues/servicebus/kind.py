@@ -12,9 +12,9 @@ from typing import Final
 from aztask.address.addresses import ServiceBusAddress
 from aztask.address.owner import service_name
 from aztask.address.urls import service_bus_address
+from aztask.errors import InvalidQueueName
 from aztask.queues.base import Broker, Capabilities
 from aztask.queues.kinds import BrokerKind, Opening
-from aztask.errors import InvalidQueueName
 from aztask.support.masking import printable
 
 ADAPTER: Final = "aztask.queues.servicebus.broker"

@@ -30,11 +30,11 @@ from typing import Final
 
 from azure.servicebus import ServiceBusReceivedMessage
 
+from aztask.errors import AztaskError, LeaseRefused
 from aztask.queues.servicebus.calibration import ClockCalibration
 from aztask.queues.servicebus.clock import STEP_SECONDS, ClockBounds
 from aztask.queues.servicebus.delivery import ages
 from aztask.queues.servicebus.errors import SDK_ERRORS
-from aztask.errors import AztaskError, LeaseRefused
 from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)

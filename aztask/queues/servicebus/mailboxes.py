@@ -21,12 +21,12 @@ from typing import Any, Final
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.servicebus.management import CorrelationRuleFilter
 
+from aztask.errors import QueueNotFound
+from aztask.message.envelope import Envelope
 from aztask.queues.base import Receiver
 from aztask.queues.mailboxes import EXCHANGE, MESSAGE_SECONDS, ROUTING_KEY, Binding
 from aztask.queues.servicebus.admin import Administration
 from aztask.queues.servicebus.errors import SDK_ERRORS, error_of
-from aztask.errors import QueueNotFound
-from aztask.message.envelope import Envelope
 
 TOPIC: Final = "aztask-mailboxes"
 LOCK: Final = timedelta(seconds=60)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceiver, ServiceBusSender
 
+from aztask.errors import AztaskError
 from aztask.queues.base import MessageState, Peeked, Position, QueueStats
 from aztask.queues.servicebus import private
 from aztask.queues.servicebus.client import REQUEST_SECONDS, BusClient
@@ -21,7 +22,6 @@ from aztask.queues.servicebus.clockprobe import is_probe
 from aztask.queues.servicebus.control import Control
 from aztask.queues.servicebus.errors import SDK_ERRORS, error_of, is_refusal
 from aztask.queues.servicebus.wire import peeked_of, sequence_number
-from aztask.errors import AztaskError
 from aztask.support.clock import monotonic
 
 PAGE: Final = 250

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from aztask.errors import BrokerError
 from aztask.queues.base import ANY_SESSION, AnySession, MessageState, Peeked, Receiver
 from aztask.queues.delivery import Settled
 from aztask.queues.servicebus.peeking import NOT_ALLOWED, PAGE, Peeking
 from aztask.queues.servicebus.senders import Senders
-from aztask.errors import BrokerError
 from aztask.settlement import Complete
 
 WAIT: Final = 0.5

@@ -23,6 +23,13 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 
+from aztask.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    CapabilityError,
+    ConfigurationError,
+)
+from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     Delivery,
     Lost,
@@ -40,13 +47,6 @@ from aztask.queues.servicebus.delivery import BusDelivery, all_unsettled, delive
 from aztask.queues.servicebus.errors import SDK_ERRORS, error_of, is_lost
 from aztask.queues.servicebus.lock import LockWatch
 from aztask.queues.servicebus.wire import sequence_number
-from aztask.errors import (
-    BrokerError,
-    BrokerUnavailable,
-    CapabilityError,
-    ConfigurationError,
-)
-from aztask.message.envelope import Envelope
 from aztask.settlement import Release, Resubmit, Settlement
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit

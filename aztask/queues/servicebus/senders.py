@@ -25,14 +25,14 @@ from typing import Any, Final, NamedTuple
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
+from aztask.errors import BrokerError, MessageTooLarge, SendUnconfirmed
+from aztask.message.envelope import Envelope
 from aztask.queues.servicebus import private, sdktracing
 from aztask.queues.servicebus.client import REQUEST_SECONDS, SEND_SECONDS, BusClient
 from aztask.queues.servicebus.clockprobe import DUE_SECONDS, MARGIN, PREFIX, TIME_TO_LIVE
 from aztask.queues.servicebus.encoding import encode_once
 from aztask.queues.servicebus.errors import SDK_ERRORS, error_of, is_refusal
 from aztask.queues.servicebus.wire import ENQUEUED, epoch_of
-from aztask.errors import BrokerError, MessageTooLarge, SendUnconfirmed
-from aztask.message.envelope import Envelope
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 

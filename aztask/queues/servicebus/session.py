@@ -21,6 +21,7 @@ from typing import Any, Final
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 from azure.servicebus.exceptions import SessionLockLostError
 
+from aztask.errors import AztaskError, LeaseLost, MessageTooLarge
 from aztask.queues.base import (
     ANY_SESSION,
     Delivery,
@@ -40,7 +41,6 @@ from aztask.queues.servicebus.errors import SDK_ERRORS, error_of, is_lost, is_no
 from aztask.queues.servicebus.lock import LockWatch
 from aztask.queues.servicebus.receiver import OPEN_SECONDS, BusReceiver, Send, request_seconds
 from aztask.queues.servicebus.wire import state_of
-from aztask.errors import AztaskError, LeaseLost, MessageTooLarge
 from aztask.settlement import Abandon, Defer, Release, Settlement
 from aztask.support.clock import Clock
 

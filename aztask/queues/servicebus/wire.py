@@ -27,9 +27,6 @@ from uuid import UUID
 import msgpack
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
-from aztask.queues.base import MessageState, Peeked, Position
-from aztask.queues.servicebus.kind import MESSAGE_LIMIT
-from aztask.queues.servicebus.reading import damage_of
 from aztask.errors import (
     ConfigurationError,
     ContentRefused,
@@ -39,6 +36,9 @@ from aztask.errors import (
 )
 from aztask.message.bounds import MessageLimits, check_msgpack
 from aztask.message.envelope import Envelope
+from aztask.queues.base import MessageState, Peeked, Position
+from aztask.queues.servicebus.kind import MESSAGE_LIMIT
+from aztask.queues.servicebus.reading import damage_of
 
 PACKED: Final = "aztask-packed"
 EXPIRES_AT: Final = "aztask-expires-at"

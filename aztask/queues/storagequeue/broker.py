@@ -26,6 +26,7 @@ from azure.storage.queue import QueueMessage
 
 from aztask.address.addresses import StorageQueueAddress
 from aztask.address.owner import service_name
+from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     MessageState,
     Peeked,
@@ -56,7 +57,6 @@ from aztask.queues.storagequeue.wire import (
     text_of,
     whole_seconds,
 )
-from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.threadpool import ThreadPool
 

@@ -14,10 +14,10 @@ from typing import Final
 from aztask.address.addresses import BlobAddress, StorageQueueAddress
 from aztask.address.owner import service_name
 from aztask.address.urls import parse_container, storage_queue_address
+from aztask.errors import InvalidQueueName
 from aztask.queues.base import Broker, Capabilities
 from aztask.queues.kinds import BrokerKind, Opening
 from aztask.queues.storagequeue.wire import ENVELOPE_LIMIT, LONGEST_DELAY
-from aztask.errors import InvalidQueueName
 
 ADAPTER: Final = "aztask.queues.storagequeue.broker"
 

@@ -14,6 +14,12 @@ from typing import Final
 
 from azure.core.exceptions import AzureError
 
+from aztask.errors import (
+    CapabilityError,
+    EncodeError,
+    MessageTooLarge,
+)
+from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     Delivery,
     Lost,
@@ -44,12 +50,6 @@ from aztask.queues.storagequeue.wire import (
     text_of,
     whole_seconds,
 )
-from aztask.errors import (
-    CapabilityError,
-    EncodeError,
-    MessageTooLarge,
-)
-from aztask.message.envelope import Envelope
 from aztask.settlement import Settlement
 from aztask.support.clock import Clock
 from aztask.support.threadpool import ThreadPool

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from aztask.queues.storagequeue.delivery import FailedRequest, QueueRequests
-from aztask.queues.storagequeue.errors import Effect, Failure
 from aztask.errors import BrokerUnavailable, SendUnconfirmed
 from aztask.message.envelope import Envelope
+from aztask.queues.storagequeue.delivery import FailedRequest, QueueRequests
+from aztask.queues.storagequeue.errors import Effect, Failure
 from aztask.support.threadpool import ThreadPool
 
 SEND_SECONDS: Final = 10.0

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from aztask.errors import AztaskError, CapabilityError, ConfigurationError
+from aztask.message.envelope import Envelope
 from aztask.queues.delivery import Lost, Settled, Unknown
 from aztask.queues.storagequeue.client import StorageClient
 from aztask.queues.storagequeue.delivery import (
@@ -28,8 +30,6 @@ from aztask.queues.storagequeue.delivery import (
 from aztask.queues.storagequeue.errors import MESSAGE_NOT_FOUND, Effect, Failure
 from aztask.queues.storagequeue.renewal import ENDED, VANISHED, Renewals
 from aztask.queues.storagequeue.wire import TEXT_LIMIT, dead_text_of, text_of
-from aztask.errors import AztaskError, CapabilityError, ConfigurationError
-from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,
     Complete,

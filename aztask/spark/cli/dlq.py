@@ -22,9 +22,9 @@ from aztask.operate.cli.options import (
     yes_option,
 )
 from aztask.operate.cli.output import Progress, local_time, print_json, print_table
-from aztask.spark.cli.session import SessionOptions, open_session, session_options
 from aztask.operate.cli.target import app_spec, open_app
 from aztask.operate.deadletters.actions import replay_counted
+from aztask.spark.cli.session import SessionOptions, open_session, session_options
 from aztask.spark.submission.target import Target
 from aztask.support.display import visible
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
-from aztask.leaseadvice.document import LeaseDocument, LeaseStore
 from aztask.app import App
+from aztask.config import read_environment
+from aztask.errors import ConfigurationError
+from aztask.leaseadvice.document import LeaseDocument, LeaseStore
 from aztask.operate.cli.options import (
     LONGEST_LEASE,
     Duration,
@@ -18,11 +20,9 @@ from aztask.operate.cli.options import (
     json_option,
 )
 from aztask.operate.cli.output import print_json, print_table
-from aztask.spark.cli.session import SessionOptions, open_session, session_options
 from aztask.operate.cli.target import find_app
-from aztask.config import read_environment
-from aztask.errors import ConfigurationError
 from aztask.queues.lease.bounds import MIN_SAMPLES, SHORTEST, Bounds
+from aztask.spark.cli.session import SessionOptions, open_session, session_options
 from aztask.support.display import visible
 
 

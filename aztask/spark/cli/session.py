@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from aztask.operate.cli.options import Duration, Rate
-from aztask.operate.cli.target import app_spec, find_app
 from aztask.config import environment_options
 from aztask.errors import ConfigurationError
+from aztask.operate.cli.options import Duration, Rate
+from aztask.operate.cli.target import app_spec, find_app
 from aztask.support.masking import printable
 
 LOG_LEVEL = "OFF"

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from aztask.errors import ConfigurationError
 from aztask.operate.cli.options import app_option, json_option
 from aztask.operate.cli.output import print_json, print_table
 from aztask.spark.cli.session import SessionOptions, events_options, open_session
-from aztask.errors import ConfigurationError
 from aztask.support.display import plural, visible
 
 COLUMNS = {

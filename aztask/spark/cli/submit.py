@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from aztask.errors import SubmitFailed
 from aztask.operate.cli.options import app_option, json_option
 from aztask.operate.cli.output import Progress, print_fields, print_json
 from aztask.spark.cli.session import SessionOptions, open_session, session_options, submit_options
-from aztask.errors import SubmitFailed
 
 POLL_SECONDS = 0.3
 

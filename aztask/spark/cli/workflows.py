@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import click
 
+from aztask.errors import NotFound
 from aztask.operate.cli.options import Text, app_option, json_option
 from aztask.operate.cli.output import print_json, print_table
 from aztask.spark.cli.session import SessionOptions, events_options, open_session
-from aztask.errors import NotFound
 from aztask.support.display import visible
 
 SLOWEST: Final = 10

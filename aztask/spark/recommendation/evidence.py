@@ -1,8 +1,8 @@
 """Counts each queue's deliveries from the event log, as evidence for decisions on leases.
 
 Rules
-1. One job reads the events. It returns counts by bin (`aztask.leaseadvice.observation`), a few hundred
-   for each task of a queue, however many events there are.
+1. One job reads the events. It returns counts by bin (`aztask.leaseadvice.observation`), a few
+   hundred for each task of a queue, however many events there are.
 2. The bins are those in which workers count, so the same decision serves both.
 3. A run that a lost lease cut off is counted apart: it would look like a short run.
 """

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
+from aztask.errors import AztaskError
 from aztask.leaseadvice.advice import Advice, Evidence, decide
 from aztask.leaseadvice.document import LeaseDocument, LeaseStore, publish_advice
-from aztask.errors import AztaskError
 from aztask.queues.lease.bounds import Bounds
 from aztask.queues.lease.state import RENEW_AT
 from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence, observe

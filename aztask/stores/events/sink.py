@@ -10,8 +10,8 @@ Rules
 2. A flush is one write: a killed process loses at most the events it had not flushed, and a kill
    during the write leaves a damaged line at the file's end. The files are not synced: a power cut
    may leave damaged lines and blocks of NULs. Readers skip and count both.
-3. An open file is locked by its writer (`aztask.stores.events.openfiles`), and only by it. A file whose
-   lock is free belongs to a dead process, and the process that finds it publishes it.
+3. An open file is locked by its writer (`aztask.stores.events.openfiles`), and only by it. A file
+   whose lock is free belongs to a dead process, and the process that finds it publishes it.
 4. SEQ contains a random part for each sink, so writers of one name, and a child after a fork, never
    write or rename to the same file.
 """

@@ -24,10 +24,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from aztask.queues.base import Broker, Peeked
 from aztask.errors import AztaskError, BrokerUnavailable, QueueNotFound
 from aztask.message.headers import PAYLOAD, SAVED
 from aztask.message.payload import names_in
+from aztask.queues.base import Broker, Peeked
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import Kind, Listed, belongs, broker_in, may_remove, owner_digits
 from aztask.stores.records.base import ResultStore, Scannable

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from aztask.address.addresses import BlobAddress, LocalAddress
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.queues.base import Capabilities
-from aztask.queues.kinds import kind_of
+from aztask.address.payloads import place_of
 from aztask.config import Settings
-from aztask.queues.engine.filesystem import group_id
 from aztask.errors import BrokerUnavailable, ConfigurationError, PayloadMissing
 from aztask.message.bounds import MessageLimits
 from aztask.message.payload import StoredValue
+from aztask.queues.base import Capabilities
+from aztask.queues.engine.filesystem import group_id
+from aztask.queues.kinds import kind_of
 from aztask.stores.payloads.payloads import Payloads
-from aztask.address.payloads import place_of
 from aztask.stores.payloads.store import NAME, Listed, PayloadStore, listed
 from aztask.support.late import install_command
 from aztask.support.private import make_directory, make_file

@@ -30,8 +30,8 @@ from enum import StrEnum
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from aztask.queues.delivery import Position
-from aztask.stores.records.starts import GIVEN_BACK, NO_STARTS, EarlierStart, EarlierStarts
 from aztask.settlement import Decision, Resubmit
+from aztask.stores.records.starts import GIVEN_BACK, NO_STARTS, EarlierStart, EarlierStarts
 from aztask.support.parts import Failure
 
 
@@ -420,7 +420,7 @@ class Provisioned(Protocol):
 
 @runtime_checkable
 class Scannable(Protocol):
-    """A result store that shows all its rows, of every kind, for `aztask.stores.payloads.holders`."""
+    """A result store that shows its rows, of every kind, for `aztask.stores.payloads.holders`."""
 
     def scan(self) -> Iterator[bytes]:
         """The bytes of each row that may refer to arguments, checkpoints or results.

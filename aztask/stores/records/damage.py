@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import msgpack
 
-from aztask.queues.delivery import Position
 from aztask.message.headers import TIME_LIMIT
+from aztask.queues.delivery import Position
+from aztask.settlement import Decision, from_record
 from aztask.stores.records.base import State
 from aztask.stores.records.starts import KEPT_STARTS, NO_STARTS, EarlierStart, EarlierStarts
-from aztask.settlement import Decision, from_record
 from aztask.support.display import one_line
 
 COUNT_LIMIT: Final = 10**9

@@ -27,14 +27,14 @@ from hashlib import sha256
 from typing import Final, Protocol, runtime_checkable
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.queues.base import Broker
-from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.errors import EncodeError
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Broker
+from aztask.queues.local.payload import envelope_of, payload_of
+from aztask.stores.layout import SqlLayout, TablesLayout, number_key
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.owners import is_other_broker
-from aztask.stores.layout import SqlLayout, TablesLayout, number_key
 from aztask.stores.rows import Change, Kind, Place, Row, RowStore
 
 UNDER_WAY: Final = 120.0

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.stores.records.owners import is_other_broker
 from aztask.stores.layout import Shards, SqlLayout
 from aztask.stores.owning import move_rows
+from aztask.stores.records.owners import is_other_broker
 from aztask.stores.rows import Change, Kind, Place, Row, RowStore
 
 _STEPS: Final = (

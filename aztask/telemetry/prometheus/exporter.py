@@ -21,8 +21,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from aztask.app import App
-from aztask.queues.base import MessageState, QueueStats
 from aztask.errors import AztaskError
+from aztask.queues.base import MessageState, QueueStats
 from aztask.stores.records.base import WorkerRecord
 from aztask.support.parts import Part
 from aztask.telemetry.http import Answer, PageServer

@@ -12,6 +12,8 @@ from typing import Final
 from aztask.app import App
 from aztask.errors import did_you_mean
 from aztask.message.message import TaskMessage
+from aztask.retry import describe
+from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
 from aztask.stores.records.base import (
     Cancelled,
     Foreign,
@@ -24,8 +26,6 @@ from aztask.stores.records.base import (
     Unreadable,
 )
 from aztask.stores.records.owners import FOREIGN_ID
-from aztask.retry import describe
-from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
 from aztask.support.clock import Clock
 from aztask.support.display import storable
 from aztask.support.floodlog import FloodLog

@@ -23,8 +23,8 @@ from typing import Final
 
 from aztask.message.message import TaskMessage
 from aztask.message.payload import stored_in
-from aztask.stores.payloads.payloads import Payloads, owned
 from aztask.settlement import DeadLetter
+from aztask.stores.payloads.payloads import Payloads, owned
 from aztask.support.failpoint import hit
 from aztask.support.threadpool import ThreadPool
 from aztask.worker.pipeline.work import WorkItem

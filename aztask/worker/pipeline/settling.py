@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aztask.queues.delivery import Lost, Settled, Unknown
 from aztask.errors import AlreadySettled
 from aztask.hooks import Settling
+from aztask.queues.delivery import Lost, Settled, Unknown
 from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.queues.lease.state import LeaseState
-from aztask.stores.records.deadindex import DeadIndex, IndexedDeadLetter
 from aztask.settlement import DeadLetter, Defer
+from aztask.stores.records.deadindex import DeadIndex, IndexedDeadLetter
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.support.hooks import Hook

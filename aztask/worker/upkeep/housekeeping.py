@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from aztask.address.owner import NO_OWNER
-from aztask.queues.base import QueueStats
 from aztask.errors import AztaskError, QueueNotFound
-from aztask.stores.events.retention import remove_old
 from aztask.limits.rates import ENTRY_PREFIX, ENTRY_SECONDS
+from aztask.queues.base import QueueStats
+from aztask.stores.events.retention import remove_old
 from aztask.stores.payloads.holders import Holders, remove_ended
 from aztask.stores.records.base import ResultStore, WorkerRecord
 from aztask.stores.records.controls import controls_of

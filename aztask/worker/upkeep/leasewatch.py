@@ -19,10 +19,10 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
+from aztask.errors import AztaskError, DecodeError
 from aztask.leaseadvice.advisor import bounds_of
 from aztask.leaseadvice.document import LeaseDocument, LeaseStore, Stored
 from aztask.leaseadvice.learning import LeaseCounts, learn
-from aztask.errors import AztaskError, DecodeError
 from aztask.queues.lease.state import LeaseState
 from aztask.support import chance
 from aztask.worker.lane import Lane, Work

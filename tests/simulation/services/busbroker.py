@@ -20,6 +20,7 @@ from typing import Any, Final
 from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
 
 from aztask.address.addresses import ServiceBusAddress
+from aztask.errors import BrokerUnavailable
 from aztask.queues.base import AnySession
 from aztask.queues.servicebus import private
 from aztask.queues.servicebus.admin import Administration
@@ -28,7 +29,6 @@ from aztask.queues.servicebus.client import REQUEST_SECONDS, BusClient
 from aztask.queues.servicebus.control import Control
 from aztask.queues.servicebus.lock import LockWatch
 from aztask.queues.servicebus.peeking import Peeking
-from aztask.errors import BrokerUnavailable
 from aztask.support.masking import Secret
 
 from .azureerrors import ask

@@ -18,8 +18,8 @@ expiry on ``wall``. All programs of one machine must share ``monotonic``; `Time.
 from __future__ import annotations
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.queues.local.broker import LocalBroker
 from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 from aztask.stores.records.local.store import LocalResults
 from aztask.support.clock import Clock
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.leaseadvice.advice import Evidence, decide
 from aztask.errors import ConfigurationError
+from aztask.leaseadvice.advice import Evidence, decide
 from aztask.queues.lease.bounds import LONGEST, Bounds
 
 PLENTY = Evidence(samples=1000, p50_seconds=10.0, p99_seconds=60.0)

@@ -5,13 +5,13 @@ import logging
 import pytest
 
 from aztask import App
+from aztask.config import Settings
+from aztask.errors import ConfigurationError
 from aztask.leaseadvice.advice import Evidence, decide
 from aztask.leaseadvice.advisor import LeaseAdvisor, bounds_of
 from aztask.leaseadvice.document import publish_advice
-from aztask.queues.base import Capabilities
-from aztask.config import Settings
-from aztask.errors import ConfigurationError
 from aztask.message.message import TaskMessage
+from aztask.queues.base import Capabilities
 
 LONG = decide(Evidence(1000, 100.0, 100.0), 60.0, source="pipeline", at=5.0)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from aztask.errors import BrokerUnavailable, DecodeError
 from aztask.leaseadvice.document import LeaseDocument, QueueEntry
 from aztask.leaseadvice.file import LeaseFile
-from aztask.errors import BrokerUnavailable, DecodeError
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@
 
 import pytest
 
+from aztask.errors import ConfigurationError, DecodeError
 from aztask.leaseadvice.advice import Evidence, decide
 from aztask.leaseadvice.blob import LeaseBlob
 from aztask.leaseadvice.document import publish_advice
 from aztask.leaseadvice.file import LeaseFile
 from aztask.leaseadvice.stores import open_lease_store
-from aztask.errors import ConfigurationError, DecodeError
 
 ACCOUNT = "DefaultEndpointsProtocol=https;AccountName=shop;AccountKey=c2VjcmV0;"
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aztask.queues.engine import Database
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.limits.breakers import NAME, PROBE_SECONDS, Breakers, OpenBreaker
 from aztask.limits.control import UnreadableControls
+from aztask.queues.engine import Database
 from aztask.stores.records.controls import EntryChange
 from aztask.stores.records.local.store import LocalResults
 

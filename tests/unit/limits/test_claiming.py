@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from still import Still
 
-from aztask.limits.declaration import Rate
-from aztask.queues.engine import Database
 from aztask.errors import BrokerUnavailable
 from aztask.limits.claiming import EPOCH_SECONDS, Claims
+from aztask.limits.declaration import Rate
 from aztask.limits.rates import spacing
 from aztask.limits.storeclock import StoreClock
+from aztask.queues.engine import Database
 from aztask.stores.records.local.store import LocalResults
 from aztask.stores.rows import StoreTime
 

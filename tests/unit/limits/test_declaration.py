@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aztask import App
-from aztask.limits.declaration import KEY_LIMIT, Rate, limit_of
 from aztask.errors import ConfigurationError
+from aztask.limits.declaration import KEY_LIMIT, Rate, limit_of
 
 
 @pytest.mark.parametrize(

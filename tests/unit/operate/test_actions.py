@@ -14,20 +14,20 @@ from recordedruns import record_run
 import aztask.operate
 from aztask import App, group
 from aztask.address.owner import Owner
-from aztask.workflows.place import Place
-from aztask.queues.engine import Database
 from aztask.errors import AztaskError, BrokerUnavailable, NotFound
-from aztask.stores.events.sink import read_events
 from aztask.limits.breakers import Breakers, OpenBreaker
 from aztask.operate import controls, orphans, owners, queues, schedules, tasks, workflows
 from aztask.operate.action import Action
 from aztask.operate.deadletters import DeadLetters, Selection, actions
 from aztask.operate.explain import explain
+from aztask.queues.engine import Database
+from aztask.settlement import Complete, DeadLetter
+from aztask.stores.events.sink import read_events
 from aztask.stores.payloads.store import Kind
 from aztask.stores.records.base import RunKey, RunningTask, State, WorkerRecord
 from aztask.stores.records.local.store import LocalResults
-from aztask.settlement import Complete, DeadLetter
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 
 
 @dataclass

@@ -15,7 +15,9 @@ ALLOWED = (
     "aztask.app",  # the object that a command hands on
 )
 MORE = {
-    "cli.migrate": ("aztask.celery.migration",),  # reads source code of others, no queue and no store
+    "cli.migrate": (
+        "aztask.celery.migration",
+    ),  # reads source code of others, no queue and no store
     "cli.spark": ("aztask.spark",),  # its commands ask Spark
     # what Spark found out is about lease advice, and --publish writes that
     "cli.spark.recommend": ("aztask.leaseadvice.document", "aztask.queues.lease.bounds"),

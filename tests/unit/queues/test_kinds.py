@@ -11,11 +11,11 @@ import aztask_kombu
 from aztask import App
 from aztask.address.schemes import SCHEMES
 from aztask.address.urls import parse_broker
-from aztask.queues.base import Capabilities
-from aztask.queues.kinds import kind_named, kind_of
-from aztask.errors import ConfigurationError, InvalidQueueName
 from aztask.celery.transport import ALIASES
 from aztask.celery.transport.address import broker_of
+from aztask.errors import ConfigurationError, InvalidQueueName
+from aztask.queues.base import Capabilities
+from aztask.queues.kinds import kind_named, kind_of
 
 PACKAGE = Path(__file__).parents[3] / "aztask"
 SERVICES = ("servicebus", "storagequeue")

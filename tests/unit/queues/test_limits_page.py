@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from aztask import App
-from aztask.queues.servicebus.wire import MESSAGE_LIMIT
-from aztask.queues.storagequeue.wire import ENVELOPE_LIMIT
 from aztask.errors import AztaskError, MessageTooLarge
 from aztask.message.bounds import MessageLimits
+from aztask.queues.servicebus.wire import MESSAGE_LIMIT
+from aztask.queues.storagequeue.wire import ENVELOPE_LIMIT
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "advanced" / "large-payloads.md"
 UNITS = {"KiB": 1024, "MiB": 1024**2}

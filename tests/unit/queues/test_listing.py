@@ -1,8 +1,8 @@
 """Queues of other programs are told apart by their names."""
 
+from aztask.errors import InvalidQueueName
 from aztask.queues.base import Listing
 from aztask.queues.skeleton import listing
-from aztask.errors import InvalidQueueName
 
 
 def short(name):

@@ -10,14 +10,14 @@ import memorybroker
 import pytest
 
 from aztask.address.addresses import ServiceBusAddress, StorageQueueAddress
+from aztask.errors import BrokerError, CapabilityError, ConfigurationError, InvalidQueueName
+from aztask.message.envelope import Envelope
 from aztask.queues.base import QueueOptions
+from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.queues.skeleton import BrokerSkeleton
 from aztask.queues.storagequeue.broker import StorageQueueBroker
-from aztask.queues.engine import Database
-from aztask.errors import BrokerError, CapabilityError, ConfigurationError, InvalidQueueName
-from aztask.message.envelope import Envelope
 from aztask.support.masking import Secret
 
 KEY = Secret("c2VjcmV0")

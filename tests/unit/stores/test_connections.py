@@ -3,8 +3,8 @@
 import pytest
 
 from aztask import App
-from aztask.stores.connections import Connections
 from aztask.errors import ConfigurationError
+from aztask.stores.connections import Connections
 
 
 def test_broker_and_results_in_one_file_share_its_database(tmp_path):

@@ -8,8 +8,6 @@ import pytest
 from still import Still
 
 from aztask import App, chord
-from aztask.workflows.place import Place
-from aztask.workflows.plan import Layout, Slot
 from aztask.queues.engine import Database
 from aztask.stores.records.base import State
 from aztask.stores.records.damage import Damaged
@@ -24,6 +22,8 @@ from aztask.workflows.engine import engine_for
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.pace import Pace
 from aztask.workflows.packing import pack_late
+from aztask.workflows.place import Place
+from aztask.workflows.plan import Layout, Slot
 from aztask.workflows.rows import empty_row, read_row
 
 SIZE = 40

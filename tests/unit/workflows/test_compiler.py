@@ -8,12 +8,12 @@ from graphinterpreter import FAILED, FakeTask, Interpreter, evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aztask.errors import ConfigurationError, DecodeError
 from aztask.workflows import plan as plans
 from aztask.workflows.compiler import DEPTH, compile_graph
 from aztask.workflows.graphs import Chain, Chord, Group, chain, chord, group
 from aztask.workflows.place import Place
 from aztask.workflows.plan import Layout, Plan, Slot, task_id_of, unpack
-from aztask.errors import ConfigurationError, DecodeError
 
 TASKS = [FakeTask(f"t{n}") for n in range(6)]
 SIGNATURES = st.builds(

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from aztask import App, chain, chord, group
-from aztask.workflows.place import Place
-from aztask.workflows.plan import Slot
+from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.stores.records.workflows import Change
-from aztask.settlement import Complete
 from aztask.workflows import joins as module
 from aztask.workflows.bits import NIL, Decision, Failure, Parked
 from aztask.workflows.edits import row_name
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
+from aztask.workflows.plan import Slot
 from aztask.workflows.rows import empty_row, read_row
 
 

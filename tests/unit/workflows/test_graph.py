@@ -12,11 +12,9 @@ import pytest
 from still import Still
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.workflows.plan import ROOT as ROOT_NODE
-from aztask.workflows.plan import Node, Plan, Slot
-from aztask.queues.engine import Database
 from aztask.errors import DecodeError, ForeignId
 from aztask.message.envelope import Envelope
+from aztask.queues.engine import Database
 from aztask.stores.records.base import State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.local.store import LocalResults
@@ -32,6 +30,8 @@ from aztask.workflows.graph import (
     split_extra,
     started,
 )
+from aztask.workflows.plan import ROOT as ROOT_NODE
+from aztask.workflows.plan import Node, Plan, Slot
 
 FULL = Root(1.0, "token", 3, (1, 5), 2.0, 4.0, 6.0, State.CANCELLED)
 OPEN = Root(1.0, "token", 2, (1,))

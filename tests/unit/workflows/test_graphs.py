@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from graphinterpreter import FakeTask
 
-from aztask.workflows.graphs import Chain, Chord, Group, Signature, chain, chord, group
 from aztask.errors import ConfigurationError
+from aztask.workflows.graphs import Chain, Chord, Group, Signature, chain, chord, group
 
 A, B, C = FakeTask("shop.a"), FakeTask("shop.b"), FakeTask("shop.c")
 

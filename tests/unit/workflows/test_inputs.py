@@ -6,17 +6,17 @@ import msgpack
 import pytest
 
 from aztask import App, TaskCancelled, TaskExpired, TaskFailed, chain, chord, group
-from aztask.workflows.place import Place
 from aztask.message.codec import Codec
+from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.workflows import Change
-from aztask.settlement import Complete
 from aztask.workflows.bits import NIL, Decision, Failure, Join, OfJoin, Parked
 from aztask.workflows.edits import join_name, row_name
 from aztask.workflows.inputs import Input, first_argument
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.packing import pack_join, pack_values
+from aztask.workflows.place import Place
 from aztask.workflows.rows import empty_row
 
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 from aztask import App, chain, chord, group
-from aztask.workflows.place import Place
 from aztask.errors import QueueNotFound
+from aztask.settlement import Complete, Resubmit
 from aztask.stores.records.base import Finish, Outcome, RunKey, RunRecord, Start, State
 from aztask.stores.records.workflows import ROOT, Addition, Change
-from aztask.settlement import Complete, Resubmit
 from aztask.support.clock import Clock
 from aztask.workflows import mailing
 from aztask.workflows.edits import RowEdit, row_name
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.packing import pack_late
+from aztask.workflows.place import Place
 from aztask.workflows.repair import EMPTY_SECONDS, LOST_SECONDS, SWEEP_SECONDS, Repair
 from aztask.workflows.starting import LEASE_SECONDS, Starter
 

@@ -5,14 +5,14 @@ from contextlib import closing
 import pytest
 
 from aztask import App, chain, chord, group
-from aztask.workflows.place import Place
 from aztask.errors import ForeignId
+from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.workflows import ROOT, Change
-from aztask.settlement import Complete
 from aztask.workflows import views
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 
 
 @pytest.fixture

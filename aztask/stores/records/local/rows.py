@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import msgpack
 
-from aztask.queues.delivery import Position
 from aztask.message.message import COUNTER_LIMIT
+from aztask.queues.delivery import Position
+from aztask.settlement import Complete, to_record
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, Start, State, WorkerRecord
 from aztask.stores.records.damage import Columns, Damaged, check_ends, check_owner
 from aztask.stores.records.workerrow import damaged_worker, pack_failing, pack_running, read_worker
-from aztask.settlement import Complete, to_record
 
 _NAMES: Final = (
     "id", "task_id", "generation", "hop", "task", "queue", "state", "worker", "starts",

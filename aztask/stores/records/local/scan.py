@@ -1,8 +1,8 @@
 """Reads every value of every table of the result store, whatever the table is for.
 
 All columns are read, so a new one is never forgotten; a new table must be added to `TABLES`, or
-``tests/unit/stores/payloads/test_holders.py`` fails. The names are constants, because no statement is
-built from what a file holds (``tests/unit/test_sql.py``).
+``tests/unit/stores/payloads/test_holders.py`` fails. The names are constants, because no statement
+is built from what a file holds (``tests/unit/test_sql.py``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Schedules in the local result file: heads and occurrences, and whose they are.
 
 The plain place is the tables ``schedules`` and ``occurrences``, which releases before 0.2 know;
-``schedule_owners`` says who owns a head there. The places apart (`aztask.stores.records.schedules`) are
-tables of the same shape. They are a component of their own, so that an older release still opens
-the file.
+``schedule_owners`` says who owns a head there. The places apart (`aztask.stores.records.schedules`)
+are tables of the same shape. They are a component of their own, so that an older release still
+opens the file.
 
 The store's clock is the machine's: all processes that share the file run on one machine.
 """
@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.queues.engine import Database
-from aztask.stores.records.schedules import ClaimRow, Head, Kept, Occurrence, move_schedule
 from aztask.stores.local.reading import rows_of
+from aztask.stores.records.schedules import ClaimRow, Head, Kept, Occurrence, move_schedule
 from aztask.support.clock import Clock
 
 _STEPS: Final = (

@@ -15,9 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from aztask.address.owner import NO_OWNER, Owner
+from aztask.message.message import COUNTER_LIMIT
 from aztask.queues.engine import Database, Waiter
 from aztask.queues.engine.filesystem import file_bytes
-from aztask.message.message import COUNTER_LIMIT
+from aztask.stores.local.reading import rows_of
+from aztask.stores.local.rows import SqliteStore
 from aztask.stores.records.base import (
     Cancelled,
     Finish,
@@ -60,8 +62,6 @@ from aztask.stores.records.schedules import ScheduleStore
 from aztask.stores.records.startowner import is_newer
 from aztask.stores.records.uniques import UniqueStore
 from aztask.stores.records.workflows import WorkflowStore
-from aztask.stores.local.reading import rows_of
-from aztask.stores.local.rows import SqliteStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 _STEPS = (

@@ -8,10 +8,10 @@ from typing import Final
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.queues.engine import Database
+from aztask.stores.local.reading import rows_of
 from aztask.stores.records.base import UNFINISHED_SECONDS
 from aztask.stores.records.owners import foreign_id, is_foreign, is_other_broker
 from aztask.stores.records.workflows import Addition, Change, Document, Listed
-from aztask.stores.local.reading import rows_of
 
 _STEPS: Final = (
     """

@@ -28,6 +28,7 @@ from itertools import chain, product
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
+from aztask.stores.keys import SHARDS, shard_of
 from aztask.stores.records.base import UNFINISHED_SECONDS, RunKey, State
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.tables.blobs import Blobs
@@ -35,7 +36,6 @@ from aztask.stores.records.tables.keeping import Keeping
 from aztask.stores.records.tables.names import is_blob_of, is_run, partition_of, row_of
 from aztask.stores.records.tables.quarantine import Quarantine
 from aztask.stores.records.tables.rows import DAMAGE, Run, run_of
-from aztask.stores.keys import SHARDS, shard_of
 from aztask.stores.tables.client import TableRequests, TimeBudget
 from aztask.stores.tables.errors import RowConflict
 from aztask.support import chance

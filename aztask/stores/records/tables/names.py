@@ -27,8 +27,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from aztask.stores.records.base import RunKey
 from aztask.stores.keys import key_text
+from aztask.stores.records.base import RunKey
 
 WORKERS: Final = "w"
 FIRST_RUN: Final = "0"

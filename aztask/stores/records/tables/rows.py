@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgpack
 
-from aztask.queues.delivery import Position
 from aztask.message.message import COUNTER_LIMIT
+from aztask.queues.delivery import Position
+from aztask.settlement import Decision, to_record
+from aztask.stores.keys import key_text
 from aztask.stores.records.base import (
     Outcome,
     RunKey,
@@ -25,8 +27,6 @@ from aztask.stores.records.damage import Columns, Damaged, check_ends, check_own
 from aztask.stores.records.starts import NO_STARTS, EarlierStarts
 from aztask.stores.records.tables.names import WORKERS, is_blob_of, key_of_row, partition_of, row_of
 from aztask.stores.records.workerrow import damaged_worker, pack_failing, pack_running, read_worker
-from aztask.settlement import Decision, to_record
-from aztask.stores.keys import key_text
 
 if TYPE_CHECKING:
     from azure.data.tables import TableEntity

@@ -1,8 +1,8 @@
 """Schedules in Azure Tables: a partition for each has the head, the occurrences and the claims.
 
 The partition ``s-SCHEDULE`` is the plain place, ``s.MARK-SCHEDULE`` the place apart of the owner
-with that mark (`aztask.stores.records.schedules`). One range has both; releases before 0.2 read only the
-first, and there only the rows ``h`` and ``o-...``.
+with that mark (`aztask.stores.records.schedules`). One range has both; releases before 0.2 read
+only the first, and there only the rows ``h`` and ``o-...``.
 
 Row keys: ``h`` is the head. ``o-...`` is an occurrence; its time counts down, so that the newest
 come first. ``a`` says who owns the head beside it, in the plain place. ``c-MARK-KEY`` is a claim.
@@ -17,9 +17,16 @@ from azure.core import MatchConditions
 from azure.data.tables import UpdateMode
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.stores.records.damage import Columns, Damaged
-from aztask.stores.records.schedules import COMMITTED, ClaimRow, Head, Kept, Occurrence, move_schedule
 from aztask.stores.keys import key_text
+from aztask.stores.records.damage import Columns, Damaged
+from aztask.stores.records.schedules import (
+    COMMITTED,
+    ClaimRow,
+    Head,
+    Kept,
+    Occurrence,
+    move_schedule,
+)
 from aztask.stores.tables.client import TableRequests, TimeBudget
 from aztask.stores.tables.clock import ServiceClock
 from aztask.stores.tables.errors import AlreadyExists, OutcomeUnknown, RowConflict, RowNotFound

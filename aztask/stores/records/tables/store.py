@@ -27,6 +27,7 @@ from azure.core.credentials import TokenCredential
 from aztask.address.addresses import TablesAddress
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import AztaskError, CapabilityError
+from aztask.stores.keys import shard_of
 from aztask.stores.records.base import (
     Cancelled,
     Finish,
@@ -47,9 +48,23 @@ from aztask.stores.records.tables.blobs import Blobs
 from aztask.stores.records.tables.index import ENDED, EndIndex
 from aztask.stores.records.tables.leftovers import COUNT_SECONDS, Leftovers
 from aztask.stores.records.tables.marks import CancellationMarks
-from aztask.stores.records.tables.names import FIRST_RUN, LAST_RUN, WORKERS, is_row, is_run, partition_of
+from aztask.stores.records.tables.names import (
+    FIRST_RUN,
+    LAST_RUN,
+    WORKERS,
+    is_row,
+    is_run,
+    partition_of,
+)
 from aztask.stores.records.tables.quarantine import Quarantine
-from aztask.stores.records.tables.rows import Run, broker_in, pending, run_of, worker_entity, worker_of
+from aztask.stores.records.tables.rows import (
+    Run,
+    broker_in,
+    pending,
+    run_of,
+    worker_entity,
+    worker_of,
+)
 from aztask.stores.records.tables.runowners import RunOwners
 from aztask.stores.records.tables.runs import Runs
 from aztask.stores.records.tables.scan import values_of
@@ -57,7 +72,6 @@ from aztask.stores.records.tables.schedules import TablesSchedules
 from aztask.stores.records.tables.workflows import TablesWorkflows
 from aztask.stores.records.uniques import UniqueStore
 from aztask.stores.records.workflows import WorkflowStore
-from aztask.stores.keys import shard_of
 from aztask.stores.tables.client import TableRequests, TimeBudget
 from aztask.stores.tables.store import TablesStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -82,7 +96,7 @@ Answer = TypeVar("Answer")
 
 
 class TablesResults:
-    """The implementation of `aztask.stores.records.base.ResultStore`. A forked child makes its own."""
+    """Implements `aztask.stores.records.base.ResultStore`. A forked child makes its own."""
 
     remote = True
 

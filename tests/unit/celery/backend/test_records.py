@@ -7,8 +7,8 @@ from celery import Celery, states
 
 from aztask.celery.backend.records import meta_of
 from aztask.message.codec import Codec
-from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import Complete
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 
 CODEC = Codec()
 

@@ -19,11 +19,11 @@ from celery.bin.worker import worker as worker_command
 from celery.worker.control import Panel
 
 from aztask import errors
-from aztask.operate.cli.main import cli
 from aztask.celery.migration import answers
 from aztask.celery.migration.answers import NO, NOT_NEEDED, SECTIONS
+from aztask.operate.cli.main import cli
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[4] / "docs"
 GENERATOR = DOCS / "generate" / "migration.py"
 
 
@@ -102,7 +102,9 @@ PARTS = {
 @pytest.mark.parametrize("section", SECTIONS)
 def test_nothing_of_celery_is_missing(section: str) -> None:
     missing = PARTS[section]() - answers.answers(section).keys()
-    assert not missing, f"add to [{section}] of aztask/celery/migration/answers.toml: {sorted(missing)}"
+    assert not missing, (
+        f"add to [{section}] of aztask/celery/migration/answers.toml: {sorted(missing)}"
+    )
 
 
 @pytest.mark.parametrize("section", ["settings", "signals", "commands", "worker"])

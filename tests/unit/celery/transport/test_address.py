@@ -9,10 +9,10 @@ from kombu.transport import TRANSPORT_ALIASES
 
 import aztask_kombu
 from aztask.celery import transport
-from aztask.queues.base import Capabilities
-from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.celery.transport.address import address_of, broker_of
 from aztask.celery.transport.reaching import REQUEST_LOG, check_reachable, quiet_requests
+from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.queues.base import Capabilities
 
 transport.register()
 

@@ -6,12 +6,12 @@ import threading
 import pytest
 
 from aztask import App
-from aztask.queues.base import Capabilities
-from aztask.queues.mailboxes import EXCHANGE, ROUTING_KEY, Binding
-from aztask.errors import BrokerUnavailable, CapabilityError, ConfigurationError
-from aztask.message.envelope import Envelope
 from aztask.celery.transport.boxes import Boxes
 from aztask.celery.transport.pump import Pump
+from aztask.errors import BrokerUnavailable, CapabilityError, ConfigurationError
+from aztask.message.envelope import Envelope
+from aztask.queues.base import Capabilities
+from aztask.queues.mailboxes import EXCHANGE, ROUTING_KEY, Binding
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from kombu import Connection
 from kombu.exceptions import ContentDisallowed
 
 from aztask import App
-from aztask.errors import QueueNotFound
-from aztask.message.envelope import Envelope
 from aztask.celery.transport.connection import Transport
 from aztask.celery.transport.early import EarlyMessages
+from aztask.errors import QueueNotFound
+from aztask.message.envelope import Envelope
 
 
 @pytest.fixture

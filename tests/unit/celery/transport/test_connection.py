@@ -4,10 +4,10 @@ import pytest
 from kombu import Connection
 
 from aztask import App
-from aztask.queues.base import QueueOptions
+from aztask.celery.transport.connection import Transport
 from aztask.errors import CodecError, ContentRefused
 from aztask.message.envelope import Envelope
-from aztask.celery.transport.connection import Transport
+from aztask.queues.base import QueueOptions
 
 
 def connected(broker="local://:memory:", **options):

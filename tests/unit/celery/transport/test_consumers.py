@@ -3,14 +3,14 @@
 import pytest
 
 from aztask import App
-from aztask.queues.base import Capabilities, QueueOptions
-from aztask.queues.inspection import QueueFacts
-from aztask.errors import LeaseRefused
-from aztask.message.envelope import Envelope
-from aztask.settlement import Complete
 from aztask.celery.transport import consumers
 from aztask.celery.transport.consumers import QueueConsumer, QueueSource, source_of
 from aztask.celery.transport.options import TransportOptions
+from aztask.errors import LeaseRefused
+from aztask.message.envelope import Envelope
+from aztask.queues.base import Capabilities, QueueOptions
+from aztask.queues.inspection import QueueFacts
+from aztask.settlement import Complete
 
 
 @pytest.fixture

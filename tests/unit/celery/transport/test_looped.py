@@ -9,11 +9,11 @@ from kombu import Connection, Consumer, Queue
 from kombu.asynchronous import Hub
 
 from aztask import App
+from aztask.celery.transport.changes import Changes
+from aztask.celery.transport.connection import Transport
 from aztask.errors import BrokerUnavailable
 from aztask.message.envelope import Envelope
 from aztask.message.headers import to_iso
-from aztask.celery.transport.changes import Changes
-from aztask.celery.transport.connection import Transport
 
 
 class Site:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aztask.celery.transport.names import original_name, translated_name
+from aztask.errors import InvalidQueueName
 from aztask.queues.local.kind import KIND as LOCAL
 from aztask.queues.storagequeue.kind import KIND as STORAGE
-from aztask.errors import InvalidQueueName
-from aztask.celery.transport.names import original_name, translated_name
 
 
 @pytest.mark.parametrize("name", ["orders", "a-b", "x9"])

@@ -2,9 +2,9 @@
 
 import pytest
 
+from aztask.celery.transport.options import TransportOptions
 from aztask.errors import ConfigurationError
 from aztask.message.bounds import MessageLimits
-from aztask.celery.transport.options import TransportOptions
 
 
 def test_defaults():

@@ -4,15 +4,15 @@ import zlib
 
 import pytest
 
-from aztask.errors import ContentRefused, DecodeError, EncodeError
-from aztask.message.bounds import MessageLimits
-from aztask.message.envelope import Envelope
 from aztask.celery.transport.translation import (
     LONGEST_DELAY,
     seconds_early,
     to_envelope,
     to_message,
 )
+from aztask.errors import ContentRefused, DecodeError, EncodeError
+from aztask.message.bounds import MessageLimits
+from aztask.message.envelope import Envelope
 
 NOW = 1_577_836_800.0  # 2020-01-01
 

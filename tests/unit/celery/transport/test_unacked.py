@@ -5,11 +5,11 @@ import threading
 import pytest
 
 from aztask import App
+from aztask.celery.transport.unacked import LogLost, Unacked, UnackedDelivery
+from aztask.message.envelope import Envelope
 from aztask.queues.delivery import Lost, Settled, Unknown
 from aztask.queues.lease.keeper import LeaseKeeper
-from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, DeadLetter
-from aztask.celery.transport.unacked import LogLost, Unacked, UnackedDelivery
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 from recordedruns import record_run
 
-from aztask.stores.records.base import RunKey, State
 from aztask.settlement import Complete, DeadLetter, Resubmit
+from aztask.stores.records.base import RunKey, State
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.limits.declaration import Limit
 from aztask.limits.breakers import Breakers, OpenBreaker
 from aztask.limits.control import Controls, Scope
+from aztask.limits.declaration import Limit
 from aztask.limits.permits import Permits
 from aztask.limits.storeclock import StoreClock
 from aztask.operate import draining

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from aztask.operate.cli.letters import SHOWN_BYTES, print_letter, summary
 from aztask.message.envelope import Envelope
+from aztask.operate.cli.letters import SHOWN_BYTES, print_letter, summary
 from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.settlement import DeadLetter
 

@@ -4,8 +4,8 @@ import pytest
 
 from aztask.operate.cli.demo import DemoFile, _right
 from aztask.operate.cli.demo_work import facts
-from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import Complete
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 
 
 @pytest.fixture

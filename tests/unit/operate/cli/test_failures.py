@@ -4,8 +4,8 @@ import click
 import pytest
 
 from aztask import errors
-from aztask.operate.cli.failures import CommandFailed, ImportFailed, diagnose, one_line, report
 from aztask.config import Secret
+from aztask.operate.cli.failures import CommandFailed, ImportFailed, diagnose, one_line, report
 from aztask.support.display import visible
 
 

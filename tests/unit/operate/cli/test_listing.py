@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from aztask.queues.base import Listing
-from aztask.operate.cli.output import say_left_out, warn_of_damage
 from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,
     QueueDisabled,
     QueueNotFound,
 )
+from aztask.operate.cli.output import say_left_out, warn_of_damage
 from aztask.operate.queues import LeftOut, all_queues
+from aztask.queues.base import Listing
 
 
 def app_with(queues, foreign=()):

@@ -63,7 +63,9 @@ def test_nothing_to_read_is_not_found(cli, tmp_path):
 
 
 def test_the_missing_extra_is_one_line(cli, project, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith(("libcst", "aztask.celery.migration"))]:
+    for name in [
+        name for name in sys.modules if name.startswith(("libcst", "aztask.celery.migration"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "libcst", None)
     ended = cli("migrate", "check", "project")

@@ -12,7 +12,7 @@ import click
 from aztask.operate.cli.main import cli
 from aztask.operate.cli.options import Duration
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "cli.md"
 
 HEAD = """\
 # Command line
@@ -117,7 +117,8 @@ def kind(option):
 
 def test_the_page_says_what_the_commands_say():
     assert PAGE.read_text(encoding="utf-8") == render(), (
-        "the commands have changed: python tests/unit/operate/cli/test_reference.py writes the page anew"
+        "the commands have changed: "
+        "python tests/unit/operate/cli/test_reference.py writes the page anew"
     )
 
 

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import waiting
 
-from aztask.operate.cli.reload import Reloader, compiles, require_library, source_files
 from aztask.errors import ConfigurationError
+from aztask.operate.cli.reload import Reloader, compiles, require_library, source_files
 
 PATIENCE = 20.0
 

@@ -8,8 +8,8 @@ from recordedruns import record_run
 
 from aztask import group
 from aztask.errors import ResultDamaged
-from aztask.stores.records.base import RunKey, RunningTask, Start, State, WorkerRecord
 from aztask.settlement import Complete
+from aztask.stores.records.base import RunKey, RunningTask, Start, State, WorkerRecord
 
 
 def test_a_task_that_succeeded(cli, filled):

@@ -3,6 +3,7 @@ import time
 
 import pytest
 
+from aztask.settlement import Complete
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -12,7 +13,6 @@ from aztask.stores.records.base import (
     State,
     WorkerRecord,
 )
-from aztask.settlement import Complete
 
 
 @pytest.fixture

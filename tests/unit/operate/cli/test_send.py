@@ -4,8 +4,8 @@ import pytest
 
 from aztask import App
 from aztask.errors import ContentRefused
-from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.settlement import Complete
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 
 WAIT = ("--wait", "--timeout", "10s")
 

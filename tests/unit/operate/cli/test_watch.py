@@ -1,7 +1,7 @@
 import pytest
 
-from aztask.operate.cli.queues import CLEAR, watch
 from aztask.errors import BrokerUnavailable
+from aztask.operate.cli.queues import CLEAR, watch
 
 
 class Nap:

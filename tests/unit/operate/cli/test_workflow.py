@@ -5,9 +5,9 @@ import json
 import pytest
 
 from aztask import chain, chord, group
-from aztask.workflows.place import Place
 from aztask.stores.records.base import State
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 
 
 @pytest.fixture

@@ -10,9 +10,11 @@ from click.testing import CliRunner
 from textual.widgets import DataTable, Static
 
 from aztask import App
-from aztask.operate.cli.main import cli
 from aztask.errors import BrokerUnavailable
+from aztask.operate.cli.main import cli
 from aztask.operate.overview import FAILURES_EVERY, Reader
+from aztask.operate.top.screen import TopApp
+from aztask.settlement import DeadLetter
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -22,8 +24,6 @@ from aztask.stores.records.base import (
     State,
     WorkerRecord,
 )
-from aztask.settlement import DeadLetter
-from aztask.operate.top.screen import TopApp
 
 HOSTILE = "[red]x[/red]\x1b[2J"
 

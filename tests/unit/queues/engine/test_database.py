@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from aztask.errors import BrokerError, ConfigurationError, EncodeError, MessageTooLarge
 from aztask.queues.engine import Database, Engine, NewMessage
 from aztask.queues.engine import database as database_module
 from aztask.queues.engine.database import PatientConnection
-from aztask.errors import BrokerError, ConfigurationError, EncodeError, MessageTooLarge
 
 TABLE = "CREATE TABLE things (name TEXT NOT NULL);"
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.errors import ConfigurationError, LeaseLost, QueueNotFound
+from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.support.clock import Clock
 
 

@@ -4,7 +4,6 @@ import sqlite3
 
 import pytest
 
-from aztask.queues.engine.faults import TRANSLATED, translate
 from aztask.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -13,6 +12,7 @@ from aztask.errors import (
     MessageTooLarge,
     QueueFull,
 )
+from aztask.queues.engine.faults import TRANSLATED, translate
 
 
 def error_of(name):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from aztask.errors import ConfigurationError
 from aztask.queues.engine import filesystem
 from aztask.queues.engine.filesystem import NETWORK_FILE_SYSTEMS, file_system, prepare
-from aztask.errors import ConfigurationError
 
 MOUNTS = r"""
 22 28 0:21 / /proc rw,nosuid,nodev,noexec,relatime shared:12 - proc proc rw

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import aztask
-from aztask.queues.engine import Database, Engine, NewMessage, forking
 from aztask.errors import BrokerError
+from aztask.queues.engine import Database, Engine, NewMessage, forking
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from aztask.queues.engine import Counts, Database, Engine, NewMessage
 from aztask.errors import QueueNotFound
+from aztask.queues.engine import Counts, Database, Engine, NewMessage
 from aztask.support.clock import Clock
 
 

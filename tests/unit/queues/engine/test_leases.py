@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.queues.engine.sweeper import SWEEP_LIMIT
-from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.support.clock import Clock
 
 NOW = 1000.0

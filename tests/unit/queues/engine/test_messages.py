@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from aztask.errors import ConfigurationError
 from aztask.queues.engine import (
     DUPLICATE,
     TIME_TO_LIVE_EXPIRED,
@@ -14,7 +15,6 @@ from aztask.queues.engine import (
     NewMessage,
     QueueSettings,
 )
-from aztask.errors import ConfigurationError
 from aztask.support.clock import Clock
 
 

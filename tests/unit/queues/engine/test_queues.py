@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aztask.queues.engine import DUPLICATE, Database, Engine, NewMessage, QueueSettings
 from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.queues.engine import DUPLICATE, Database, Engine, NewMessage, QueueSettings
 from aztask.support.clock import Clock
 
 SESSIONS = QueueSettings(sessions=True, max_deliveries=2)

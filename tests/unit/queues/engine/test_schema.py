@@ -2,9 +2,9 @@
 
 import pytest
 
+from aztask.errors import ConfigurationError
 from aztask.queues.engine import Database, Engine
 from aztask.queues.engine.schema import COMPONENT, STEPS
-from aztask.errors import ConfigurationError
 
 
 @pytest.fixture

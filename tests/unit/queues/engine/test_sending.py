@@ -2,8 +2,8 @@
 
 import pytest
 
-from aztask.queues.engine import DUPLICATE, Database, Engine, NewMessage, QueueSettings
 from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.queues.engine import DUPLICATE, Database, Engine, NewMessage, QueueSettings
 from aztask.support.clock import Clock
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.errors import ConfigurationError, LeaseLost
+from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.support.clock import Clock
 
 NOW = 1000.0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from heldbench import NOW, Bench
 
-from aztask.queues.delivery import Lost, Renewed, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable, LeaseLost
+from aztask.queues.delivery import Lost, Renewed, Unknown
 from aztask.queues.lease.held import HeldLease
 from aztask.queues.lease.state import Lease, LeaseEvent, LeaseState
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Settlement

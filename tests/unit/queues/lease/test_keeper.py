@@ -13,13 +13,13 @@ import pytest
 from still import Still
 from waiting import wait_until
 
+from aztask.errors import AlreadySettled, BrokerUnavailable, LeaseLost
+from aztask.message.envelope import Envelope
 from aztask.queues.base import Capabilities
 from aztask.queues.delivery import Delivery, Lost, Renewed, Unknown
-from aztask.errors import AlreadySettled, BrokerUnavailable, LeaseLost
 from aztask.queues.lease import keeper as leasekeeper
 from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.queues.lease.state import Lease, LeaseState
-from aztask.message.envelope import Envelope
 from aztask.support.clock import Clock
 
 PATIENCE = 10.0

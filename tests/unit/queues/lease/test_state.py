@@ -6,10 +6,17 @@ import itertools
 
 import pytest
 
-from aztask.queues.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.errors import AlreadySettled, LeaseLost
-from aztask.queues.lease.state import NO_RENEWAL, TRANSITIONS, Lease, LeaseBook, LeaseEvent, LeaseState
 from aztask.message.envelope import Envelope
+from aztask.queues.delivery import Delivery, Lost, Renewed, Unknown
+from aztask.queues.lease.state import (
+    NO_RENEWAL,
+    TRANSITIONS,
+    Lease,
+    LeaseBook,
+    LeaseEvent,
+    LeaseState,
+)
 
 positions = itertools.count(1)
 

@@ -12,11 +12,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from aztask.queues.base import ANY_SESSION, Broker, QueueOptions, Settled, Transactional
-from aztask.queues.local.broker import LocalBroker
-from aztask.queues.local.kind import KIND
-from aztask.queues.local.payload import MESSAGE_LIMIT, envelope_of, payload_of
-from aztask.queues.engine import Database, NewMessage
 from aztask.errors import (
     AlreadySettled,
     BrokerError,
@@ -26,6 +21,11 @@ from aztask.errors import (
     MessageTooLarge,
 )
 from aztask.message.envelope import Envelope
+from aztask.queues.base import ANY_SESSION, Broker, QueueOptions, Settled, Transactional
+from aztask.queues.engine import Database, NewMessage
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.local.kind import KIND
+from aztask.queues.local.payload import MESSAGE_LIMIT, envelope_of, payload_of
 from aztask.settlement import Abandon, Complete, Resubmit, with_envelope
 from aztask.support.clock import Clock
 

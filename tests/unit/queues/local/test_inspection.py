@@ -5,11 +5,11 @@ from collections import namedtuple
 
 import pytest
 
+from aztask.errors import InvalidQueueName
 from aztask.queues.base import QueueOptions
+from aztask.queues.engine import Database
 from aztask.queues.local import inspection
 from aztask.queues.local.broker import LocalBroker
-from aztask.queues.engine import Database
-from aztask.errors import InvalidQueueName
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -6,9 +6,9 @@ import tracemalloc
 import msgpack
 import pytest
 
-from aztask.queues.local.payload import envelope_of, new_message, payload_of
 from aztask.errors import ConfigurationError, EncodeError, MessageTooLarge
 from aztask.message.envelope import Envelope
+from aztask.queues.local.payload import envelope_of, new_message, payload_of
 
 FULL = Envelope(
     b"body",

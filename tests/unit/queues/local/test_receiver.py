@@ -7,8 +7,11 @@ from types import SimpleNamespace
 import pytest
 from still import Still
 
+from aztask.errors import AlreadySettled, ConfigurationError
+from aztask.message.envelope import Envelope
 from aztask.queues.base import ANY_SESSION, QueueOptions, ReceiverOptions
 from aztask.queues.delivery import Delivery, Renewed, Settled
+from aztask.queues.engine import Database
 from aztask.queues.local import receiver as local_receiver
 from aztask.queues.local.broker import LocalBroker
 from aztask.queues.local.receiver import (
@@ -18,9 +21,6 @@ from aztask.queues.local.receiver import (
     WakeUp,
     sequence_number,
 )
-from aztask.queues.engine import Database
-from aztask.errors import AlreadySettled, ConfigurationError
-from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,
     Complete,

@@ -3,10 +3,10 @@
 import pytest
 
 from aztask.address.urls import parse_broker
+from aztask.errors import BrokerUnavailable, ConfigurationError, QueueNotFound
 from aztask.queues.base import QueueOptions
 from aztask.queues.servicebus import admin as admin_module
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE, DELIVERY_LIMIT, Administration
-from aztask.errors import BrokerUnavailable, ConfigurationError, QueueNotFound
 from aztask.testing import emulator
 
 

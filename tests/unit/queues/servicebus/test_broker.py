@@ -8,10 +8,10 @@ import math
 import pytest
 
 from aztask.address.urls import parse_broker
-from aztask.queues.base import QueueOptions
-from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.errors import BrokerError, ConfigurationError, InvalidQueueName, MessageTooLarge
 from aztask.message.envelope import Envelope
+from aztask.queues.base import QueueOptions
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.testing import emulator
 
 LEASE = 30.0

@@ -4,8 +4,8 @@ import pytest
 from azure.servicebus import TransportType
 
 from aztask.address.addresses import ServiceBusAddress
-from aztask.queues.servicebus.connecting import ConnectionOptions
 from aztask.errors import ConfigurationError
+from aztask.queues.servicebus.connecting import ConnectionOptions
 
 NAMESPACE = ServiceBusAddress("shop.servicebus.windows.net")
 EMULATOR = ServiceBusAddress("127.0.0.1", 5672, emulator=True)

@@ -15,10 +15,10 @@ from azure.servicebus.exceptions import (
     ServiceBusServerBusyError,
 )
 
+from aztask.errors import BrokerUnavailable
 from aztask.queues.delivery import Lost, Settled, Unknown
 from aztask.queues.servicebus import private
 from aztask.queues.servicebus.control import RENEW, Control, LockRequest
-from aztask.errors import BrokerUnavailable
 
 BROKEN = ServiceBusConnectionError(message="the connection broke")
 BUSY = ServiceBusServerBusyError(message="too much")

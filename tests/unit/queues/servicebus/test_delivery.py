@@ -6,10 +6,10 @@ import pytest
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp.message import Header, Message
 
-from aztask.queues.base import Delivery
-from aztask.queues.servicebus.delivery import ages, all_unsettled, delivery_of, verb_of
 from aztask.errors import AlreadySettled, ConfigurationError
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Delivery
+from aztask.queues.servicebus.delivery import ages, all_unsettled, delivery_of, verb_of
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit
 
 LOCK = uuid.uuid4()

@@ -4,7 +4,6 @@ import pytest
 from azure.core.exceptions import HttpResponseError
 from azure.servicebus import exceptions as sdk
 
-from aztask.queues.servicebus.errors import error_of, is_lost, is_no_session, is_refusal
 from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -13,6 +12,7 @@ from aztask.errors import (
     QueueFull,
     QueueNotFound,
 )
+from aztask.queues.servicebus.errors import error_of, is_lost, is_no_session, is_refusal
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from aztask.address.addresses import ServiceBusAddress
-from aztask.queues.servicebus import inspection
-from aztask.queues.servicebus.clock import ServiceClock
-from aztask.queues.servicebus.inspection import BusInspector
 from aztask.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -16,6 +13,9 @@ from aztask.errors import (
     InvalidQueueName,
     QueueNotFound,
 )
+from aztask.queues.servicebus import inspection
+from aztask.queues.servicebus.clock import ServiceClock
+from aztask.queues.servicebus.inspection import BusInspector
 from aztask.support.clock import Clock
 
 PROPERTIES = SimpleNamespace(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from aztask.queues.servicebus.kind import KIND
 from aztask.errors import InvalidQueueName
+from aztask.queues.servicebus.kind import KIND
 
 
 @pytest.mark.parametrize("name", ["a", "A.b-c_d", "sales/eu/orders", "9", "q" * 260])

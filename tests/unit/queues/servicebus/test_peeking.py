@@ -3,13 +3,13 @@
 import pytest
 
 from aztask.address.urls import parse_broker
+from aztask.errors import QueueNotFound
+from aztask.message.envelope import Envelope
 from aztask.queues.base import MessageState, QueueOptions
 from aztask.queues.servicebus import peeking as peeking_module
 from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.queues.servicebus.client import BusClient
 from aztask.queues.servicebus.peeking import Peeking
-from aztask.errors import QueueNotFound
-from aztask.message.envelope import Envelope
 from aztask.settlement import DeadLetter
 from aztask.testing import emulator
 

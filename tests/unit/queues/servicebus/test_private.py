@@ -27,9 +27,9 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
+from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.queues.servicebus import private
 from aztask.queues.servicebus.errors import error_of
-from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.testing import emulator
 
 

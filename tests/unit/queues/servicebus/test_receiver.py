@@ -13,11 +13,6 @@ from azure.servicebus.exceptions import MessageLockLostError, ServiceBusServerBu
 from busservice import LEASE, Answer, BusService, broken, finish, install
 from waiting import wait_until
 
-from aztask.queues.base import ReceiverOptions
-from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
-from aztask.queues.servicebus import receiver as module
-from aztask.queues.servicebus.delivery import BusDelivery
-from aztask.queues.servicebus.receiver import BusReceiver, request_seconds
 from aztask.errors import (
     AlreadySettled,
     BrokerUnavailable,
@@ -26,6 +21,11 @@ from aztask.errors import (
     LeaseRefused,
 )
 from aztask.message.envelope import Envelope
+from aztask.queues.base import ReceiverOptions
+from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
+from aztask.queues.servicebus import receiver as module
+from aztask.queues.servicebus.delivery import BusDelivery
+from aztask.queues.servicebus.receiver import BusReceiver, request_seconds
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
 from aztask.support.failpoint import hit
 

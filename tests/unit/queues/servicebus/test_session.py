@@ -16,11 +16,6 @@ from azure.servicebus.exceptions import (
 )
 from busservice import LEASE, Answer, BusService, broken, finish, install
 
-from aztask.queues.base import ANY_SESSION, ReceiverOptions
-from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
-from aztask.queues.servicebus import session as module
-from aztask.queues.servicebus.receiver import request_seconds
-from aztask.queues.servicebus.session import GONE, UNCONFIRMED, SessionReceiver
 from aztask.errors import (
     AlreadySettled,
     BrokerUnavailable,
@@ -30,6 +25,11 @@ from aztask.errors import (
     MessageTooLarge,
 )
 from aztask.message.envelope import Envelope
+from aztask.queues.base import ANY_SESSION, ReceiverOptions
+from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
+from aztask.queues.servicebus import session as module
+from aztask.queues.servicebus.receiver import request_seconds
+from aztask.queues.servicebus.session import GONE, UNCONFIRMED, SessionReceiver
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
 
 Make = Callable[..., SessionReceiver]

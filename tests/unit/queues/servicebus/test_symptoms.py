@@ -15,13 +15,13 @@ import pytest
 
 from aztask.address.addresses import ServiceBusAddress
 from aztask.address.urls import parse_broker
+from aztask.errors import BrokerUnavailable, SendUnconfirmed
+from aztask.message.envelope import Envelope
 from aztask.queues.base import QueueOptions
 from aztask.queues.servicebus import private, symptoms
 from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.queues.servicebus.client import BusClient
 from aztask.queues.servicebus.errors import SDK_ERRORS
-from aztask.errors import BrokerUnavailable, SendUnconfirmed
-from aztask.message.envelope import Envelope
 from aztask.testing import RunningEmulator, emulator
 
 LEASE = 30.0

@@ -13,14 +13,7 @@ from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._pyamqp.message import Message, Properties
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
-from aztask.queues.servicebus.amqp import damaged, read_message
-from aztask.queues.servicebus.wire import (
-    EXPIRES_AT,
-    LONGEST_LIFE,
-    PACKED,
-    envelope_of,
-    message_of,
-)
+from aztask.celery.transport.translation import to_message
 from aztask.errors import (
     ConfigurationError,
     DecodeError,
@@ -30,7 +23,14 @@ from aztask.errors import (
 from aztask.message.bounds import MessageLimits
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
-from aztask.celery.transport.translation import to_message
+from aztask.queues.servicebus.amqp import damaged, read_message
+from aztask.queues.servicebus.wire import (
+    EXPIRES_AT,
+    LONGEST_LIFE,
+    PACKED,
+    envelope_of,
+    message_of,
+)
 
 NOW = 1_800_000_000.0
 

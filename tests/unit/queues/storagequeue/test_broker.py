@@ -8,9 +8,6 @@ import math
 import pytest
 
 from aztask.address.addresses import StorageQueueAddress
-from aztask.queues.base import ANY_SESSION, QueueOptions
-from aztask.queues.storagequeue.broker import StorageQueueBroker
-from aztask.queues.storagequeue.kind import CAPABILITIES
 from aztask.errors import (
     BrokerError,
     CapabilityError,
@@ -19,6 +16,9 @@ from aztask.errors import (
     MessageTooLarge,
 )
 from aztask.message.envelope import Envelope
+from aztask.queues.base import ANY_SESSION, QueueOptions
+from aztask.queues.storagequeue.broker import StorageQueueBroker
+from aztask.queues.storagequeue.kind import CAPABILITIES
 from aztask.support.masking import Secret
 
 

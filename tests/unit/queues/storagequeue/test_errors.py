@@ -10,7 +10,6 @@ from azure.core.exceptions import (
     ServiceResponseError,
 )
 
-from aztask.queues.storagequeue.errors import Effect, code_of, failure_of
 from aztask.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -18,6 +17,7 @@ from aztask.errors import (
     MessageTooLarge,
     QueueNotFound,
 )
+from aztask.queues.storagequeue.errors import Effect, code_of, failure_of
 
 
 def answered(status, code="", **headers):

@@ -9,8 +9,8 @@ from azure.core.exceptions import ServiceRequestError
 from queueservice import missing, refused
 
 from aztask.address.addresses import StorageQueueAddress
-from aztask.queues.storagequeue.inspection import StorageInspector
 from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.queues.storagequeue.inspection import StorageInspector
 from aztask.support.masking import Secret
 
 URL = "https://shop.queue.core.windows.net"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from aztask.queues.storagequeue.kind import KIND, poison_name
 from aztask.errors import InvalidQueueName
+from aztask.queues.storagequeue.kind import KIND, poison_name
 
 
 @pytest.mark.parametrize("name", ["abc", "a-b", "orders-2", "0ab", "a" * 56, "poison"])

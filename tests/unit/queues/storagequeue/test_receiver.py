@@ -7,6 +7,15 @@ import queueservice
 from queueservice import BUSY, DENIED, LOST, MISSED, UNSENT, Service, Stored
 from still import Still
 
+from aztask.errors import (
+    AlreadySettled,
+    BrokerError,
+    BrokerUnavailable,
+    CapabilityError,
+    ConfigurationError,
+    MessageTooLarge,
+)
+from aztask.message.envelope import Envelope
 from aztask.queues.base import ReceiverOptions
 from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.queues.storagequeue.polling import Polling
@@ -19,15 +28,6 @@ from aztask.queues.storagequeue.wire import (
     read_text,
     text_of,
 )
-from aztask.errors import (
-    AlreadySettled,
-    BrokerError,
-    BrokerUnavailable,
-    CapabilityError,
-    ConfigurationError,
-    MessageTooLarge,
-)
-from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Resubmit, with_envelope
 from aztask.support.clock import Clock
 

@@ -7,11 +7,11 @@ import queueservice
 from queueservice import BUSY, DENIED, LOST, OK, UNSENT, Service, refused
 from still import Still
 
+from aztask.errors import BrokerUnavailable, ConfigurationError, SendUnconfirmed
+from aztask.message.envelope import Envelope
 from aztask.queues.storagequeue.delivery import QueueRequests
 from aztask.queues.storagequeue.errors import Effect
 from aztask.queues.storagequeue.sending import MessageSender, judge
-from aztask.errors import BrokerUnavailable, ConfigurationError, SendUnconfirmed
-from aztask.message.envelope import Envelope
 from aztask.support.clock import Clock
 
 

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aztask.errors import CapabilityError, ConfigurationError, EncodeError, MessageTooLarge
+from aztask.message.envelope import Envelope
 from aztask.queues.storagequeue.wire import (
     ENVELOPE_LIMIT,
     LONGEST_DELAY,
@@ -18,8 +20,6 @@ from aztask.queues.storagequeue.wire import (
     text_of,
     whole_seconds,
 )
-from aztask.errors import CapabilityError, ConfigurationError, EncodeError, MessageTooLarge
-from aztask.message.envelope import Envelope
 from aztask.settlement import REASON_LIMIT, DeadLetter
 
 plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.binary()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from aztask import App, chain
-from aztask.queues.local.payload import payload_of
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue, names_in
 from aztask.operate import orphans
+from aztask.queues.local.payload import payload_of
 from aztask.stores.payloads import holders
 from aztask.stores.payloads.holders import (
     HOLDERS,
@@ -29,7 +29,7 @@ from aztask.stores.records.base import Owned, RunKey, Start
 from aztask.stores.records.local.scan import TABLES
 from aztask.stores.records.workflows import Change
 
-PACKAGE = Path(holders.__file__).parents[1]
+PACKAGE = Path(holders.__file__).parents[2]
 LARGE = b"x" * 2000
 LATER = 3 * 3600.0
 

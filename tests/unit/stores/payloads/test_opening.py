@@ -6,9 +6,9 @@ import pytest
 
 from aztask import App
 from aztask.address.addresses import BlobAddress
+from aztask.address.payloads import place_of
 from aztask.errors import ConfigurationError
 from aztask.stores.payloads.opening import FolderPayloads
-from aztask.address.payloads import place_of
 
 ACCOUNT = "DefaultEndpointsProtocol=https;AccountName=shop;AccountKey=c2VjcmV0;"
 

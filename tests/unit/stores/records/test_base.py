@@ -2,8 +2,8 @@
 
 import pytest
 
-from aztask.stores.records.base import Outcome, State
 from aztask.settlement import Abandon, Complete, DeadLetter, Hold, Lapse, Resubmit
+from aztask.stores.records.base import Outcome, State
 
 FINAL = {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED}
 

@@ -3,6 +3,7 @@
 import msgpack
 import pytest
 
+from aztask.settlement import Complete, to_record
 from aztask.stores.records.base import State
 from aztask.stores.records.damage import (
     Columns,
@@ -12,7 +13,6 @@ from aztask.stores.records.damage import (
     check_position,
     unpacked,
 )
-from aztask.settlement import Complete, to_record
 
 ROW = Columns(
     {

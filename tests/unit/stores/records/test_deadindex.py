@@ -7,9 +7,9 @@ import pytest
 from rowmodel import ModelStore
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.queues.local.payload import payload_of
-from aztask.queues.engine import Database
 from aztask.message.envelope import Envelope
+from aztask.queues.engine import Database
+from aztask.queues.local.payload import payload_of
 from aztask.stores.records import deadindex
 from aztask.stores.records.deadindex import (
     NOTES,

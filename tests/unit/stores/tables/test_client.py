@@ -12,8 +12,8 @@ from azure.core.exceptions import (
 )
 from tableanswers import answered
 
-from aztask.stores.connections import Connections
 from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.stores.connections import Connections
 from aztask.stores.tables.client import TimeBudget
 from aztask.stores.tables.errors import (
     OutcomeUnknown,

@@ -11,13 +11,13 @@ import pytest
 from pipelinebench import LEASE, Bench, Make
 
 from aztask import RetryPolicy
-from aztask.queues.delivery import Lost, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable
-from aztask.queues.lease.state import LeaseState
 from aztask.message.envelope import Envelope
+from aztask.queues.delivery import Lost, Unknown
+from aztask.queues.lease.state import LeaseState
+from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
 from aztask.stores.records.base import Finish, Outcome, Start, State
 from aztask.stores.records.startowner import owner_of
-from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
 from aztask.support.floodlog import FIRST_LINES
 from aztask.worker.pipeline.pipeline import _joint
 from aztask.worker.pipeline.refusals import TRIES

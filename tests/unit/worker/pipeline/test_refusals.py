@@ -14,8 +14,8 @@ from aztask.errors import (
     MessageTooLarge,
 )
 from aztask.queues.lease.state import LeaseEvent, LeaseState
-from aztask.stores.records.base import Outcome, RunKey, State
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
+from aztask.stores.records.base import Outcome, RunKey, State
 from aztask.worker.pipeline.refusals import Refusals, text_of
 from aztask.worker.pipeline.work import Stage, WorkItem
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pipelinebench import LEASE, BadBroker, Bench, make_bench
 
+from aztask.errors import BrokerUnavailable, LeaseLost, MessageTooLarge
 from aztask.queues.delivery import Lost, Renewed, Unknown
 from aztask.queues.engine import Database
-from aztask.errors import BrokerUnavailable, LeaseLost, MessageTooLarge
 from aztask.queues.lease.state import LeaseState
 from aztask.worker.lane import lane_of
 from aztask.worker.mailbox import EventMailbox

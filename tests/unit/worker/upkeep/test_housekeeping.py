@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from runtimes import Noting, make_runtime
 
-from aztask.queues.base import Capabilities, QueueStats
 from aztask.errors import QueueNotFound
+from aztask.queues.base import Capabilities, QueueStats
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import Kind, MemoryPayloads
 from aztask.support import chance

@@ -4,9 +4,9 @@ import sqlite3
 
 import pytest
 
+from aztask.stores.local.reading import rows_of
 from aztask.stores.records.base import RunKey, State, WorkerRecord
 from aztask.stores.records.local.rows import _NAMES, has_key, run_of, worker_of, worker_row
-from aztask.stores.local.reading import rows_of
 
 
 def test_text_that_is_not_utf8_is_bytes_and_harms_no_other_row():

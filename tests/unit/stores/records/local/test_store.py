@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from aztask.queues.engine import Database
 from aztask.message.envelope import Envelope
+from aztask.queues.engine import Database
+from aztask.settlement import Complete
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -27,7 +28,6 @@ from aztask.stores.records.base import (
 from aztask.stores.records.deadindex import IndexedDeadLetter
 from aztask.stores.records.local.runowners import PURGE_WINDOW
 from aztask.stores.records.local.store import _STEPS, LocalResults
-from aztask.settlement import Complete
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from aztask.settlement import Complete
 from aztask.stores.records.base import Outcome, RunKey, Start, State
 from aztask.stores.records.tables.index import _entry, entity_of
 from aztask.stores.records.tables.rows import new_run
-from aztask.settlement import Complete
 
 START = Start(RunKey("a"), "shop.add", "default", 7, "owner", "w", 1.0)
 

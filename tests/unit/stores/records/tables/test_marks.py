@@ -2,10 +2,10 @@
 
 import pytest
 
+from aztask.stores.keys import SHARDS, shard_of
 from aztask.stores.records.tables import marks as module
 from aztask.stores.records.tables.marks import CancellationMarks
 from aztask.stores.records.tables.names import partition_of
-from aztask.stores.keys import SHARDS, shard_of
 from aztask.stores.tables.client import TimeBudget
 
 

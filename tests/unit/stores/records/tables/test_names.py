@@ -2,9 +2,16 @@
 
 import pytest
 
-from aztask.stores.records.base import RunKey
-from aztask.stores.records.tables.names import is_blob_of, is_row, is_run, key_of_row, partition_of, row_of
 from aztask.stores.keys import SHARDS, key_text, shard_of
+from aztask.stores.records.base import RunKey
+from aztask.stores.records.tables.names import (
+    is_blob_of,
+    is_row,
+    is_run,
+    key_of_row,
+    partition_of,
+    row_of,
+)
 
 IDS = ["a", "A", "a/b", "a_2f_b", "a#b", "ü", "\udc80", "x" * 300, "x" * 301, "_", "~x", ""]
 

@@ -3,6 +3,7 @@
 import pytest
 from azure.data.tables import TableEntity
 
+from aztask.settlement import Abandon, Complete
 from aztask.stores.records.base import Outcome, RunKey, Start, State, WorkerRecord
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.tables.rows import (
@@ -17,7 +18,6 @@ from aztask.stores.records.tables.rows import (
     worker_entity,
     worker_of,
 )
-from aztask.settlement import Abandon, Complete
 
 START = Start(RunKey("a", 1, 2), "shop.add", "default", 7, "owner", "w", 1.0)
 

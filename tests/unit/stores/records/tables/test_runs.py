@@ -4,6 +4,7 @@ import pytest
 from azure.data.tables import TableEntity
 
 from aztask.errors import BrokerUnavailable
+from aztask.settlement import Complete
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -16,7 +17,6 @@ from aztask.stores.records.base import (
 )
 from aztask.stores.records.tables.rows import Run
 from aztask.stores.records.tables.runs import TRIES, Runs
-from aztask.settlement import Complete
 from aztask.stores.tables.client import TimeBudget
 from aztask.stores.tables.errors import OutcomeUnknown
 from aztask.support.clock import SYSTEM_CLOCK
