@@ -28,7 +28,7 @@ REASONS = {
     "support/parts.py": "the parts themselves",
     "emulator/view.py": "the output of aztask top: it ends when its reader has gone",
     "support/threadpool.py": "runs an event loop; errors of its coroutines belong to their callers",
-    "celery/transport/looped.py": "a receiver of kombu: Celery's loop gets the error and reconnects",
+    "celery/transport/looped.py": "kombu's receiver: Celery's loop gets the error and reconnects",
     "queues/lease/asyncheld.py": "one call at a time; the coroutine that waits gets its error",
     "azure/transport.py": "opens connections in parallel; the caller waits and gets the errors",
     "workflows/result.py": "deletes rows in parallel; the chore waits and gets the errors",

@@ -73,6 +73,7 @@ class LazyGroup(Group):
     package: the package whose modules are the commands. table: their names and their short help,
     so that a list of them imports none of them. others: names from other tools, and what to write
     here instead. beside: commands that are in another command's module, under their own names.
+    elsewhere: modules of commands that are in no module of `package`.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class LazyGroup(Group):
         table: Mapping[str, str] | None = None,
         others: Mapping[str, str] | None = None,
         beside: Mapping[str, str] | None = None,
+        elsewhere: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -89,6 +91,7 @@ class LazyGroup(Group):
         self._table = dict(table or {})
         self._others = dict(others or {})
         self._beside = dict(beside or {})
+        self._elsewhere = dict(elsewhere or {})
 
     def hint(self, name: str) -> str:
         """The counterpart of a command of another tool."""
@@ -105,7 +108,8 @@ class LazyGroup(Group):
             return None
         home = self._beside.get(cmd_name, cmd_name)
         name = cmd_name if home != cmd_name else "command"
-        command: click.Command = getattr(import_module(f"{self._package}.{home}"), name)
+        module = self._elsewhere.get(home, f"{self._package}.{home}")
+        command: click.Command = getattr(import_module(module), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

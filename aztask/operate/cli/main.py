@@ -67,6 +67,9 @@ OTHERS = {
 BESIDE = {"explain": "result", "limits": "control", "running": "workers", "tasks": "result"}
 """Commands that are in the module of another one."""
 
+ELSEWHERE = {"spark": "aztask.spark.cli"}
+"""Commands that are beside what they are about: only it and they need Spark."""
+
 SILENT = ("worker",)
 """Commands that print nothing on stdout."""
 
@@ -90,6 +93,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     table=COMMANDS,
     others=OTHERS,
     beside=BESIDE,
+    elsewhere=ELSEWHERE,
     epilog=EPILOG,
     context_settings={
         "auto_envvar_prefix": "AZTASK",

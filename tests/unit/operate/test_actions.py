@@ -333,9 +333,11 @@ CASES = {
 
 
 def functions():
-    """Every public function of the layer, by module and name."""
+    """Every public function of the layer, by module and name; what draws it is no part of it."""
     package = aztask.operate
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if info.name.startswith(("aztask.operate.cli", "aztask.operate.top")):
+            continue
         module = importlib.import_module(info.name)
         for name, each in vars(module).items():
             if inspect.isfunction(each) and each.__module__ == info.name and name[0] != "_":

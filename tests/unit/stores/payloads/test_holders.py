@@ -36,12 +36,12 @@ LATER = 3 * 3600.0
 # Each module that encodes a message or a value to be stored, and the holder that asks for it.
 # A new one must be added here, with a test below that its payloads stay.
 WRITERS = {
-    "backend.backend": ROWS,
-    "brokers.local.broker": QUEUES,
-    "brokers.local.payload": QUEUES,
-    "brokers.local.receiver": QUEUES,
-    "payloads.payloads": QUEUES,
-    "results.deadindex": ROWS,
+    "celery.backend.backend": ROWS,
+    "queues.local.broker": QUEUES,
+    "queues.local.payload": QUEUES,
+    "queues.local.receiver": QUEUES,
+    "stores.payloads.payloads": QUEUES,
+    "stores.records.deadindex": ROWS,
     "schedules.template": ROWS,
     "uniqueness.engine": ROWS,
     "uniqueness.keys": "a digest, which refers to nothing",
