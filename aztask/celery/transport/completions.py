@@ -3,7 +3,10 @@
 Rules
 1. Acknowledging does not wait for the service's answer. Otherwise a consumer would stand still, and
    with Celery's prefork pool one thread acknowledges for all processes.
-2. While one request is under way, the next messages gather. If `MOST` or more wait, the connection
+2. Messages gather for `GATHER` before a request, and while another one is under way: a consumer of
+   quick tasks acknowledges one message at a time, and one request for each would cost more than
+   the task. Nobody waits for the request; its message may be delivered again for so much longer if
+   the process dies. If `MOST` or more wait, the connection
    receives nothing further until there is room. An acknowledgement never waits: an event loop
    would stand still with it.
 3. If the process dies before the answer, the message is delivered again, as after any late
@@ -15,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final, Generic, TypeVar
 
 from aztask.support.parts import Part
@@ -25,6 +28,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST: Final = 64
+
+GATHER: Final = 0.003
+"""Seconds; well below the time that a lock leaves when it is renewed."""
 
 
 class Completions(Generic[T]):
@@ -36,7 +42,7 @@ class Completions(Generic[T]):
     def __init__(self, complete: Callable[[Sequence[T]], None]) -> None:
         self._complete = complete
         self._waiting: list[T] = []
-        self._busy = self._closed = False
+        self._busy = self._idle = self._closed = False
         self._changed = threading.Condition()
         self._part = Part("completions")
         self._thread: threading.Thread | None = None
@@ -48,7 +54,8 @@ class Completions(Generic[T]):
             if self._thread is None:
                 self._thread = self._part.thread(self._run, "aztask-completions")
                 self._thread.start()
-            self._changed.notify_all()
+            if self._idle:
+                self._changed.notify_all()
 
     @property
     def crowded(self) -> bool:
@@ -75,12 +82,17 @@ class Completions(Generic[T]):
                 )
 
     def _take(self) -> list[T]:
+        """The next batch; [] when it was closed and none is left."""
         with self._changed:
             self._busy = False
             self._changed.notify_all()
-            while not self._waiting and not self._closed:
-                self._changed.wait()
+            self._idle = True
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            self._idle = False
+            gathering = not (self._closed or self.crowded)
+        if gathering:
+            sleep(GATHER)
+        with self._changed:
             batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
             self._busy = bool(batch)
-            self._changed.notify_all()
             return batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic, sleep
 from typing import Any, TypeAlias
 
@@ -213,22 +213,35 @@ class Transport(virtual.Transport):
                 sleep(_GATHER_SECONDS)
         turns = self._turns() if self._may_receive() else []
         received = bool(turns) and self._receive(turns, _LONGEST_WAIT)
-        self._loop_receives = received and not self.broker.capabilities.remote
+        self._loop_receives = received and self._loop_may_receive(turns)
         return received
 
-    def receive_now(self) -> bool:
-        """For the loop's thread: receive without waiting, if it is its turn; False if nothing came.
+    def _loop_may_receive(self, turns: Sequence[Turn]) -> bool:
+        """True if the next receive returns at once, or after one round trip of a remote broker.
 
-        Its turn begins when messages of a local broker have come, and ends when no more come: to
+        A remote queue that has just given as many as it was asked for has more. With several
+        queues one of them may be empty, and a receive would wait for it.
+        """
+        if not self.broker.capabilities.remote:
+            return True
+        return len(turns) == 1 and turns[0][1].gave_all
+
+    def receive_now(self) -> bool:
+        """For the loop's thread: receive, if it is its turn; False if nothing came.
+
+        Its turn begins when messages have come and more are there, and ends when no more come: to
         receive them costs less than to hand over to the thread that waits for them.
         """
         if not self._loop_receives:
             return False
-        received = False
+        received = more = False
         try:
-            received = any(channel.fetch(source, 0.0) for channel, source in self._turns())
+            turns = self._turns()
+            if self._loop_may_receive(turns):  # a consumer may have come since
+                received = any(channel.fetch(source, 0.0) for channel, source in turns)
+                more = received and self._loop_may_receive(turns)
         finally:
-            if not received:
+            if not more:
                 self._loop_receives = False
                 self.changes.note()  # it is the thread's turn
         return received

@@ -96,6 +96,7 @@ class QueueConsumer:
         self.consumer_tag = consumer_tag
         self.callback = callback
         self.accepted = accepted
+        self.gave_all = False  # the last receive brought as many as it asked for
         self._session = ""
         self._session_since = 0.0
         self.reopen(broker)
@@ -125,11 +126,13 @@ class QueueConsumer:
         if self.source.sessions:
             limit = 1
             self._take_turns()
+        self.gave_all = False
         try:
             deliveries = self.receiver.receive(limit, wait)
         except LeaseRefused as error:
             self._adopt(error)
             return []
+        self.gave_all = len(deliveries) >= limit and not self.source.sessions
         if self.source.sessions and deliveries and deliveries[0].session != self._session:
             self._session, self._session_since = deliveries[0].session or "", monotonic()
         return deliveries

@@ -6,12 +6,14 @@ waits for.
 
 Rules
 1. One thread receives for all consumers of queues, in the turns in which a blocking connection
-   receives. Mailboxes have threads of their own (`aztask.celery.transport.pump`). What can be
-   received without a network is received by the loop's thread, for as long as something comes.
+   receives. Mailboxes have threads of their own (`aztask.celery.transport.pump`). While more
+   messages are known to be there, the loop's thread receives them itself: from a local broker for
+   as long as something comes, from a remote one while each receive brings all that it asks for.
 2. Only the loop's thread delivers. It goes on until all is delivered or the loop has something
    else to do: a loop that runs tasks itself (Celery's ``solo``) acknowledges between two of them.
-3. The loop's thread never waits for a network: the receiving thread waits, and settlements of a
-   remote broker are carried out in the background.
+3. The loop's thread waits for a network for one round trip at a time, and only for messages that
+   are there; if another worker has taken them meanwhile, it waits for the shortest receive once.
+   Settlements of a remote broker are carried out in the background.
 4. An error of a receive ends the thread. The loop's thread raises it, as the blocking connection
    does, and Celery connects again.
 5. Receiving keeps no stock beside the prefetch count's: the thread receives when everything that it
@@ -58,7 +60,7 @@ class ReceivingConnection(Protocol):
         ...
 
     def receive_now(self) -> bool:
-        """Receive on the loop's thread, without waiting; False if nothing came."""
+        """Receive on the loop's thread what is known to be there; False if nothing came."""
         ...
 
     def deliver_round(self) -> bool:

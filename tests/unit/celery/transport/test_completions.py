@@ -42,6 +42,17 @@ def test_what_is_acknowledged_meanwhile_goes_into_one_request(service):
     assert service.batches == [[1], [2, 3, 4]]
 
 
+def test_what_is_acknowledged_one_by_one_gathers_for_a_request(service):
+    """A loop that runs quick tasks itself acknowledges them one at a time."""
+    service.allowed.set()
+    waiting = Completions(service.complete)
+    for message in range(64):
+        waiting.add(message)
+    assert waiting.close(10)
+    assert len(service.batches) <= 8
+    assert [each for batch in service.batches for each in batch] == [*range(64)]
+
+
 def test_one_that_fails_stops_no_other(service, caplog):
     service.allowed.set()
     waiting = Completions(service.complete)

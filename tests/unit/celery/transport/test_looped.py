@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from kombu import Connection, Consumer, Queue
@@ -182,6 +183,42 @@ def test_while_messages_come_the_loop_receives_from_a_local_broker_itself(site, 
     others = [each for each in threads if each is not threading.current_thread()]
     assert len(threads) >= 15
     assert len(others) <= 4, "it waits for the first ones"
+
+
+def remotely(site, monkeypatch):
+    """Have the transport take the broker for a remote one."""
+    remote = replace(site.broker.capabilities, remote=True)
+    monkeypatch.setattr(type(site.broker), "capabilities", remote)
+
+
+def test_the_loop_receives_from_a_remote_broker_while_each_receive_brings_all(site, monkeypatch):
+    """A queue that gave all that it was asked for has more: that is one round trip, not a wait."""
+    remotely(site, monkeypatch)
+    settle_each(site)
+    site.consume(prefetch_count=4)
+    threads = receiving(site, monkeypatch)
+    site.send(*[b"1"] * 42)
+    site.run(lambda: len(site.got) == 42)
+    loops = [each for each in threads if each is threading.current_thread()]
+    assert len(loops) >= 8
+    assert not site.transport._loop_receives, "the last receive brought less than it asked for"
+    site.send(b"1")
+    site.run(lambda: len(site.got) == 43)
+    site.run(lambda: counts(site)[1] == 0)
+    assert threads[-1] is not threading.current_thread()
+
+
+def test_the_loop_does_not_wait_for_one_of_several_remote_queues(site, monkeypatch):
+    remotely(site, monkeypatch)
+    settle_each(site)
+    site.broker.declare("others")
+    site.consume(prefetch_count=4)
+    (channel,) = site.transport.channels
+    channel.basic_consume("others", False, site.receive, "others")
+    threads = receiving(site, monkeypatch)
+    site.send(*[b"1"] * 42)
+    site.run(lambda: len(site.got) == 42)
+    assert threading.current_thread() not in threads
 
 
 def test_a_blocking_drain_takes_over_what_the_loop_received(site, monkeypatch):
