@@ -9,7 +9,8 @@ Rules
    transports. It is loaded while Kombu itself is being imported, so importing aztask here, which
    uses Kombu, would fail. Every program that uses Kombu on this machine loads it, so it must be
    cheap and may not fail.
-2. An alias names a class by text. Kombu imports ``aztask.transport`` when you open such an address.
+2. An alias names a class by text. Kombu imports ``aztask.celery.transport`` when you open such an
+   address.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ALIASES = ("aztask", "aztask+local", "aztask+servicebus", "aztask+storagequeue")
 """The schemes of aztask's addresses. Kombu itself reads ``aztask+KIND://...`` as the transport
 ``aztask`` with the address ``KIND://...``, except after a failover, when it looks up the whole."""
 
-TRANSPORT = "aztask.transport:Transport"
+TRANSPORT = "aztask.celery.transport:Transport"
 
 
 def register() -> None:

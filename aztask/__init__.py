@@ -13,7 +13,6 @@ from aztask.version import __version__
 if TYPE_CHECKING:
     from aztask.app import App
     from aztask.breaker import CircuitBreaker
-    from aztask.canvas.graphs import Signature, chain, chord, group
     from aztask.config import QueueSettings, Settings
     from aztask.context import Context, TaskLease, current_context
     from aztask.errors import (
@@ -56,13 +55,14 @@ if TYPE_CHECKING:
         UnknownTask,
         WorkerStopping,
     )
-    from aztask.lease.asyncheld import AsyncHeldLease
-    from aztask.lease.held import HeldLease
     from aztask.message.message import TaskMessage
     from aztask.message.payload import StoredValue
+    from aztask.queues.lease.asyncheld import AsyncHeldLease
+    from aztask.queues.lease.held import HeldLease
     from aztask.result import AsyncResult, as_completed
     from aztask.retry import RetryPolicy
     from aztask.task import ContextTask, Task
+    from aztask.workflows.graphs import Signature, chain, chord, group
     from aztask.workflows.result import WorkflowResult
 
 __all__ = [
@@ -137,10 +137,10 @@ __all__ = [
 _HOMES = {
     "App": "aztask.app",
     "CircuitBreaker": "aztask.breaker",
-    "Signature": "aztask.canvas.graphs",
-    "chain": "aztask.canvas.graphs",
-    "chord": "aztask.canvas.graphs",
-    "group": "aztask.canvas.graphs",
+    "Signature": "aztask.workflows.graphs",
+    "chain": "aztask.workflows.graphs",
+    "chord": "aztask.workflows.graphs",
+    "group": "aztask.workflows.graphs",
     "WorkflowResult": "aztask.workflows.result",
     "AsyncResult": "aztask.result",
     "as_completed": "aztask.result",
@@ -149,8 +149,8 @@ _HOMES = {
     "Context": "aztask.context",
     "TaskLease": "aztask.context",
     "current_context": "aztask.context",
-    "HeldLease": "aztask.lease.held",
-    "AsyncHeldLease": "aztask.lease.asyncheld",
+    "HeldLease": "aztask.queues.lease.held",
+    "AsyncHeldLease": "aztask.queues.lease.asyncheld",
     "TaskMessage": "aztask.message.message",
     "StoredValue": "aztask.message.payload",
     "RetryPolicy": "aztask.retry",

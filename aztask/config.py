@@ -26,13 +26,13 @@ from aztask.address.addresses import (
     StorageQueueAddress,
     TablesAddress,
 )
+from aztask.address.payloads import place_of
 from aztask.address.priorities import check_priorities
 from aztask.address.urls import parse_broker, parse_container, parse_results
 from aztask.errors import ConfigurationError
-from aztask.lease.bounds import check_leases, read_bounds
-from aztask.lease.state import NO_RENEWAL
 from aztask.message.bounds import MessageLimits
-from aztask.payloads.place import place_of
+from aztask.queues.lease.bounds import check_leases, read_bounds
+from aztask.queues.lease.state import NO_RENEWAL
 from aztask.retry import RETRY_STRATEGIES, RetryStrategy, check_strategy
 from aztask.support.checks import (
     check_upload,

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aztask.brokers.delivery import Delivery, Lost, Settled, Unknown
 from aztask.config import Settings
 from aztask.context import Context
-from aztask.events.event import Event
-from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.message.message import TaskMessage
+from aztask.queues.delivery import Delivery, Lost, Settled, Unknown
 from aztask.settlement import Decision
+from aztask.stores.events.event import Event
+from aztask.stores.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.support.hooks import Hook, Listeners
 from aztask.support.lifespans import Lifespans
 

@@ -19,8 +19,8 @@ from aztask.errors import (
     TaskExpired,
     TaskFailed,
 )
-from aztask.results.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
-from aztask.results.watcher import watcher_of
+from aztask.stores.records.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
+from aztask.stores.records.watcher import watcher_of
 from aztask.support import clock
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from aztask.breaker import breaker_of
-from aztask.canvas.graphs import GraphOwner, Signature
 from aztask.context import Context, current_context, unsent_context
 from aztask.errors import ConfigurationError, EncodeError
 from aztask.message.codec import Codec
@@ -29,6 +28,7 @@ from aztask.taskoptions import (
     positive,
 )
 from aztask.uniqueness.rules import unique_rules
+from aztask.workflows.graphs import GraphOwner, Signature
 
 __all__ = [
     "BoundTask",

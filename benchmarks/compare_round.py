@@ -31,7 +31,7 @@ from celery_round import celery_local, celery_servicebus, celery_storagequeue
 from common import processor_seconds
 
 from aztask import App, chord
-from aztask.brokers.base import QueueOptions
+from aztask.queues.base import QueueOptions
 
 SENDS, BATCHED = 2_000, 30_000
 BUS_SENDS, BUS_BATCHED = 1_000, 5_000

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import Check, conclude, family, machine, megabytes
 
-from aztask.events.event import Event
-from aztask.events.sink import read_events
+from aztask.stores.events.event import Event
+from aztask.stores.events.sink import read_events
 
 HERE = Path(__file__).parent
 TASKS = 1000

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import machine, percentile, spread
 
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database, Durability, Engine, NewMessage
 from aztask.message.envelope import Envelope
+from aztask.queues.engine import Database, Durability, Engine, NewMessage
+from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Complete
 
 ROUNDS = 5

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from aztask.events.sink import Event, FileEventSink
+from aztask.stores.events.sink import Event, FileEventSink
 
 TURNS, TASKS_PER_TURN, ROUNDS = 200, 32, 7
 

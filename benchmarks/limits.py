@@ -26,14 +26,14 @@ from typing import Any
 from common import Check, conclude, figure, machine
 
 from aztask import App
-from aztask.brokers.base import QueueOptions
-from aztask.canvas.limits import limit_of
-from aztask.engine import Database
 from aztask.limits.claiming import Claims
+from aztask.limits.declaration import limit_of
 from aztask.limits.permits import IDLE_SECONDS, Permits
 from aztask.limits.storeclock import StoreClock
-from aztask.results.controls import Entry, EntryChange, StoreTime
-from aztask.results.local.store import LocalResults
+from aztask.queues.base import QueueOptions
+from aztask.queues.engine import Database
+from aztask.stores.records.controls import Entry, EntryChange, StoreTime
+from aztask.stores.records.local.store import LocalResults
 from aztask.support.clock import SYSTEM_CLOCK
 
 QUIET = 10

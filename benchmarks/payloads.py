@@ -36,9 +36,9 @@ from common import Check, conclude, family, figure, machine  # noqa: E402
 from proxy import Proxy, proxied  # noqa: E402
 
 from aztask import App  # noqa: E402
-from aztask.brokers.base import QueueOptions  # noqa: E402
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE  # noqa: E402
 from aztask.context import TaskLease  # noqa: E402
+from aztask.queues.base import QueueOptions  # noqa: E402
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE  # noqa: E402
 from aztask.task import Invocation  # noqa: E402
 from aztask.testing import emulator  # noqa: E402
 from aztask.worker.pool.answers import Answers  # noqa: E402

@@ -34,7 +34,7 @@ from common import Check, conclude, machine, percentile, spread  # noqa: E402
 from proxy import Proxy  # noqa: E402
 
 from aztask import App  # noqa: E402
-from aztask.brokers.servicebus.administration import administration_client  # noqa: E402
+from aztask.queues.servicebus.administration import administration_client  # noqa: E402
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 TASKS = int(os.environ.get("BENCH_TASKS", "6000"))
@@ -47,7 +47,9 @@ LATENCIES = 40
 DELAY = 0.005
 PATIENCE = 60.0  # seconds for one worker and one full queue; most need less than five
 QUEUE, PEER_QUEUE = "default", "celery-bench"
-SERVER = "from aztask.cli.emulator import command; command(auto_envvar_prefix='AZTASK_EMULATOR')"
+SERVER = (
+    "from aztask.operate.cli.emulator import command; command(auto_envvar_prefix='AZTASK_EMULATOR')"
+)
 
 
 class Bench:

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aztask.events.event import Event, quote, to_line
 from aztask.spark.events.compactfiles import ORIGIN_KEY, Origin
 from aztask.spark.events.lines import ARROW, EVENT_COLUMNS
+from aztask.stores.events.event import Event, quote, to_line
 
 HOURS = 24
 BEGIN = 1_790_000_000 // 86400 * 86400

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aztask import App
-from aztask.brokers.base import Capabilities, Peeked, QueueOptions, QueueStats, Receiver
 from aztask.errors import CapabilityError
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Capabilities, Peeked, QueueOptions, QueueStats, Receiver
 
 
 class NullBroker:

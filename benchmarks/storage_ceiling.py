@@ -28,7 +28,7 @@ from storage_systems import Bench  # noqa: E402
 
 from aztask.azure.connection import bytes_of  # noqa: E402
 from aztask.azure.transport import LeanTransport  # noqa: E402
-from aztask.brokers.storagequeue.messages import MessagePipeline, RequestSpec  # noqa: E402
+from aztask.queues.storagequeue.messages import MessagePipeline, RequestSpec  # noqa: E402
 
 CONNECTIONS = 8
 WARMINGS = 8

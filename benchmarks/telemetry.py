@@ -59,7 +59,7 @@ from compare import Ratio
 from compare_round import emulator
 
 from aztask import App
-from aztask.results.base import Provisioned
+from aztask.stores.records.base import Provisioned
 
 HERE = Path(__file__).parent
 RATIOS = (("off", "bare"), ("on", "off"), ("otel", "off"), ("all", "off"))

@@ -38,11 +38,11 @@ import azurite  # noqa: E402
 from proxy import Proxy  # noqa: E402
 
 from aztask import App, chord  # noqa: E402
-from aztask.canvas.graphs import Graph  # noqa: E402
-from aztask.canvas.place import Place as Position  # noqa: E402
-from aztask.results.base import Provisioned, State  # noqa: E402
+from aztask.stores.records.base import Provisioned, State  # noqa: E402
 from aztask.workflows.engine import engine_for  # noqa: E402
+from aztask.workflows.graphs import Graph  # noqa: E402
 from aztask.workflows.joins import TaskEnd  # noqa: E402
+from aztask.workflows.place import Place as Position  # noqa: E402
 
 MEMBERS = 480
 WRITERS = 24

@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol
 import msgpack
 from azure.data.tables import EdmType, EntityProperty, TableClient, UpdateMode
 
-from aztask.results.base import RunKey
-from aztask.results.tables.names import WORKERS, partition_of, row_of
 from aztask.stores.keys import key_text, shard_of
+from aztask.stores.records.base import RunKey
+from aztask.stores.records.tables.names import WORKERS, partition_of, row_of
 
 ABSENT: Final = object()
 """A column or property that is not there."""

@@ -9,9 +9,9 @@ from typing import Any
 import msgpack
 from hostilestream import Hostile, garbled, packed
 
-from aztask.brokers.servicebus.values import _READERS
-from aztask.brokers.servicebus.wire import EXPIRES_AT, PACKED
 from aztask.emulator.amqp import encode, sections
+from aztask.queues.servicebus.values import _READERS
+from aztask.queues.servicebus.wire import EXPIRES_AT, PACKED
 
 WIDTHS = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
 CODES = sorted({code for code, reader in enumerate(_READERS) if "_unknown" not in repr(reader)})

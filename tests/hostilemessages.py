@@ -17,15 +17,15 @@ from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from rawclient import RawClient, transfer_frame
 
-from aztask.brokers.servicebus.wire import message_of
 from aztask.emulator.amqp import encode, sections
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.broker import producer, stored
 from aztask.emulator.broker.stored import NO_TTL, StoredMessage
-from aztask.engine import NewMessage
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.queues.engine import NewMessage
+from aztask.queues.servicebus.wire import message_of
 
 ACCEPTED = 0x24
 

@@ -24,13 +24,13 @@ from typing import Any
 
 import msgpack
 
-from aztask.brokers.local import payload
-from aztask.brokers.storagequeue import wire
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.headers import _CONSUMED, _FIELDS
 from aztask.message.message import TaskMessage
 from aztask.message.signatures import NOT_SIGNED
+from aztask.queues.local import payload
+from aztask.queues.storagequeue import wire
 
 HEADERS = sorted({*_FIELDS, *_CONSUMED, *NOT_SIGNED, "x-unknown"})
 PROPERTIES = ("reply_to", "body_encoding", "priority", "delivery_info", "x-unknown")

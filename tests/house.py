@@ -316,7 +316,7 @@ def add(a, b): return a + b
 """
 WORK = """
 import signal, subprocess
-from aztask.cli.main import main
+from aztask.operate.cli.main import main
 def run(count):
     text = "from house_app import add; sent = [add.delay(n, 1) for n in range({})]; "
     text += "[each.get(timeout=60) for each in sent]"
@@ -375,7 +375,7 @@ def services() -> Iterator[dict[str, tuple[str, str]]]:
     sys.path.insert(0, str(ROOT / "tests"))
     from azurite import running  # noqa: PLC0415  # only --brokers needs what tests need
 
-    from aztask.brokers.servicebus.admin import ADMIN_VARIABLE  # noqa: PLC0415
+    from aztask.queues.servicebus.admin import ADMIN_VARIABLE  # noqa: PLC0415
     from aztask.testing import emulator  # noqa: PLC0415
 
     with (

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aztask.canvas.graphs import Signature
-from aztask.events import Event
 from aztask.message.codec import Codec
-from aztask.results.base import Outcome, ResultStore, RunKey, RunRecord, State
-from aztask.results.schedules import ClaimRow, Kept, Occurrence, ScheduleStore, schedules_of
 from aztask.schedules.engine import ScheduleEngine
 from aztask.schedules.runner import Runner
 from aztask.schedules.schedules import Schedules
 from aztask.schedules.stored import read_schedule
 from aztask.settlement import Complete
+from aztask.stores.events import Event
+from aztask.stores.records.base import Outcome, ResultStore, RunKey, RunRecord, State
+from aztask.stores.records.schedules import ClaimRow, Kept, Occurrence, ScheduleStore, schedules_of
+from aztask.workflows.graphs import Signature
 
 
 class Killed(BaseException):

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from waiting import wait_until
 
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.testing import emulator
 
 ROOT = Path(__file__).parents[1]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 SCHEMES: Final[dict[str, str]] = {
-    "local": "aztask.brokers.local.kind",
-    "servicebus": "aztask.brokers.servicebus.kind",
-    "storagequeue": "aztask.brokers.storagequeue.kind",
+    "local": "aztask.queues.local.kind",
+    "servicebus": "aztask.queues.servicebus.kind",
+    "storagequeue": "aztask.queues.storagequeue.kind",
 }
-"""Each module has a `aztask.brokers.kinds.BrokerKind` as its ``KIND``."""
+"""Each module has a `aztask.queues.kinds.BrokerKind` as its ``KIND``."""

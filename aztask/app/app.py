@@ -13,40 +13,39 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, overload
 
-from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.address.owner import Owner
 from aztask.app.options import AppOptions, QueueOptionNames
 from aztask.app.queues import DeclaredQueues
 from aztask.app.sending import Sends
 from aztask.app.tasks import DeclaredLimits, TaskRegistry
 from aztask.app.workflows import WorkflowStarter
-from aztask.brokers.base import Broker, Position, QueueOptions
-from aztask.canvas.graphs import Signature
-from aztask.canvas.limits import Limit
 from aztask.config import Settings, environment_options, read_environment
-from aztask.connections import TEST_BROKER, Connections
 from aztask.context import Context
 from aztask.errors import ConfigurationError
-from aztask.events.sink import EventSink
 from aztask.handler import Handler
 from aztask.hooks import Hooks, event_sink
-from aztask.lease.asyncheld import AsyncHeldLease
-from aztask.lease.held import HeldLease
+from aztask.leaseadvice.advisor import LeaseAdvisor
+from aztask.limits.declaration import Limit
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue
 from aztask.message.signatures import SignatureRules
-from aztask.payloads.opening import payloads_for
-from aztask.payloads.payloads import WEEK, Payloads
-from aztask.payloads.store import MemoryPayloads
+from aztask.queues.base import Broker, Position, QueueOptions
+from aztask.queues.lease.asyncheld import AsyncHeldLease
+from aztask.queues.lease.held import HeldLease
 from aztask.result import AsyncResult
-from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy, check_policy
 from aztask.schedules.schedules import Plan, ScheduleOptions, Schedules
 from aztask.sending.queueplan import QueuePlan
 from aztask.sending.send import Sender
 from aztask.sending.sent import InlineMode
+from aztask.stores.connections import TEST_BROKER, Connections
+from aztask.stores.events.sink import EventSink
+from aztask.stores.payloads.opening import payloads_for
+from aztask.stores.payloads.payloads import WEEK, Payloads
+from aztask.stores.payloads.store import MemoryPayloads
+from aztask.stores.records.base import ResultStore
 from aztask.support.checks import module_names
 from aztask.support.late import late
 from aztask.task import ContextTask, Invocation, Task
@@ -58,6 +57,7 @@ from aztask.taskoptions import (
     name_text,
 )
 from aztask.uniqueness.engine import UniqueEngine
+from aztask.workflows.graphs import Signature
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,16 +8,16 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Unpack
 
-from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.address.priorities import NORMAL, priority_queue, queue_of_priority
 from aztask.app.options import QueueOptionNames
 from aztask.app.tasks import DeclaredLimits
-from aztask.brokers.base import ANY_SESSION, Broker, Position, QueueOptions
 from aztask.config import QueueSettings, Settings
-from aztask.connections import Connections
 from aztask.errors import InvalidQueueName
-from aztask.lease.held import HeldLease, LeaseTerms
+from aztask.leaseadvice.advisor import LeaseAdvisor
+from aztask.queues.base import ANY_SESSION, Broker, Position, QueueOptions
+from aztask.queues.lease.held import HeldLease, LeaseTerms
 from aztask.sending.queueplan import QueuePlan, plan_of
+from aztask.stores.connections import Connections
 from aztask.support.durations import to_seconds
 from aztask.task import Task
 from aztask.taskoptions import check_options

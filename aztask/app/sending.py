@@ -8,13 +8,13 @@ from contextlib import suppress
 from typing import Any, cast
 
 from aztask.app.queues import DeclaredQueues
-from aztask.connections import Connections
 from aztask.errors import NotUnique
-from aztask.events.event import Event
 from aztask.message.codec import Codec
 from aztask.result import AsyncResult
 from aztask.sending.asyncsend import AsyncSender
 from aztask.sending.send import Sender
+from aztask.stores.connections import Connections
+from aztask.stores.events.event import Event
 from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from aztask.brokers.delivery import Position
-from aztask.canvas.limits import Limit, limit_of
 from aztask.config import Settings
 from aztask.errors import ConfigurationError, DuplicateTask, did_you_mean
 from aztask.handler import Handler
+from aztask.limits.declaration import Limit, limit_of
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.foreign import foreign_message, is_foreign
 from aztask.message.message import TaskMessage
+from aztask.queues.delivery import Position
 from aztask.retry import RetryPolicy
 from aztask.task import ContextTask, InvocationSender, Task
 from aztask.taskoptions import TaskOptions, name_text, raise_duplicate, task_name

@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, Protocol, cast
 
-from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.app.queues import DeclaredQueues
-from aztask.canvas.compiler import compile_graph
-from aztask.canvas.graphs import Graph, Signature
-from aztask.canvas.plan import task_id_of
-from aztask.connections import Connections
 from aztask.context import current_context
 from aztask.errors import ConfigurationError
 from aztask.hooks import Hooks, Sending
+from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.message.codec import Codec
 from aztask.sending.ids import new_id
 from aztask.sending.send import Sender
 from aztask.sending.sessionrules import check_session
+from aztask.stores.connections import Connections
 from aztask.support import clock
 from aztask.task import SendOptions, Task
+from aztask.workflows.compiler import compile_graph
 from aztask.workflows.engine import WorkflowEngine, engine_for
+from aztask.workflows.graphs import Graph, Signature
 from aztask.workflows.mailing import Posted
+from aztask.workflows.plan import task_id_of
 from aztask.workflows.result import WorkflowResult
 from aztask.workflows.starting import Origin, Starter
 

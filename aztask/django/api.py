@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
 
 from aztask.hooks import Sending
-from aztask.results.base import NOTE_BYTES
+from aztask.stores.records.base import NOTE_BYTES
 from aztask.support.late import install_command
 
 try:
@@ -64,8 +64,9 @@ __all__ = [
 
 # What a sender stores with a task so that Django can show it: its arguments and its times.
 #
-# The result store keeps it as the note of the first run (`aztask.results.base.RunRecord.note`), and
-# the message carries the times in two headers for the worker.
+# The result store keeps it as the note of the first run
+# (`aztask.stores.records.base.RunRecord.note`), and the message carries the times in two headers
+# for the worker.
 
 
 ENQUEUED_AT: Final = "django-enqueued-at"

@@ -13,7 +13,6 @@ from django.db import connections, transaction
 
 from aztask.app import App
 from aztask.config import read_environment
-from aztask.connections import TEST_BROKER
 from aztask.django.api import (
     BaseTaskBackend,
     Call,
@@ -29,6 +28,7 @@ from aztask.django.results import result_of
 from aztask.django.running import wrap
 from aztask.django.taskapp import TaskApp, task_app
 from aztask.sending.ids import new_id
+from aztask.stores.connections import TEST_BROKER
 from aztask.taskoptions import SendOptions
 
 

@@ -28,7 +28,7 @@ from aztask.django.api import (
 )
 from aztask.django.taskapp import TaskApp
 from aztask.errors import BrokerError, CodecError, EncodeError
-from aztask.results.base import Outcome, RunRecord, State
+from aztask.stores.records.base import Outcome, RunRecord, State
 
 ID_CHARACTERS: Final = 64
 """The longest id of a Django task."""

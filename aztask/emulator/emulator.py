@@ -25,8 +25,8 @@ from aztask.emulator.broker.namespace import Namespace
 from aztask.emulator.config import read_config
 from aztask.emulator.options import Options, connection_string
 from aztask.emulator.server import Server
-from aztask.engine import IN_MEMORY, Database, Engine
 from aztask.errors import ConfigurationError
+from aztask.queues.engine import IN_MEMORY, Database, Engine
 from aztask.support.clock import Clock, boot_seconds
 from aztask.support.private import make_directory, make_file
 

@@ -23,8 +23,8 @@ from typing import Any, Final, TypeAlias
 
 from aztask.errors import ConfigurationError
 from aztask.limits.control import UnreadableControls
-from aztask.results.controls import ENTRY_LIMIT, ControlStore, Entry, EntryCell
 from aztask.stores.changing import Kept, New, change
+from aztask.stores.records.controls import ENTRY_LIMIT, ControlStore, Entry, EntryCell
 from aztask.support import chance
 
 NAME: Final = "breakers"

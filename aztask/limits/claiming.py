@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from aztask.canvas.limits import Rate
+from aztask.limits.declaration import Rate
 from aztask.limits.rates import RateState
 from aztask.limits.slots import Slot
 from aztask.limits.storeclock import StoreClock
-from aztask.results.controls import ControlStore, EntryChange
 from aztask.stores.changing import Kept, New, change
+from aztask.stores.records.controls import ControlStore, EntryChange
 
 TRIES: Final = 12
 EPOCH_SECONDS: Final = 5.0

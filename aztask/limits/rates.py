@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from aztask.canvas.limits import Rate
+from aztask.limits.declaration import Rate
 from aztask.support import chance
 
 SLACK: Final = 0.045

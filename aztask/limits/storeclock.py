@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from aztask.results.controls import ControlStore
+from aztask.stores.records.controls import ControlStore
 from aztask.support.clock import Clock
 
 KEPT_SECONDS: Final = 60.0

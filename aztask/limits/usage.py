@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aztask.canvas.limits import Limit
+from aztask.limits.declaration import Limit
 from aztask.limits.holders import Holders
 from aztask.limits.rates import RateState
-from aztask.results.controls import ControlStore
+from aztask.stores.records.controls import ControlStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,8 @@ class Codec:
     def decode_value(self, data: bytes) -> Any:
         """Decode a value that `encode_value` wrote; one that is stored apart is fetched.
 
-        Raises DecodeError, ContentRefused, and what fetching raises (`aztask.payloads.store`).
+        Raises DecodeError, ContentRefused, and what fetching raises
+        (`aztask.stores.payloads.store`).
         """
         if not isinstance(data, bytes):
             raise DecodeError(f"an encoded value is bytes, not {type(data).__name__}")

@@ -55,7 +55,7 @@ class TaskMessage:
     * `traceparent`: W3C trace context.
     * `lease_seconds`: the lease that was advised for the queue at the send.
     * `workflow`: the id of the workflow that it belongs to; `node`: its place in that, see
-      `aztask.canvas.place`.
+      `aztask.workflows.place`.
     * `payload`: the reference to the body, which is then empty, see `aztask.message.payload`.
     * `extra`: other headers, passed on unchanged.
     """

@@ -20,10 +20,10 @@ from typing import ClassVar, Generic, TypeVar
 
 from aztask.app import App
 from aztask.errors import ConfigurationError
-from aztask.events.event import Event
 from aztask.limits.control import operator_name
-from aztask.results.base import ResultStore
-from aztask.results.controls import ControlStore, controls_of
+from aztask.stores.events.event import Event
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.controls import ControlStore, controls_of
 from aztask.support.display import safe_str
 
 Result = TypeVar("Result")

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from aztask.app import App
-from aztask.canvas.limits import Limit
 from aztask.errors import AztaskError, NotFound, did_you_mean
 from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
 from aztask.limits.control import Controls, ControlState, Pause, Scope, UnreadableControls
+from aztask.limits.declaration import Limit
 from aztask.limits.scale import MOST, Reach, Scale
 from aztask.limits.usage import LimitUsage, usage_of
 from aztask.operate.action import Action, Progress, Subject, control_store, results_of
 from aztask.operate.draining import keyed_limit
-from aztask.results.base import WorkerRecord
+from aztask.stores.records.base import WorkerRecord
 from aztask.support.display import visible
 from aztask.support.masking import printable
 

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Final
 
 from aztask.app import App
-from aztask.brokers.base import Broker
-from aztask.brokers.inspection import Inspectable, Inspector, QueueFacts, Right
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
 from aztask.operate.findings import (
     DAMAGED_ROWS,
@@ -34,8 +32,10 @@ from aztask.operate.orphans import payload_findings
 from aztask.operate.owners import owner_findings
 from aztask.operate.queuechecks import judge
 from aztask.operate.queues import LeftOut, all_queues
-from aztask.results.base import Provisioned, State, WorkerRecord
+from aztask.queues.base import Broker
+from aztask.queues.inspection import Inspectable, Inspector, QueueFacts, Right
 from aztask.sending.queueplan import QueuePlan
+from aztask.stores.records.base import Provisioned, State, WorkerRecord
 from aztask.support.display import plural
 from aztask.support.finding import Finding, Level, failed, fine, problem, warning
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from aztask.app import App
-from aztask.canvas.limits import Limit
 from aztask.errors import ConfigurationError, NotFound, did_you_mean
 from aztask.limits.control import Scope
+from aztask.limits.declaration import Limit
 from aztask.limits.usage import usage_of
-from aztask.results.base import SILENT_SECONDS, ResultStore, WorkerRecord
-from aztask.results.controls import ControlStore, controls_of
+from aztask.stores.records.base import SILENT_SECONDS, ResultStore, WorkerRecord
+from aztask.stores.records.controls import ControlStore, controls_of
 from aztask.support.display import visible
 from aztask.support.masking import printable
 

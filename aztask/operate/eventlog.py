@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from aztask.events.event import Event, from_line, quote
-from aztask.events.openfiles import open_files
-from aztask.events.sink import LINE_LIMIT
+from aztask.stores.events.event import Event, from_line, quote
+from aztask.stores.events.openfiles import open_files
+from aztask.stores.events.sink import LINE_LIMIT
 
 BLOCK: Final = 4 << 20
 """Bytes that are searched at a time; more than `LINE_LIMIT`."""
@@ -94,8 +94,8 @@ class Entry:
     """Something that happened to a task, or a gap.
 
     * `at`: UTC epoch seconds; None for a gap whose time is not known.
-    * `kind`: of an event (see `aztask.events.event`), ``start`` or an outcome's state for what only
-      a row knows, or `GAP`.
+    * `kind`: of an event (see `aztask.stores.events.event`), ``start`` or an outcome's state for
+      what only a row knows, or `GAP`.
     * `text`: what happened, in words; not masked against terminals.
     * `source`: ``event``, ``row`` or ``both``; "" for a gap.
     * `worker`: that it happened on, or the sender.

@@ -17,11 +17,11 @@ from typing import Final
 
 from aztask.app import App
 from aztask.errors import ConfigurationError, NotFound
-from aztask.events.event import Event
 from aztask.operate.eventlog import GAP, Entry, EventLog, events_of, gap, seconds
-from aztask.results.base import Outcome, RunRecord, State
-from aztask.results.starts import GIVEN_BACK
 from aztask.settlement import DeadLetter, Decision, Defer, Hold, Resubmit, name_of
+from aztask.stores.events.event import Event
+from aztask.stores.records.base import Outcome, RunRecord, State
+from aztask.stores.records.starts import GIVEN_BACK
 
 
 def explain(app: App, task_id: str, directory: Path | None = None) -> History:

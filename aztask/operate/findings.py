@@ -11,14 +11,14 @@ from aztask.app import App
 from aztask.errors import AztaskError
 from aztask.limits.breakers import OpenBreaker, breakers_of_apps
 from aztask.limits.control import Controls
-from aztask.results.base import Measurable, ResultStore, StoreSize
-from aztask.results.controls import controls_of
-from aztask.results.damage import Damaged
-from aztask.results.schedules import schedules_of
 from aztask.schedules.engine import ScheduleEngine
 from aztask.schedules.states import MISSED, state_of
 from aztask.schedules.stored import DUE
 from aztask.schedules.view import View
+from aztask.stores.records.base import Measurable, ResultStore, StoreSize
+from aztask.stores.records.controls import controls_of
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.schedules import schedules_of
 from aztask.support.display import byte_text, plural, visible
 from aztask.support.finding import Finding, failed, fine, warning
 

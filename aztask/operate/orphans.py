@@ -1,8 +1,8 @@
 """Payloads that nothing refers to: ``aztask doctor --collect`` removes them.
 
 Rules
-1. A payload that anything still needs is never removed: `aztask.payloads.holders` knows messages,
-   dead letters, and what waits in the result store. Messages are only peeked.
+1. A payload that anything still needs is never removed: `aztask.stores.payloads.holders` knows
+   messages, dead letters, and what waits in the result store. Messages are only peeked.
 2. A payload younger than `YOUNG_SECONDS` is never removed: its message may just be being sent.
 3. A queue is seen in full if the service shows all its messages. If one queue is not, arguments and
    checkpoints are removed only once they are older than ``payload_lifetime``.
@@ -23,9 +23,9 @@ from typing import ClassVar, Final
 from aztask.app import App
 from aztask.errors import AztaskError
 from aztask.operate.action import Action, Progress
-from aztask.payloads.holders import HOUR, Holders, ended
-from aztask.payloads.payloads import Payloads
-from aztask.payloads.store import Kind, Listed, may_remove
+from aztask.stores.payloads.holders import HOUR, Holders, ended
+from aztask.stores.payloads.payloads import Payloads
+from aztask.stores.payloads.store import Kind, Listed, may_remove
 from aztask.support.display import byte_text
 from aztask.support.finding import Finding, failed, fine, warning
 

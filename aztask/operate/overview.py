@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from aztask.app import App
-from aztask.brokers.base import QueueStats
 from aztask.operate.workers import RunningRow, Workers, heartbeats, running_rows
-from aztask.results.base import ResultStore, RunRecord, State, WorkerRecord
+from aztask.queues.base import QueueStats
+from aztask.stores.records.base import ResultStore, RunRecord, State, WorkerRecord
 from aztask.support.display import safe_str
 
 GONE_SECONDS: Final = 3600.0

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from aztask.adaptive.document import adopt as adopt_advice
 from aztask.address.owner import Owner
 from aztask.app import App
 from aztask.errors import AztaskError, ConfigurationError, did_you_mean
+from aztask.leaseadvice.document import adopt as adopt_advice
 from aztask.operate.action import Action, Progress, results_of
-from aztask.results.base import ResultStore
-from aztask.results.owners import UNOWNED_SECONDS, CountsUnowned, OwnedRows, parts_of
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.owners import UNOWNED_SECONDS, CountsUnowned, OwnedRows, parts_of
 from aztask.support.display import plural
 from aztask.support.finding import Finding, failed, fine, warning
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from aztask.brokers.base import Capabilities
-from aztask.brokers.inspection import QueueFacts
 from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.queues.base import Capabilities
+from aztask.queues.inspection import QueueFacts
 from aztask.sending.queueplan import LEAST_LIMIT, QueuePlan
 from aztask.support.finding import Finding, fine, problem, warning
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from aztask.app import App
-from aztask.brokers.base import Capabilities, Peeked, QueueStats
 from aztask.errors import BrokerError, BrokerUnavailable, CodecError, QueueDisabled, QueueNotFound
 from aztask.message.message import TaskMessage
 from aztask.operate.action import Action, Progress, Subject
-from aztask.results.base import Provisioned
+from aztask.queues.base import Capabilities, Peeked, QueueStats
+from aztask.stores.records.base import Provisioned
 from aztask.support.display import plural, visible
 
 __all__ = [

@@ -12,8 +12,6 @@ from aztask.address.owner import NO_OWNER
 from aztask.app import App
 from aztask.errors import AztaskError, CodecError, ConfigurationError, NotFound, ResultDamaged
 from aztask.operate.action import Action, Progress, results_of
-from aztask.results.base import ResultStore
-from aztask.results.damage import Damaged
 from aztask.schedules.engine import ScheduleEngine
 from aztask.schedules.rules import Rules
 from aztask.schedules.runner import ASIDE
@@ -22,6 +20,8 @@ from aztask.schedules.states import MISSED, state_of
 from aztask.schedules.stored import Made
 from aztask.schedules.triggers import Cron, Trigger, next_time
 from aztask.schedules.view import View
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.damage import Damaged
 from aztask.support.display import visible
 
 __all__ = [

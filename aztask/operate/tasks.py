@@ -12,8 +12,8 @@ from aztask.app import App
 from aztask.errors import AztaskError, CodecError, NotFound, did_you_mean
 from aztask.operate.action import Action, Progress, Subject, results_of
 from aztask.operate.queues import LeftOut, all_queues, hidden, waiting
-from aztask.results.base import ResultStore, RunRecord, State
 from aztask.settlement import name_of
+from aztask.stores.records.base import ResultStore, RunRecord, State
 from aztask.support.display import plural, visible
 from aztask.task import Task
 

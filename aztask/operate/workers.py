@@ -11,7 +11,7 @@ from aztask.app import App
 from aztask.errors import CodecError, ForeignId
 from aztask.message.codec import Codec
 from aztask.operate.action import results_of
-from aztask.results.base import ResultStore, RunningTask, RunRecord, WorkerRecord
+from aztask.stores.records.base import ResultStore, RunningTask, RunRecord, WorkerRecord
 from aztask.support.parts import Failure
 
 __all__ = [

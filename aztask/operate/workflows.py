@@ -10,8 +10,8 @@ from aztask.app import App
 from aztask.errors import AztaskError, ForeignId, NotFound, ResultDamaged
 from aztask.operate.action import Action, Progress, Subject, results_of
 from aztask.operate.deadletters.actions import ReplayLetters, replay_by_id
-from aztask.results.base import State
-from aztask.results.damage import Damaged
+from aztask.stores.records.base import State
+from aztask.stores.records.damage import Damaged
 from aztask.support.display import visible
 from aztask.workflows.graph import Root
 from aztask.workflows.views import NodeView, WorkflowView, summaries, view

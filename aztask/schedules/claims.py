@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import msgpack
 
-from aztask.results.damage import Columns, Damaged
-from aztask.results.schedules import ClaimRow
+from aztask.stores.records.damage import Columns, Damaged
+from aztask.stores.records.schedules import ClaimRow
 
 LIVES_SECONDS: Final = 600.0
 FORGOTTEN_SECONDS: Final = 3600.0

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Final
 
-from aztask.results.schedules import COMMITTED
 from aztask.schedules.rules import MOST_WAITING, Rules
 from aztask.schedules.stored import DUE, PLANNED, SKIPPED, WAITING, Made, Schedule
 from aztask.schedules.triggers import Trigger, latest_times
+from aztask.stores.records.schedules import COMMITTED
 
 OVERLAPS: Final = "the task of {} has not ended"
 

@@ -12,11 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from aztask.address.owner import Owner
 from aztask.context import SCHEDULE, SCHEDULED_AT
 from aztask.errors import AztaskError, CodecError, ConfigurationError
-from aztask.events.event import Event
 from aztask.message.codec import Codec
-from aztask.results.base import ResultStore
-from aztask.results.damage import Damaged
-from aztask.results.schedules import COMMITTED, ScheduleStore
 from aztask.schedules.claims import FORGOTTEN_SECONDS, Claim, read_claim
 from aztask.schedules.deciding import decide, due_times, is_busy, jitter_of
 from aztask.schedules.occurrenceevents import missed_event, sent_event, skipped_event
@@ -36,6 +32,10 @@ from aztask.schedules.template import Definition, read_template, template_of
 from aztask.schedules.triggers import latest_times, next_time
 from aztask.schedules.view import NO_CODE, Code, View, read_view
 from aztask.stores.changing import Kept, New, change
+from aztask.stores.events.event import Event
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.schedules import COMMITTED, ScheduleStore
 from aztask.support.display import one_line
 from aztask.support.failpoint import hit
 from aztask.task import Task

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from aztask.events.event import Event
 from aztask.message.message import TaskMessage
 from aztask.schedules.stored import Made
+from aztask.stores.events.event import Event
 from aztask.support.display import plural
 
 

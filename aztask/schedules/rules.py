@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from aztask.errors import ConfigurationError
-from aztask.results.damage import Columns, Damaged
+from aztask.stores.records.damage import Columns, Damaged
 from aztask.support.durations import to_seconds
 from aztask.taskoptions import choice
 

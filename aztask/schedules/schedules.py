@@ -10,13 +10,9 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol, TypedDict, Unpack, cast
 
 from aztask.address.owner import Owner
-from aztask.canvas.graphs import Signature
 from aztask.errors import ConfigurationError, DuplicateTask
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.results.base import ResultStore
-from aztask.results.damage import Damaged
-from aztask.results.schedules import COMMITTED, schedules_of
 from aztask.schedules.deciding import task_id_of
 from aztask.schedules.engine import OccurrenceSends, ScheduleEngine
 from aztask.schedules.rules import Missed, Overlap, Rules, checked_rules
@@ -25,11 +21,15 @@ from aztask.schedules.stored import BACKFILLED, DUE, SENT, TRIGGERED, Made, Sche
 from aztask.schedules.template import Definition
 from aztask.schedules.triggers import Trigger, latest_times, trigger_of
 from aztask.schedules.view import Code, View
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.schedules import COMMITTED, schedules_of
 from aztask.support import chance
 from aztask.support.durations import to_epoch_seconds
 from aztask.support.parts import Part
 from aztask.task import Task
 from aztask.taskoptions import check_options
+from aztask.workflows.graphs import Signature
 
 NAME_CHARACTERS: Final = 200
 MOST_BACKFILLED: Final = 10_000

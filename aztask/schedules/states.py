@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from aztask.errors import CodecError, ConfigurationError
-from aztask.results.damage import Damaged
 from aztask.schedules.engine import KEPT, ScheduleEngine
 from aztask.schedules.stored import SENT, TRIGGERED
 from aztask.schedules.triggers import At
 from aztask.schedules.view import View
+from aztask.stores.records.damage import Damaged
 
 MISSED: Final = "missed"
 ENDED: Final = "ended"

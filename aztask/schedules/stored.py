@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgpack
 
-from aztask.results.damage import Columns, Damaged
-from aztask.results.schedules import Occurrence
+from aztask.stores.records.damage import Columns, Damaged
+from aztask.stores.records.schedules import Occurrence
 
 REMEMBERED: Final = 4
 """Earlier definitions whose end a head remembers, see `Schedule.left`."""

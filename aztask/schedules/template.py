@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import msgpack
 
-from aztask.brokers.local.payload import envelope_of, payload_of
 from aztask.errors import MessageTooLarge
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.results.damage import Columns, Damaged
-from aztask.results.schedules import HEAD_BYTES
+from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.schedules.rules import Rules, read_rules
 from aztask.schedules.triggers import Trigger, read_trigger
+from aztask.stores.records.damage import Columns, Damaged
+from aztask.stores.records.schedules import HEAD_BYTES
 
 SPEC: Final = "aztask-schedule-spec"
 ROOM: Final = 2048

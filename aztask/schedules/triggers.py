@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.results.damage import Damaged
+from aztask.stores.records.damage import Damaged
 from aztask.support.checks import shown
 from aztask.support.durations import to_epoch_seconds, to_seconds
 from aztask.support.late import install_command

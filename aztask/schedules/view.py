@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.results.damage import Damaged
-from aztask.results.schedules import Kept
 from aztask.schedules.claims import LIVES_SECONDS, Claim, read_claim
 from aztask.schedules.stored import WAITING, Made, Schedule, read_made, read_schedule
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.schedules import Kept
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from kombu import Connection, Producer
 
-from aztask.brokers.base import Broker
+from aztask.celery.transport import Transport
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.transport import Transport
+from aztask.queues.base import Broker
 
 
 class Publisher:

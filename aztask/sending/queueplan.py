@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aztask.brokers.base import Capabilities, QueueOptions
 from aztask.config import QueueSettings, Settings
 from aztask.errors import ConfigurationError
+from aztask.queues.base import Capabilities, QueueOptions
 from aztask.task import Task
 
 LEAST_WINDOW: Final = 600.0

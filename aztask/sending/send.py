@@ -15,22 +15,22 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from aztask.adaptive.advisor import LeaseAdvisor
-from aztask.brokers.base import Broker
-from aztask.connections import Connections
 from aztask.context import current_context
 from aztask.errors import BrokerError, CodecError, EncodeError, NotUnique, SendUnconfirmed
-from aztask.events.sink import EventSink
 from aztask.hooks import Hooks, Sending
+from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
-from aztask.payloads.payloads import Payloads
-from aztask.results.base import RunKey, RunRecord, State
+from aztask.queues.base import Broker
 from aztask.sending.ids import new_id, new_ids
 from aztask.sending.publisher import Publication, Publisher
 from aztask.sending.sendevents import SendEvents, with_headers, with_shared_headers
 from aztask.sending.sessionrules import check_session
 from aztask.sending.unique import UniqueSender
+from aztask.stores.connections import Connections
+from aztask.stores.events.sink import EventSink
+from aztask.stores.payloads.payloads import Payloads
+from aztask.stores.records.base import RunKey, RunRecord, State
 from aztask.support import clock
 from aztask.support.display import short_repr
 from aztask.support.durations import to_seconds

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aztask.errors import EncodeError
-from aztask.events.event import Event, EventKind
-from aztask.events.sink import EventSink
 from aztask.hooks import Sending
 from aztask.message.message import TaskMessage
-from aztask.results.base import NOTE_BYTES
+from aztask.stores.events.event import Event, EventKind
+from aztask.stores.events.sink import EventSink
+from aztask.stores.records.base import NOTE_BYTES
 from aztask.support import clock
 from aztask.support.forks import fork_safe_lock
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from aztask.brokers.base import Capabilities
 from aztask.errors import CapabilityError, ConfigurationError
+from aztask.queues.base import Capabilities
 from aztask.task import Task
 from aztask.taskoptions import SendOptions
 

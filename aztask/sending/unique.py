@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from aztask.connections import Connections
 from aztask.errors import BrokerError, CodecError, ConfigurationError, NotUnique, SendUnconfirmed
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.results.base import Outcome, RunKey, RunRecord, State
-from aztask.results.uniques import uniques_of
 from aztask.sending.publisher import Publication
 from aztask.settlement import Complete
+from aztask.stores.connections import Connections
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
+from aztask.stores.records.uniques import uniques_of
 from aztask.support import clock
 from aztask.uniqueness.engine import Blocked, UniqueEngine
 from aztask.uniqueness.rules import UniqueRules

@@ -1,7 +1,7 @@
 """The data pipeline on Spark: submit DataFrames as tasks, analyse events, triage dead letters.
 
 Rules
-1. Only ``aztask spark ...`` imports it from outside, when such a command runs.
+1. Only ``aztask spark ...`` imports it from outside, when such a command runs: `cli` has them.
 2. Executors import it too, so no module here does any work on import.
 3. Names are imported on first use. Without pyspark, one line says what to install.
 """

@@ -19,7 +19,8 @@ Rules
    had owners. In a kind that `Kind.inherits`, such a row stands in for an own one that does not
    exist: nothing is made beside it, and it is changed where it is, so that the release before sees
    that.
-8. What another program wrote is returned as it is: the reader checks it (`aztask.results.damage`).
+8. What another program wrote is returned as it is: the reader checks it
+   (`aztask.stores.records.damage`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Final
 
-from aztask.events.event import Event
+from aztask.stores.events.event import Event
 
 UNKNOWN: Final = "(unknown)"
 OTHER: Final = "(other)"

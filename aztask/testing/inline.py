@@ -12,16 +12,16 @@ from types import TracebackType
 from typing import Any, Final
 
 from aztask.app import App
-from aztask.brokers.local.broker import LocalBroker
 from aztask.context import Context, current_context, set_current_context, unsent_context
-from aztask.engine import Database
 from aztask.errors import ResultTimeout
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.view import DeadLetters, DeadLetterView
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 from aztask.result import AsyncResult
-from aztask.results.local.store import LocalResults
 from aztask.sending.ids import new_id
 from aztask.sending.sent import Sent, find, named
+from aztask.stores.records.local.store import LocalResults
 from aztask.support.clock import Clock
 from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions, delay_seconds

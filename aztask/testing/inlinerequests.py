@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from aztask.app import App
-from aztask.brokers.base import SessionHolder
-from aztask.brokers.delivery import Renewed
 from aztask.context import TaskLease
 from aztask.errors import AztaskError, MessageTooLarge
-from aztask.lease.keeper import LeaseKeeper
+from aztask.queues.base import SessionHolder
+from aztask.queues.delivery import Renewed
+from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.answers import LOST, TOO_LARGE, Answers

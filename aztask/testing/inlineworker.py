@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aztask.app import App
-from aztask.brokers.base import ANY_SESSION, Receiver
-from aztask.brokers.local.broker import LocalBroker
 from aztask.context import TaskLease, set_current_context
-from aztask.events.sink import NullEventSink
 from aztask.hooks import HookedSink
-from aztask.lease.keeper import LeaseKeeper
-from aztask.results.base import State
+from aztask.queues.base import ANY_SESSION, Receiver
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Abandon, Complete, Defer, Hold, Lapse, Resubmit, from_record
+from aztask.stores.events.sink import NullEventSink
+from aztask.stores.records.base import State
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.threadpool import LoopThread
 from aztask.testing.inlinerequests import InlineRequests

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from aztask.brokers.servicebus.administration import administration_client
 from aztask.emulator.broker.access import Rule
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import Options
 from aztask.errors import AztaskError, BrokerUnavailable
+from aztask.queues.servicebus.administration import administration_client
 from aztask.support.clock import Clock
 
 # -- an emulator on its own thread, for tests and scripts that are not asynchronous --------

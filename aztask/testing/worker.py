@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from aztask.app import App
-from aztask.brokers.local.broker import LocalBroker
-from aztask.connections import TEST_BROKER
-from aztask.engine import Database
 from aztask.errors import AztaskError
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
+from aztask.stores.connections import TEST_BROKER
+from aztask.stores.records.local.store import LocalResults
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import msgpack
 
-from aztask.results.damage import Columns, Damaged
+from aztask.stores.records.damage import Columns, Damaged
 
 VERSION = 1
 

@@ -7,16 +7,16 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from aztask.brokers.local.payload import envelope_of, payload_of
 from aztask.errors import AztaskError, BrokerUnavailable, CodecError, ForeignId
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.payloads.holders import replaced_names
-from aztask.results.base import ResultStore, RunRecord, State
-from aztask.results.damage import Damaged
-from aztask.results.uniques import Held, Holder, HolderCell, UniqueStore
+from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.stores.changing import Kept, New, change
+from aztask.stores.payloads.holders import replaced_names
+from aztask.stores.records.base import ResultStore, RunRecord, State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.uniques import Held, Holder, HolderCell, UniqueStore
 from aztask.support.failpoint import hit
 from aztask.uniqueness.claims import Claim, read_claim
 from aztask.uniqueness.keys import task_of

@@ -25,8 +25,8 @@ from aztask.errors import AztaskError, ConfigurationError
 from aztask.limits.breakers import PROBE_SECONDS, Breakers, Open, OpenBreaker
 from aztask.limits.failurewindow import FailureWindow
 from aztask.limits.storeclock import StoreClock
-from aztask.results.base import State
-from aztask.results.controls import controls_of
+from aztask.stores.records.base import State
+from aztask.stores.records.controls import controls_of
 from aztask.support import chance
 from aztask.worker.lane import Lane, Work
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of

@@ -27,10 +27,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aztask.app import App
-from aztask.brokers.delivery import Delivery
-from aztask.lease.state import Lease
 from aztask.limits.breakers import OpenBreaker
 from aztask.limits.control import ControlState
+from aztask.queues.delivery import Delivery
+from aztask.queues.lease.state import Lease
 from aztask.support.failpoint import hit
 from aztask.support.parts import Part, watch_parts
 from aztask.worker.breaking import Breaking

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 from aztask.app import App
-from aztask.brokers.base import Broker
-from aztask.lease.keeper import LeaseKeeper, LeaseReports
+from aztask.queues.base import Broker
+from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.support.clock import Clock
 from aztask.worker.intake.ports import PlainIntake, QueueSource, Receiving, SessionsIntake
 from aztask.worker.lane import Lane, Work

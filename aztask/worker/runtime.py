@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from aztask.app import App
-from aztask.lease.keeper import LeaseKeeper, LeaseReports
-from aztask.lease.state import Lease
+from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
+from aztask.queues.lease.state import Lease
 from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.support.masking import mask

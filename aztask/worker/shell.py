@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from aztask.app import App
-from aztask.brokers.base import Broker
-from aztask.lease.keeper import LeaseKeeper, LeaseReports
+from aztask.queues.base import Broker
+from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.worker.intake.ports import QueueSource, Receiving
 from aztask.worker.intake.queueintake import Intake

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from aztask.brokers.base import Receiver
-from aztask.brokers.delivery import Delivery
-from aztask.lease.state import Lease
 from aztask.limits.breakers import OpenBreaker
 from aztask.limits.control import ControlState
+from aztask.queues.base import Receiver
+from aztask.queues.delivery import Delivery
+from aztask.queues.lease.state import Lease
 from aztask.worker.pipeline.work import SessionSlot, WorkItem
 
 

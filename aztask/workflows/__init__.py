@@ -22,8 +22,9 @@ Rules
 6. Housekeeping of any worker compares unset bits with recorded outcomes, see
    `aztask.workflows.repair`.
 
-Modules: `bits` (rows and decisions as values), `documents` (compare-and-set with retries), `edits`
-(changes of documents), `graph` (root, plan and stored messages), `joins` (ends become bits and
-follow-ups), `mailing` (sends nodes), `starting`, `inputs` (values by reference), `repair`,
-`forgetting`, `result`.
+Modules: `graphs` (signatures, chains, groups and chords as plain values), `compiler`, `plan` and
+`place` (what they compile to), `bits` (rows and decisions as values), `documents` (compare-and-set
+with retries), `edits` (changes of documents), `graph` (root, plan and stored messages), `joins`
+(ends become bits and follow-ups), `mailing` (sends nodes), `starting`, `inputs` (values by
+reference), `repair`, `result`. The first four neither send nor store anything.
 """

@@ -1,7 +1,7 @@
 """The bits of a join: its members' ends in rows, and the decision once all have ended.
 
 Rules
-1. `aztask.canvas.plan.Layout` says which row has the bit of a member.
+1. `aztask.workflows.plan.Layout` says which row has the bit of a member.
 2. An end changes a bit only if its version (node, generation) is later than that of the bit.
    Every such change after the first raises the revision of the row.
 3. With one row, the row holds the decision too. With more, the join's document says which rows are
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from aztask.canvas.plan import Layout, Slot
-from aztask.results.base import State
+from aztask.stores.records.base import State
+from aztask.workflows.plan import Layout, Slot
 
 INLINE_BYTES: Final = 40_000
 """Bytes of values that a row holds itself; more values are in documents of their own."""

@@ -22,7 +22,7 @@ from threading import Lock
 from typing import Final, Protocol
 
 from aztask.errors import BrokerUnavailable
-from aztask.results.workflows import ROOT, Addition, Change, Document, WorkflowStore
+from aztask.stores.records.workflows import ROOT, Addition, Change, Document, WorkflowStore
 from aztask.support import chance
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.workflows.pace import Pace

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from aztask.canvas.plan import RUN, Layout, Node
-from aztask.results.workflows import ROOT, Change
+from aztask.stores.records.workflows import ROOT, Change
 from aztask.support import chance
 from aztask.workflows.bits import (
     INLINE_BYTES,
@@ -21,6 +20,7 @@ from aztask.workflows.bits import (
 from aztask.workflows.documents import Appended
 from aztask.workflows.graph import Root, read_root
 from aztask.workflows.packing import pack_join, pack_late, pack_values, read_join
+from aztask.workflows.plan import RUN, Layout, Node
 from aztask.workflows.rows import Row, empty_row, read_row
 
 PIECES: Final = 32

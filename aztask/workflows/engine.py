@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aztask.message.codec import Codec
-from aztask.results.base import ResultStore
-from aztask.results.workflows import WorkflowStore, workflows_of
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.workflows import WorkflowStore, workflows_of
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.workflows.documents import Documents
 from aztask.workflows.graph import Graphs

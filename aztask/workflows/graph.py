@@ -18,14 +18,14 @@ from typing import Any, Final, TypeVar
 
 import msgpack
 
-from aztask.brokers.local.payload import envelope_of, payload_of
-from aztask.canvas.plan import Plan, unpack
 from aztask.errors import DecodeError
 from aztask.message.envelope import Envelope
-from aztask.results.base import State
-from aztask.results.damage import Columns, Damaged
-from aztask.results.workflows import ROOT, Change, WorkflowStore
+from aztask.queues.local.payload import envelope_of, payload_of
+from aztask.stores.records.base import State
+from aztask.stores.records.damage import Columns, Damaged
+from aztask.stores.records.workflows import ROOT, Change, WorkflowStore
 from aztask.support.clock import Clock
+from aztask.workflows.plan import Plan, unpack
 
 DELAY: Final = "aztask-node-delay"
 EXPIRES: Final = "aztask-node-expires"

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aztask.canvas.place import Place
-from aztask.canvas.plan import Node, task_id_of
 from aztask.errors import ResultError, TaskCancelled, TaskExpired, TaskFailed
 from aztask.message.codec import Codec
 from aztask.message.serializer import pack
-from aztask.results.base import ResultStore, State
-from aztask.results.damage import Damaged
+from aztask.stores.records.base import ResultStore, State
+from aztask.stores.records.damage import Damaged
 from aztask.workflows.bits import (
     NIL,
     Decision,
@@ -30,6 +28,8 @@ from aztask.workflows.documents import Documents
 from aztask.workflows.edits import join_name, row_name
 from aztask.workflows.graph import Graphs
 from aztask.workflows.packing import read_join, read_values
+from aztask.workflows.place import Place
+from aztask.workflows.plan import Node, task_id_of
 from aztask.workflows.rows import read_row
 
 DEPTH: Final = 200

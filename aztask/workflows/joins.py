@@ -22,10 +22,8 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Final, NamedTuple
 
-from aztask.canvas.place import Place
-from aztask.canvas.plan import ROOT, Node, Plan, Slot, task_id_of
-from aztask.results.base import ResultStore, State
-from aztask.results.workflows import Change
+from aztask.stores.records.base import ResultStore, State
+from aztask.stores.records.workflows import Change
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.workflows.bits import (
@@ -43,6 +41,8 @@ from aztask.workflows.edits import JoinEdit, RootEdit, RowEdit, values_name
 from aztask.workflows.graph import Graphs, Root
 from aztask.workflows.mailing import Mailer, Posted
 from aztask.workflows.packing import pack_values, read_values
+from aztask.workflows.place import Place
+from aztask.workflows.plan import ROOT, Node, Plan, Slot, task_id_of
 from aztask.workflows.rows import Row
 
 logger = logging.getLogger(__name__)

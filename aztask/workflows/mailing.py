@@ -11,7 +11,7 @@ from aztask.errors import CodecError
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.results.damage import Damaged
+from aztask.stores.records.damage import Damaged
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.workflows.graph import DELAY, EXPIRES, Graphs, Root, split_extra

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgpack
 
-from aztask.results.base import State
-from aztask.results.damage import Damaged
+from aztask.stores.records.base import State
+from aztask.stores.records.damage import Damaged
 from aztask.workflows.bits import (
     FAILURES,
     Bit,

@@ -20,14 +20,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from aztask.brokers.base import QueueStats
-from aztask.canvas.place import Place
-from aztask.canvas.plan import Node, Plan, Slot, task_id_of
 from aztask.errors import AztaskError, ForeignId
-from aztask.results.base import Outcome, RunKey, RunRecord, State
-from aztask.results.damage import Damaged
-from aztask.results.workflows import Listed
+from aztask.queues.base import QueueStats
 from aztask.settlement import DeadLetter, Resubmit
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.workflows import Listed
 from aztask.support.clock import Clock
 from aztask.workflows.bits import Decision
 from aztask.workflows.edits import RootEdit, join_name, row_name
@@ -35,6 +33,8 @@ from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import Root
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.packing import read_join
+from aztask.workflows.place import Place
+from aztask.workflows.plan import Node, Plan, Slot, task_id_of
 from aztask.workflows.rows import Row, read_row
 from aztask.workflows.starting import LEASE_SECONDS, Starter
 

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from aztask.canvas.plan import ROOT, Node, Plan, task_id_of
 from aztask.context import blocks_its_worker
 from aztask.errors import (
     CodecError,
@@ -19,14 +18,15 @@ from aztask.errors import (
     TaskFailed,
 )
 from aztask.result import AsyncResult
-from aztask.results.base import State
-from aztask.results.damage import Damaged
-from aztask.results.workflows import Listed
+from aztask.stores.records.base import State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.workflows import Listed
 from aztask.support import clock
 from aztask.workflows.bits import Bit, Failure
 from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import Root
+from aztask.workflows.plan import ROOT, Node, Plan, task_id_of
 from aztask.workflows.rows import Row, read_row
 
 logger = logging.getLogger(__name__)

@@ -15,23 +15,23 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from aztask.brokers.base import Broker, Transactional
-from aztask.canvas.compiler import Compiled
-from aztask.canvas.graphs import Signature
-from aztask.canvas.place import Place
-from aztask.canvas.plan import RUN, Node, Plan, task_id_of
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
-from aztask.results.workflows import ROOT, Change
+from aztask.queues.base import Broker, Transactional
+from aztask.stores.records.workflows import ROOT, Change
 from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.support.frozen import build
+from aztask.workflows.compiler import Compiled
 from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import DELAY, EXPIRES, Root, part_documents, started
+from aztask.workflows.graphs import Signature
 from aztask.workflows.mailing import Posted
+from aztask.workflows.place import Place
+from aztask.workflows.plan import RUN, Node, Plan, task_id_of
 from aztask.workflows.rows import empty_row
 
 LEASE_SECONDS: Final = 30.0

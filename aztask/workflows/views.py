@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from aztask.canvas.plan import ROOT, Node, Plan, Slot, task_id_of
 from aztask.errors import ForeignId
-from aztask.results.base import State
-from aztask.results.damage import Damaged
+from aztask.stores.records.base import State
+from aztask.stores.records.damage import Damaged
 from aztask.workflows.bits import Bit, Failure
 from aztask.workflows.edits import row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import Root
+from aztask.workflows.plan import ROOT, Node, Plan, Slot, task_id_of
 from aztask.workflows.rows import Row, read_row
 
 ASKED: Final = 200

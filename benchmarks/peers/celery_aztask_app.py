@@ -9,7 +9,7 @@ from celery import Celery
 from celery.signals import worker_ready
 from marks import leave, ready
 
-from aztask import transport
+from aztask.celery import transport
 
 transport.register()
 app = Celery("bench", broker="aztask://")

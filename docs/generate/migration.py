@@ -1,4 +1,4 @@
-"""Writes the tables in ``docs/coming-from-celery.md`` from ``aztask/migration/answers.toml``.
+"""Writes the tables in ``docs/coming-from-celery.md`` from ``answers.toml`` of the migration.
 
 Usage: python docs/generate/migration.py
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from aztask.migration.answers import SECTIONS, rows
+from aztask.celery.migration.answers import SECTIONS, rows
 
 PAGE = Path(__file__).parents[1] / "coming-from-celery.md"
 MARKS = ("<!-- answers -->\n", "<!-- end of answers -->\n")

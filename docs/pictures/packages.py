@@ -7,7 +7,8 @@ from canvas import Canvas
 LAYERS = (
     (
         "edges",
-        "backend  cli  django  emulator  migration  spark  testing  top",
+        "celery.backend  celery.migration  django  emulator  operate.cli  operate.top  spark"
+        "  spark.cli  testing",
         "commands, a local Service Bus, the data pipeline, web frameworks",
     ),
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
@@ -16,20 +17,20 @@ LAYERS = (
     ("care", "limits", "pauses, limits, circuit breakers"),
     (
         "app",
-        "app  embedded",
+        "app  celery.embedded",
         "the App, and how commands find it",
     ),
     (
         "tasks",
-        "task  canvas  workflows  schedules  uniqueness  handler  context  result  session"
-        "  hooks  taskoptions  sending  transport",
+        "task  limits.declaration  workflows  schedules  uniqueness  handler  context  result"
+        "  session  hooks  taskoptions  sending  celery",
         "what users import; sending; Celery and Kombu",
     ),
-    ("advice", "events  adaptive", "lifecycle events, and leases that follow them"),
-    ("stores", "stores  results  config  connections  payloads", "rows, result stores, settings"),
-    ("leases", "lease", "states of a lease, and the keeper that renews them"),
-    ("brokers", "brokers", "one protocol; local, Service Bus, Storage queues"),
-    ("engines", "engine  azure  retry", "the embedded queue; Azure requests; retry policy"),
+    ("advice", "stores.events  leaseadvice", "lifecycle events, and leases that follow them"),
+    ("stores", "stores  config", "rows, records, large payloads; settings"),
+    ("leases", "queues.lease", "states of a lease, and the keeper that renews them"),
+    ("brokers", "queues", "one protocol; local, Service Bus, Storage queues"),
+    ("engines", "queues.engine  azure  retry", "the embedded queue; Azure requests; retry policy"),
     (
         "values",
         "errors  version  support  address  message  settlement  breaker",

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from aztask import errors
-from aztask.brokers import base
-from aztask.brokers.base import Delivery, Lost, MessageState, Peeked, Renewed, Settled, Unknown
-from aztask.brokers.delivery import OwnDelivery, unsettled
-from aztask.brokers.kinds import BrokerKind, Opening
-from aztask.brokers.skeleton import BrokerSkeleton
 from aztask.message.envelope import Envelope
+from aztask.queues import base
+from aztask.queues.base import Delivery, Lost, MessageState, Peeked, Renewed, Settled, Unknown
+from aztask.queues.delivery import OwnDelivery, unsettled
+from aztask.queues.kinds import BrokerKind, Opening
+from aztask.queues.skeleton import BrokerSkeleton
 from aztask.settlement import Abandon, DeadLetter, Defer, Release, Resubmit, Settlement
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 

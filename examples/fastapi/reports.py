@@ -4,7 +4,7 @@ import asyncio
 import os
 
 from aztask import App, RetryPolicy, chord
-from aztask.canvas.graphs import Graph
+from aztask.workflows.graphs import Graph
 
 app = App(
     "reports",

@@ -1,7 +1,7 @@
 """An order as a workflow: charge, reserve, ship, 100 thumbnails side by side, a summary."""
 
 from aztask import App, Context, RetryPolicy, chain, chord
-from aztask.canvas.graphs import Graph
+from aztask.workflows.graphs import Graph
 
 app = App("orders", broker="local://", results="local://", retry=RetryPolicy(delay=0.2))
 

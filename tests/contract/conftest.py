@@ -9,7 +9,7 @@ import stores
 from stores import Maker, Store
 from subjects import FACTORIES, Subject
 
-from aztask.results.base import ResultStore
+from aztask.stores.records.base import ResultStore
 
 
 @pytest.fixture(scope="session", params=sorted(FACTORIES))

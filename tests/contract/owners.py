@@ -26,11 +26,11 @@ from aztask import App
 from aztask.address.addresses import TablesAddress
 from aztask.address.owner import Owner
 from aztask.address.urls import parse_results
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
-from aztask.results.base import ResultStore
-from aztask.results.local.store import LocalResults
-from aztask.results.tables.store import TablesResults
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.tables.store import TablesResults
 from aztask.support.clock import SYSTEM_CLOCK
 
 MODULES = {
@@ -47,12 +47,12 @@ MODULES = {
 ELSEWHERE = {
     "aztask.operate.findings.pause_findings": "owners_keyed",
     "aztask.operate.findings.schedule_findings": "owners_schedules",
-    "aztask.results.deadindex.index_for": "owners_keyed",
+    "aztask.stores.records.deadindex.index_for": "owners_keyed",
     "aztask.schedules.schedules.Schedules": "owners_schedules",
 }
 """What is handed a whole store, but reads one part of it."""
 
-STORES = ("aztask.results.local", "aztask.results.tables")
+STORES = ("aztask.stores.records.local", "aztask.stores.records.tables")
 """The parts themselves; the contract of each has tests of its own."""
 
 _names = itertools.count(1)

@@ -6,17 +6,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aztask.adaptive import document
-from aztask.adaptive.advice import Advice, Evidence
-from aztask.adaptive.advisor import LeaseAdvisor
-from aztask.adaptive.document import LeaseDocument, publish_advice
-from aztask.adaptive.file import LeaseFile
-from aztask.canvas.limits import Limit, Rate
 from aztask.config import Settings
-from aztask.connections import Connections
+from aztask.leaseadvice import document
+from aztask.leaseadvice.advice import Advice, Evidence
+from aztask.leaseadvice.advisor import LeaseAdvisor
+from aztask.leaseadvice.document import LeaseDocument, publish_advice
+from aztask.leaseadvice.file import LeaseFile
 from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
 from aztask.limits.claiming import Claims
 from aztask.limits.control import ControlDocument, Controls, Scope
+from aztask.limits.declaration import Limit, Rate
 from aztask.limits.permits import Permits
 from aztask.limits.scale import Reach
 from aztask.limits.storeclock import StoreClock
@@ -25,9 +24,10 @@ from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.browse import DeadLetterBrowser
 from aztask.operate.draining import Permits as DrainedPermits
 from aztask.operate.findings import pause_findings
-from aztask.results.controls import ControlStore, controls_of
-from aztask.results.deadindex import DeadIndex, IndexedDeadLetter, Indexing
-from aztask.results.uniques import uniques_of
+from aztask.stores.connections import Connections
+from aztask.stores.records.controls import ControlStore, controls_of
+from aztask.stores.records.deadindex import DeadIndex, IndexedDeadLetter, Indexing
+from aztask.stores.records.uniques import uniques_of
 from aztask.support.clock import SYSTEM_CLOCK
 from aztask.worker.pipeline.uniquekeys import unique_engine
 
@@ -214,10 +214,10 @@ def adopted_advice(mine: World, theirs: World) -> None:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "aztask.adaptive.advisor.LeaseAdvisor": advisor,
-    "aztask.adaptive.document.adopt": adopted_advice,
-    "aztask.adaptive.document.owners": adopted_advice,
-    "aztask.adaptive.document.publish_advice": advice,
+    "aztask.leaseadvice.advisor.LeaseAdvisor": advisor,
+    "aztask.leaseadvice.document.adopt": adopted_advice,
+    "aztask.leaseadvice.document.owners": adopted_advice,
+    "aztask.leaseadvice.document.publish_advice": advice,
     "aztask.operate.draining.Permits": drained_permits,
     "aztask.limits.breakers.Breakers": breakers,
     "aztask.limits.breakers.breakers_of_apps": breakers_of_all_apps,
@@ -227,15 +227,15 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.limits.permits.Permits": held_permits,
     "aztask.limits.usage.usage_of": usage,
     "aztask.operate.findings.pause_findings": findings,
-    "aztask.results.deadindex.index_for": dead_letters,
+    "aztask.stores.records.deadindex.index_for": dead_letters,
     "aztask.uniqueness.engine.UniqueEngine": debounced_calls,
 }
 EXEMPT: dict[str, str] = {
-    "aztask.adaptive.document.DocumentCell": "passes the store to adopt",
-    "aztask.cli.spark.recommend._work": "passes the store to publish_evidence",
+    "aztask.leaseadvice.document.DocumentCell": "passes the store to adopt",
+    "aztask.spark.cli.recommend._work": "passes the store to publish_evidence",
     "aztask.limits.storeclock.StoreClock": "reads the store's clock only, which all share",
-    "aztask.results.controls.EntryCell": "one entry of the caller's store",
-    "aztask.results.uniques.HolderCell": "one key of the caller's store",
+    "aztask.stores.records.controls.EntryCell": "one entry of the caller's store",
+    "aztask.stores.records.uniques.HolderCell": "one key of the caller's store",
     "aztask.uniqueness.engine.TakingCell": "one key of the caller's store",
     "aztask.spark.recommendation.recommend.publish": "passes the store to publish_evidence",
     "aztask.spark.recommendation.recommend.publish_evidence": "passes the store to publish_advice",

@@ -11,15 +11,14 @@ import pytest
 from owners import Scenario, World
 
 from aztask import AsyncResult, chain
-from aztask.canvas.place import Place
-from aztask.canvas.plan import ROOT as ROOT_NODE
-from aztask.embedded.chords import Chords
+from aztask.celery.embedded.chords import Chords
 from aztask.errors import AztaskError, ConfigurationError, ForeignId
 from aztask.limits.control import Scope
 from aztask.operate import draining, tasks, workers
 from aztask.operate import owners as ownerfindings
 from aztask.operate.overview import Reader
-from aztask.results.base import (
+from aztask.settlement import Complete, DeadLetter
+from aztask.stores.records.base import (
     Finish,
     Outcome,
     RunKey,
@@ -28,9 +27,8 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
-from aztask.results.watcher import ResultWatcher
-from aztask.results.workflows import ROOT, Document, workflows_of
-from aztask.settlement import Complete, DeadLetter
+from aztask.stores.records.watcher import ResultWatcher
+from aztask.stores.records.workflows import ROOT, Document, workflows_of
 from aztask.support.clock import SYSTEM_CLOCK
 from aztask.support.floodlog import FloodLog
 from aztask.worker.lane import lane_of
@@ -39,6 +37,8 @@ from aztask.worker.shell import ThreadShell
 from aztask.worker.upkeep.housekeeping import Housekeeping
 from aztask.workflows.edits import RootEdit
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
+from aztask.workflows.plan import ROOT as ROOT_NODE
 
 LONG_AGO = 365 * 86400.0
 
@@ -273,9 +273,9 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.operate.workers.heartbeats": list_workers,
     "aztask.operate.owners._owners": adoption,
     "aztask.operate.owners.owner_findings": owner_findings,
-    "aztask.embedded.chords.Chords": chords,
+    "aztask.celery.embedded.chords.Chords": chords,
     "aztask.result.AsyncResult": async_result,
-    "aztask.results.watcher.ResultWatcher": watcher,
+    "aztask.stores.records.watcher.ResultWatcher": watcher,
     "aztask.operate.overview.Reader": top,
     "aztask.worker.pipeline.refusals.Refusals": refusals,
     "aztask.worker.upkeep.housekeeping.Housekeeping": housekeeping,
@@ -288,10 +288,10 @@ SCENARIOS: dict[str, Scenario] = {
 
 EXEMPT = {
     "aztask.operate.schedules._aside": "it reads the heartbeats of `ResultStore.workers`",
-    "aztask.payloads.holders.Holders": "it changes nothing; what others need is kept, too",
+    "aztask.stores.payloads.holders.Holders": "it changes nothing; what others need is kept, too",
     "aztask.app.app.App": "it holds the store",
-    "aztask.connections.Connections": "it opens the store",
+    "aztask.stores.connections.Connections": "it opens the store",
     "aztask.operate.findings.store_text": "it says how large the whole store is",
-    "aztask.results.watcher.watcher_of": "it makes a ResultWatcher",
+    "aztask.stores.records.watcher.watcher_of": "it makes a ResultWatcher",
     "aztask.workflows.engine.engine_for": "it makes a WorkflowEngine",
 }

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aztask.operate.findings import schedule_findings
-from aztask.results.schedules import Occurrence, ScheduleStore, move_schedule, schedules_of
 from aztask.schedules.engine import ScheduleEngine
 from aztask.schedules.runner import Runner
 from aztask.schedules.schedules import Schedules
 from aztask.schedules.stored import Made, Schedule
 from aztask.schedules.view import View
+from aztask.stores.records.schedules import Occurrence, ScheduleStore, move_schedule, schedules_of
 
 if TYPE_CHECKING:
     from owners import World
@@ -144,7 +144,7 @@ def of_moves(mine: World, theirs: World) -> None:
 
 SCENARIOS: dict[str, Callable[[World, World], None]] = {
     "aztask.operate.findings.schedule_findings": of_findings,
-    "aztask.results.schedules.move_schedule": of_moves,
+    "aztask.stores.records.schedules.move_schedule": of_moves,
     "aztask.schedules.engine.ScheduleEngine": of_schedule_engine,
     "aztask.schedules.schedules.Schedules": of_schedules,
 }

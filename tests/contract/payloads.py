@@ -16,9 +16,9 @@ from services import Blobs, blob_payloads
 from simulated import line
 
 from aztask.address.urls import parse_container
-from aztask.payloads.blob import BlobPayloads
-from aztask.payloads.opening import FolderPayloads
-from aztask.payloads.store import MemoryPayloads, PayloadStore
+from aztask.stores.payloads.blob import BlobPayloads
+from aztask.stores.payloads.opening import FolderPayloads
+from aztask.stores.payloads.store import MemoryPayloads, PayloadStore
 from aztask.support.clock import SYSTEM_CLOCK
 
 

@@ -16,10 +16,10 @@ from simulated import line
 
 from aztask.address.addresses import TablesAddress
 from aztask.address.urls import parse_results
-from aztask.engine import Database
-from aztask.results.tables.store import TABLE
+from aztask.queues.engine import Database
 from aztask.stores.layout import Shards, SqlLayout, TablesLayout
 from aztask.stores.local.rows import SqliteStore
+from aztask.stores.records.tables.store import TABLE
 from aztask.stores.rows import Kind, RowStore
 from aztask.stores.tables.client import TableRequests, TimeBudget
 from aztask.stores.tables.store import TablesStore

@@ -23,10 +23,10 @@ from simulated import line
 from aztask.address.addresses import TablesAddress
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.address.urls import parse_results
-from aztask.engine import Database
-from aztask.results.base import ResultStore
-from aztask.results.local.store import LocalResults
-from aztask.results.tables.store import TABLE, TablesResults
+from aztask.queues.engine import Database
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.tables.store import TABLE, TablesResults
 from aztask.support.clock import SYSTEM_CLOCK
 
 _names = itertools.count(1)

@@ -21,12 +21,12 @@ from simulated import line
 
 from aztask.address.addresses import ServiceBusAddress, StorageQueueAddress
 from aztask.address.urls import parse_broker
-from aztask.brokers.base import Broker, Delivery, Peeked, QueueOptions, Receiver
-from aztask.brokers.local.broker import LocalBroker
-from aztask.brokers.servicebus.broker import ServiceBusBroker
-from aztask.brokers.storagequeue.broker import StorageQueueBroker
-from aztask.engine import Database
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Broker, Delivery, Peeked, QueueOptions, Receiver
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.servicebus.broker import ServiceBusBroker
+from aztask.queues.storagequeue.broker import StorageQueueBroker
 from aztask.settlement import Settlement
 from aztask.support.clock import Clock
 from aztask.testing import emulator

@@ -13,7 +13,13 @@ from stores import Store
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.limits.control import Controls, Scope, UnreadableControls
 from aztask.limits.scale import Reach, scale_of
-from aztask.results.controls import ENTRY_LIMIT, ControlStore, Entry, EntryChange, controls_of
+from aztask.stores.records.controls import (
+    ENTRY_LIMIT,
+    ControlStore,
+    Entry,
+    EntryChange,
+    controls_of,
+)
 
 
 @pytest.fixture(params=["", "servicebus://shop.servicebus.windows.net"])

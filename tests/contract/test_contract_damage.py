@@ -21,7 +21,8 @@ from damaging import (
 from stores import Store
 
 from aztask.message.envelope import Envelope
-from aztask.results.base import (
+from aztask.settlement import Complete, DeadLetter, Resubmit
+from aztask.stores.records.base import (
     Cancelled,
     Finish,
     Outcome,
@@ -37,8 +38,7 @@ from aztask.results.base import (
     Unreadable,
     WorkerRecord,
 )
-from aztask.results.deadindex import IndexedDeadLetter, Indexing
-from aztask.settlement import Complete, DeadLetter, Resubmit
+from aztask.stores.records.deadindex import IndexedDeadLetter, Indexing
 
 FAR = 1e11
 LONG = bytes(range(256)) * 1024

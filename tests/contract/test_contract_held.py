@@ -16,8 +16,8 @@ from aztask.errors import (
     LeaseLost,
     MessageTooLarge,
 )
-from aztask.lease.asyncheld import AsyncHeldLease
-from aztask.lease.held import HeldLease, LeaseTerms
+from aztask.queues.lease.asyncheld import AsyncHeldLease
+from aztask.queues.lease.held import HeldLease, LeaseTerms
 
 LONGEST = 3600.0
 

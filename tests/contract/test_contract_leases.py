@@ -5,8 +5,8 @@ import threading
 import pytest
 from subjects import bodies, settle
 
-from aztask.brokers.base import Lost, Renewed, Settled, Unknown
 from aztask.errors import CapabilityError
+from aztask.queues.base import Lost, Renewed, Settled, Unknown
 from aztask.settlement import Abandon, Complete, DeadLetter, Release
 
 FAR = 1e6

@@ -3,7 +3,7 @@
 import pytest
 from subjects import bodies, settle
 
-from aztask.brokers.base import MessageState
+from aztask.queues.base import MessageState
 from aztask.settlement import Complete, DeadLetter, Defer
 
 

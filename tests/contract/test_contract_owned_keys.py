@@ -12,9 +12,9 @@ from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
 from aztask.limits.control import Controls, Scope
 from aztask.limits.scale import Reach
 from aztask.message.envelope import Envelope
-from aztask.results import deadindex
-from aztask.results.controls import EntryChange
-from aztask.results.deadindex import IndexedDeadLetter
+from aztask.stores.records import deadindex
+from aztask.stores.records.controls import EntryChange
+from aztask.stores.records.deadindex import IndexedDeadLetter
 
 NOW = 1_800_000_000.0
 MINE = Owner("servicebus://mine.servicebus.windows.net", "shop")

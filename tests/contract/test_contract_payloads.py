@@ -12,9 +12,9 @@ from subjects import Subject
 from aztask import App
 from aztask.errors import PayloadDamaged, PayloadMissing
 from aztask.message.payload import StoredValue
-from aztask.payloads.holders import Holders
-from aztask.payloads.store import Kind, Listed, new_name
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
+from aztask.stores.payloads.holders import Holders
+from aztask.stores.payloads.store import Kind, Listed, new_name
 
 DATA = bytes(range(256)) * 4096
 

@@ -12,8 +12,9 @@ from stores import Store
 
 from aztask.address.owner import Owner
 from aztask.message.envelope import Envelope
-from aztask.results import deadindex
-from aztask.results.base import (
+from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Lapse, Resubmit
+from aztask.stores.records import deadindex
+from aztask.stores.records.base import (
     NOTE_BYTES,
     UNFINISHED_SECONDS,
     Cancelled,
@@ -32,10 +33,9 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
-from aztask.results.deadindex import IndexedDeadLetter, Indexing
-from aztask.results.startowner import owner_of
-from aztask.results.tables.store import TablesResults
-from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Lapse, Resubmit
+from aztask.stores.records.deadindex import IndexedDeadLetter, Indexing
+from aztask.stores.records.startowner import owner_of
+from aztask.stores.records.tables.store import TablesResults
 
 KEY = RunKey("a", 0, 0)
 LONG = bytes(range(256)) * 1024  # 256 KiB

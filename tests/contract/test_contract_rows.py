@@ -13,8 +13,8 @@ import rowstores
 from rowstores import DUE, NUMBERED, PLAIN, SIMPLE, Make, RowSubject
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.engine import Database
 from aztask.errors import EncodeError
+from aztask.queues.engine import Database
 from aztask.stores.layout import SqlLayout, number_key
 from aztask.stores.local import rows as localrows
 from aztask.stores.local.rows import SqliteStore

@@ -11,7 +11,8 @@ from owners import FACTORIES, World, Worlds
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import ForeignId
 from aztask.message.envelope import Envelope
-from aztask.results.base import (
+from aztask.settlement import Complete
+from aztask.stores.records.base import (
     UNFINISHED_SECONDS,
     Finish,
     Foreign,
@@ -25,10 +26,9 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
-from aztask.results.deadindex import IndexedDeadLetter
-from aztask.results.owners import OwnedRows, parts_of
-from aztask.results.workflows import ROOT, Change, workflows_of
-from aztask.settlement import Complete
+from aztask.stores.records.deadindex import IndexedDeadLetter
+from aztask.stores.records.owners import OwnedRows, parts_of
+from aztask.stores.records.workflows import ROOT, Change, workflows_of
 
 pytestmark = pytest.mark.timeout(300)
 

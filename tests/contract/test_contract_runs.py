@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from stores import Store
 
-from aztask.results.base import (
+from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
+from aztask.stores.records.base import (
     Finish,
     Outcome,
     Owned,
@@ -21,7 +22,6 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
-from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
 
 KEYS = [RunKey("a", 0, 0), RunKey("a", 0, 1), RunKey("a", 1, 0), RunKey("a", 1, 1), RunKey("b")]
 FAILED = Outcome(

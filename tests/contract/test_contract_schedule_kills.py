@@ -10,10 +10,10 @@ import pytest
 from schedulesim import Killed, World, call
 from stores import Store
 
-from aztask.results.base import ResultStore
-from aztask.results.schedules import schedules_of
 from aztask.schedules.runner import Runner
 from aztask.schedules.schedules import Schedules
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.schedules import schedules_of
 
 START = 1_793_404_800.0
 """2026-10-31 00:00 UTC: the clocks of Berlin went back a week before, those of New York do soon."""

@@ -8,7 +8,7 @@ import pytest
 from stores import Store
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.results.schedules import ClaimRow, Occurrence, ScheduleStore, schedules_of
+from aztask.stores.records.schedules import ClaimRow, Occurrence, ScheduleStore, schedules_of
 
 SHOP = Owner("servicebus://shop.servicebus.windows.net", "shop")
 STAGING = Owner("servicebus://staging.servicebus.windows.net", "shop")

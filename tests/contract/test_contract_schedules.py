@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from stores import Store
 
-from aztask.results.base import ResultStore
-from aztask.results.schedules import COMMITTED, Occurrence, ScheduleStore, schedules_of
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.schedules import COMMITTED, Occurrence, ScheduleStore, schedules_of
 
 DATA = bytes(range(256))
 

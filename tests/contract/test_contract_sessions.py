@@ -6,8 +6,8 @@ from concurrent.futures import Future
 import pytest
 from subjects import bodies, settle
 
-from aztask.brokers.base import ANY_SESSION, Lost, Renewed, SessionHolder, Settled
 from aztask.errors import AztaskError, CapabilityError, LeaseLost
+from aztask.queues.base import ANY_SESSION, Lost, Renewed, SessionHolder, Settled
 from aztask.settlement import Abandon, Complete, Release
 
 

@@ -3,9 +3,9 @@
 import pytest
 from subjects import bodies, settle
 
-from aztask.brokers.base import Lost, MessageState, Renewed, Settled
 from aztask.errors import AlreadySettled, CapabilityError
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Lost, MessageState, Renewed, Settled
 from aztask.settlement import (
     REASON_LIMIT,
     Abandon,

@@ -9,7 +9,7 @@ import pytest
 from stores import Store
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.results.uniques import UniqueStore, uniques_of
+from aztask.stores.records.uniques import UniqueStore, uniques_of
 
 NOW = 1_800_000_000.0
 

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from stores import Store
 
-from aztask.results.base import Finish, Outcome, ResultStore, RunKey, Start, State
-from aztask.results.tables import index
-from aztask.results.workflows import (
+from aztask.settlement import Complete
+from aztask.stores.records.base import Finish, Outcome, ResultStore, RunKey, Start, State
+from aztask.stores.records.tables import index
+from aztask.stores.records.workflows import (
     ROOT,
     Addition,
     Change,
@@ -18,7 +19,6 @@ from aztask.results.workflows import (
     WorkflowStore,
     workflows_of,
 )
-from aztask.settlement import Complete
 
 LONG = bytes(range(256)) * 1024  # 256 KiB: in Azure Tables it is a blob
 

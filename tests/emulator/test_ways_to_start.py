@@ -26,10 +26,10 @@ from click.testing import CliRunner
 from emulatorprocess import running, start, stop
 from rawclient import RawClient
 
-from aztask.cli.main import cli
 from aztask.emulator.broker.access import sign
 from aztask.emulator.options import Options
 from aztask.errors import ConfigurationError
+from aztask.operate.cli.main import cli
 from aztask.testing import administration_client, emulator
 from aztask.testing.servicebus import BackgroundEmulator
 
@@ -279,7 +279,12 @@ def test_trace_shows_frames_and_no_secrets(tmp_path):
     with log.open("w") as target:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-c", "from aztask.cli.main import cli; cli()", "emulator"),
+                *(
+                    sys.executable,
+                    "-c",
+                    "from aztask.operate.cli.main import cli; cli()",
+                    "emulator",
+                ),
                 *("--port", "0", "--admin-port", "0", "--json", "--queue", "q", "--trace"),
             ],
             stdout=subprocess.PIPE,

@@ -15,12 +15,12 @@ import aztask
 from aztask.address.addresses import LocalAddress
 from aztask.address.owner import Owner
 from aztask.address.urls import parse_results
-from aztask.engine import Database
 from aztask.message.envelope import Envelope
-from aztask.results.controls import EntryChange
-from aztask.results.deadindex import IndexedDeadLetter
-from aztask.results.local.store import LocalResults
-from aztask.results.tables.store import TablesResults
+from aztask.queues.engine import Database
+from aztask.stores.records.controls import EntryChange
+from aztask.stores.records.deadindex import IndexedDeadLetter
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.tables.store import TablesResults
 
 if not (aztask.__file__ or "").startswith(os.environ["FLEET_PACKAGE"]):
     raise ImportError(f"{aztask.__file__} is not the release that this process was meant to use")

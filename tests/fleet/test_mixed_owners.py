@@ -19,9 +19,9 @@ from previous import BEFORE_OWNERS, ROOT, MissingRelease, previous_release
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.address.urls import parse_results
-from aztask.engine import Database
-from aztask.results.local.store import LocalResults
-from aztask.results.tables.store import TablesResults
+from aztask.queues.engine import Database
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.tables.store import TablesResults
 
 HERE = Path(__file__).parent
 CALL = "from mixed_app import *\nprint({call}.id)"

@@ -21,10 +21,10 @@ from previous import BEFORE_ROWS, ROOT, MissingRelease, previous_release
 from aztask.address.addresses import LocalAddress
 from aztask.address.owner import Owner
 from aztask.address.urls import parse_results
-from aztask.engine import Database
-from aztask.results.controls import EntryChange
-from aztask.results.local.store import LocalResults
-from aztask.results.tables.store import TablesResults
+from aztask.queues.engine import Database
+from aztask.stores.records.controls import EntryChange
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.tables.store import TablesResults
 
 HERE = Path(__file__).parent
 BROKER = "servicebus://shop.servicebus.windows.net"

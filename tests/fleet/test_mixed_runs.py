@@ -19,8 +19,8 @@ from previous import BEFORE_OWNERS, ROOT, MissingRelease, previous_release
 
 from aztask import App
 from aztask.errors import ForeignId
-from aztask.results.base import Provisioned
-from aztask.results.workflows import workflows_of
+from aztask.stores.records.base import Provisioned
+from aztask.stores.records.workflows import workflows_of
 
 APP = """
 import os, sys

@@ -21,7 +21,7 @@ from fleetprocesses import HERE, Fleet, seed_of_run
 from previous import ROOT, MissingRelease, previous_release
 
 from aztask import App
-from aztask.brokers.base import QueueOptions
+from aztask.queues.base import QueueOptions
 
 SECONDS = 180.0
 KILLS = 6

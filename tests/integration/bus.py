@@ -11,9 +11,9 @@ from harness import Site, site_in
 
 from aztask.address.addresses import ServiceBusAddress
 from aztask.address.urls import parse_broker
-from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.brokers.servicebus.broker import ServiceBusBroker
+from aztask.queues.base import QueueOptions
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.testing import RunningEmulator
 
 

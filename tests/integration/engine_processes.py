@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from aztask.engine import Database, Engine, NewMessage
+from aztask.queues.engine import Database, Engine, NewMessage
 
 QUEUE = "q"
 BATCH = 3

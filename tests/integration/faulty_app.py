@@ -16,8 +16,8 @@ from typing import Any
 
 from ledger_app import app, noop
 
-from aztask.brokers.local.receiver import LocalReceiver
 from aztask.hooks import WorkerInfo
+from aztask.queues.local.receiver import LocalReceiver
 from aztask.telemetry import health
 from aztask.worker.core import Core
 from aztask.worker.pipeline.decisions import Decisions

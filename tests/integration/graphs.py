@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ledger_app import gather, work
 
-from aztask.canvas.graphs import Graph, chain, chord, group
+from aztask.workflows.graphs import Graph, chain, chord, group
 
 NAMES = {
     "chord": lambda: chord([work.s(f"m{n}") for n in range(5)], gather.s("body")),

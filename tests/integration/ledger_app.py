@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aztask import App, Context, Reject, Retry, RetryPolicy, Snooze
-from aztask.events import Event
 from aztask.hooks import WorkerInfo
+from aztask.stores.events import Event
 from aztask.worker import pausing
 from aztask.worker.upkeep import controlwatch, housekeeping
 from aztask.workflows import repair, starting

@@ -20,7 +20,7 @@ from harness import Site, wait_until
 from mixture_app import LARGE, MEMBERS, careful, careful_later, weighed
 from payloadsite import app_of, collect, stored
 
-from aztask.results.base import State
+from aztask.stores.records.base import State
 
 CAREFUL = 6
 KEYS = 3

@@ -9,8 +9,8 @@ from pathlib import Path
 from ledger_app import app, double, note
 
 from aztask import Context, RetryPolicy, Snooze, chord
-from aztask.canvas.graphs import Graph
 from aztask.uniqueness import engine
+from aztask.workflows.graphs import Graph
 
 engine.UNSENT_SECONDS = 1.0
 

@@ -11,12 +11,20 @@ from typing import Any, Final
 from harness import Site
 
 from aztask import App, chain
-from aztask.results.base import Finish, Outcome, ResultStore, RunKey, Start, State, WorkerRecord
-from aztask.results.schedules import ScheduleStore, schedules_of
-from aztask.results.workflows import ROOT, WorkflowStore, workflows_of
 from aztask.schedules.stored import Made, Schedule
 from aztask.schedules.view import View
 from aztask.settlement import Complete
+from aztask.stores.records.base import (
+    Finish,
+    Outcome,
+    ResultStore,
+    RunKey,
+    Start,
+    State,
+    WorkerRecord,
+)
+from aztask.stores.records.schedules import ScheduleStore, schedules_of
+from aztask.stores.records.workflows import ROOT, WorkflowStore, workflows_of
 
 LONG_AGO = 365 * 86400.0
 """Much longer than any retention, also that of rows without an owner."""

@@ -13,7 +13,7 @@ from harness import Site, site_in
 
 from aztask import App
 from aztask.operate import orphans
-from aztask.payloads.store import Listed
+from aztask.stores.payloads.store import Listed
 
 LARGE = bytes(range(256)) * 20_000  # 5.12 MB
 

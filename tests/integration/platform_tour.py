@@ -8,7 +8,7 @@ import io
 import json
 import sys
 
-from aztask.cli.main import run
+from aztask.operate.cli.main import run
 
 
 def main() -> None:

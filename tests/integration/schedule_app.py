@@ -19,9 +19,9 @@ import clockfile  # noqa: E402  # the clock is set before anything reads it
 from ledger_app import app, note  # noqa: E402
 
 from aztask import Context  # noqa: E402
-from aztask.results.local.schedules import LocalSchedules  # noqa: E402
-from aztask.results.tables.schedules import TablesSchedules  # noqa: E402
 from aztask.schedules import engine, runner  # noqa: E402
+from aztask.stores.records.local.schedules import LocalSchedules  # noqa: E402
+from aztask.stores.records.tables.schedules import TablesSchedules  # noqa: E402
 
 runner.RESEND_SECONDS = float(os.environ.get("SCHEDULE_RESEND", "2"))
 least, most = json.loads(os.environ.get("SCHEDULE_STAGGER", "[0.5, 2.0]"))

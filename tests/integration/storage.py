@@ -15,9 +15,9 @@ from proxy import Proxy
 from aztask import App
 from aztask.address.addresses import StorageQueueAddress
 from aztask.address.urls import parse_broker
-from aztask.brokers.base import Delivery, Receiver
-from aztask.brokers.storagequeue.broker import StorageQueueBroker
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Delivery, Receiver
+from aztask.queues.storagequeue.broker import StorageQueueBroker
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 _names = count(1)

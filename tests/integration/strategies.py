@@ -11,11 +11,11 @@ import pytest
 from harness import Site, wait_until
 from ledger_app import flaky, retry_later, snoozing
 
-from aztask.brokers.base import Peeked
-from aztask.brokers.delivery import Settled
 from aztask.errors import TaskFailed
-from aztask.results.base import State
+from aztask.queues.base import Peeked
+from aztask.queues.delivery import Settled
 from aztask.settlement import Complete
+from aztask.stores.records.base import State
 
 ALL = ("resubmit", "abandon", "lease-timeout", "hold", "defer")
 UNTIMED = ("abandon", "lease-timeout")

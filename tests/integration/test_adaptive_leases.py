@@ -17,12 +17,12 @@ from ledger_app import noop, work
 from proxy import Proxy
 
 from aztask import App
-from aztask.adaptive.advice import Evidence, decide
-from aztask.adaptive.document import QueueEntry, publish_advice
-from aztask.adaptive.stores import open_lease_store
 from aztask.address.owner import Owner
-from aztask.events.event import Event
-from aztask.events.sink import read_events
+from aztask.leaseadvice.advice import Evidence, decide
+from aztask.leaseadvice.document import QueueEntry, publish_advice
+from aztask.leaseadvice.stores import open_lease_store
+from aztask.stores.events.event import Event
+from aztask.stores.events.sink import read_events
 
 OWNER = Owner("azurite")  # as `storage_site` names it
 LEASE = 2.0

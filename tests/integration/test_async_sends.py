@@ -15,8 +15,8 @@ from ledger_app import flaky, work
 from storage import storage_site
 
 from aztask import as_completed
-from aztask.brokers.base import QueueOptions
 from aztask.errors import TaskFailed
+from aztask.queues.base import QueueOptions
 from aztask.testing import RunningEmulator
 
 CALLS = 150

@@ -12,7 +12,7 @@ import pytest
 from harness import Site, site_in, wait_until
 
 from aztask.errors import TaskCancelled, TaskFailed
-from aztask.events.sink import read_events
+from aztask.stores.events.sink import read_events
 
 POOLS = ["processes", "threads", "asyncio"]
 

@@ -24,8 +24,8 @@ from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.view import DeadLetters
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
 from aztask.settlement import Complete, DeadLetter
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 
 KEY = "a-key-that-no-attacker-knows-0123456789"
 MARK = "4111-1111-1111-1111"

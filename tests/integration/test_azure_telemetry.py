@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from waiting import wait_until
 
 from aztask import App
-from aztask.brokers.base import QueueOptions
 from aztask.context import Context, TaskLease
+from aztask.queues.base import QueueOptions
 from aztask.support.clock import boot_seconds
 from aztask.telemetry.otel import instrument
 from aztask.testing import RunningEmulator

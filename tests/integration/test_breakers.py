@@ -16,8 +16,8 @@ from harness import Site, site_in, wait_until
 from test_pausing import events
 
 from aztask.limits.breakers import Open, breakers_of_apps
-from aztask.results.base import State
-from aztask.results.controls import controls_of
+from aztask.stores.records.base import State
+from aztask.stores.records.controls import controls_of
 
 ARGUMENTS = ("-c", "2", "--lease", "3s", "--max-lease", "60s")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
 from aztask.message.envelope import Envelope
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 
 APP = """
     import os, time
     from celery import Celery
-    from aztask import transport
+    from aztask.celery import transport
 
     transport.register()
     app = Celery("celery_app", broker="aztask://")

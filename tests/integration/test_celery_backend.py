@@ -10,8 +10,8 @@ import azurite
 import pytest
 from test_embedded import Place
 
-from aztask.results.base import Provisioned
-from aztask.results.workflows import workflows_of
+from aztask.stores.records.base import Provisioned
+from aztask.stores.records.workflows import workflows_of
 
 CHORDS = """
 from celery.result import GroupResult

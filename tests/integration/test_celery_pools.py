@@ -26,7 +26,7 @@ from azurite import Azurite
 from bus import address_at
 from proxy import proxied
 
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.testing import RunningEmulator
 from tests.celerysuite.redis import redis_server
 

@@ -20,9 +20,9 @@ from ledger_app import hostile, work
 from mixture import DRAINING, Mixture
 from neighbour import neighbour_of
 
-from aztask.brokers.base import QueueOptions
 from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.results.base import Provisioned, RunKey, State
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.base import Provisioned, RunKey, State
 from aztask.testing import emulator
 
 TASKS = int(os.environ.get("CHAOS_TASKS", "2000"))

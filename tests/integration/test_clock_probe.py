@@ -17,11 +17,11 @@ from bus import broker_at
 from harness import ROOT, wait_until
 
 from aztask import App
-from aztask.brokers.servicebus import senders
-from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.errors import BrokerUnavailable
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.view import DeadLetters, Selection
+from aztask.queues.servicebus import senders
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.settlement import Complete, DeadLetter
 from aztask.testing import RunningEmulator
 
@@ -145,7 +145,7 @@ def test_a_clock_that_is_an_hour_behind_finds_the_time_all_the_same(
 
 SHOP = """
 from aztask import App
-from aztask.brokers.servicebus import senders
+from aztask.queues.servicebus import senders
 
 app = App("shop", default_queue={queue!r}, results="local:///{folder}/results.db")
 

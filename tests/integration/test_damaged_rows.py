@@ -24,10 +24,11 @@ from damaging import (
 from harness import Site, Worker, site_in, wait_until
 from ledger_app import work
 
-from aztask.brokers.base import QueueOptions
 from aztask.errors import ResultDamaged
 from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.results.base import (
+from aztask.queues.base import QueueOptions
+from aztask.settlement import Complete
+from aztask.stores.records.base import (
     Finish,
     Outcome,
     Provisioned,
@@ -36,8 +37,7 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
-from aztask.results.tables.store import TABLE
-from aztask.settlement import Complete
+from aztask.stores.records.tables.store import TABLE
 from aztask.testing import RunningEmulator
 
 LEASE = 2.0

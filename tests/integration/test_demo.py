@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from harness import ROOT, wait_until
 
-from aztask.cli.demo_work import fails_first
+from aztask.operate.cli.demo_work import fails_first
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_a_wrong_result_is_found(tree, scratch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "if 'worker' in sys.orig_argv:\n"
-        "    import aztask.cli.demo_work as work\n"
+        "    import aztask.operate.cli.demo_work as work\n"
         "    right = work.facts\n"
         "    def wrong(root, name):\n"
         "        found = right(root, name)\n"

@@ -19,7 +19,7 @@ import yaml
 from harness import ROOT
 from programs import need_node
 
-from aztask.cli.main import cli
+from aztask.operate.cli.main import cli
 from aztask.support.durations import parse_duration
 
 FOLDER = ROOT / "tests" / "deploy"

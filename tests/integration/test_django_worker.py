@@ -22,8 +22,8 @@ from django.test import override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 from djangosite import tasks as site  # noqa: E402
 
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE  # noqa: E402
 from aztask.errors import TimeLimitExceeded  # noqa: E402
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE  # noqa: E402
 from aztask.testing import emulator  # noqa: E402
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from azure.storage.queue import (
 )
 from harness import ROOT
 
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.testing import Right, Rule, RunningEmulator, emulator
 
 SHOP = """

@@ -23,7 +23,7 @@ from bus import bus_site
 from waiting import wait_until
 
 from aztask import App
-from aztask.brokers.base import QueueOptions
+from aztask.queues.base import QueueOptions
 from aztask.testing import emulator
 
 pytestmark = [pytest.mark.kills, pytest.mark.timeout(7200)]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from aztask import App
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.operate.deadletters.view import DeadLetters
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.testing import RunningEmulator
 
 HERE = Path(__file__).parent
@@ -204,7 +204,7 @@ def test_chains_and_chords_on_the_services(
     place.environment |= {"BROKER": address, "LEASE": "30"}
     try:
         place.send(
-            "from aztask.brokers.base import QueueOptions\n"
+            "from aztask.queues.base import QueueOptions\n"
             "app.broker.declare('celery', QueueOptions(lease=30.0)); out = 0"
         )
         place.aztask("--lease", "30s")

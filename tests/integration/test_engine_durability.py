@@ -24,8 +24,8 @@ from waiting import wait_until
 
 import aztask
 from aztask import App
-from aztask.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.errors import BrokerUnavailable, ConfigurationError, QueueFull
+from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
 
 ROUNDS = 12
 

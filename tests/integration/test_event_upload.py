@@ -21,11 +21,11 @@ from proxy import Proxy
 from aztask.address.addresses import BlobAddress
 from aztask.address.urls import parse_container
 from aztask.azure.container import container_client
-from aztask.events.blobs import EventBlobs
-from aztask.events.event import Event, from_line
-from aztask.events.retention import UPLOAD_LOCK, remove_old
-from aztask.events.sink import FileEventSink, read_events
 from aztask.spark import compact, place_of
+from aztask.stores.events.blobs import EventBlobs
+from aztask.stores.events.event import Event, from_line
+from aztask.stores.events.retention import UPLOAD_LOCK, remove_old
+from aztask.stores.events.sink import FileEventSink, read_events
 from aztask.worker.upkeep.uploader import Uploader, waiting_files
 
 SERVICE = "blob"

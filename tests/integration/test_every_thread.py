@@ -20,8 +20,8 @@ from bus import broker_at, bus_site
 from harness import Site, Worker, pool_processes, site_in, wait_until
 from storage import storage_site
 
-from aztask.brokers.base import QueueOptions
-from aztask.results.base import Provisioned
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.base import Provisioned
 from aztask.testing import RunningEmulator
 
 LIBRARIES: Final = {

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from harness import ROOT
 
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 
 BROKERS = ("local", "servicebus", "storagequeue")
 

@@ -17,9 +17,9 @@ from harness import Site, site_in, wait_until
 from ledger_app import work
 from storage import storage_site
 
-from aztask.brokers.base import QueueOptions
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.view import DeadLetters
+from aztask.queues.base import QueueOptions
 from aztask.testing import RunningEmulator
 
 MODULE = "foreign_app:app"

@@ -21,9 +21,9 @@ from azure.storage.blob import BlobServiceClient
 from azure.storage.queue import QueueClient
 from harness import ROOT
 
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.emulator.broker.entities import Status
-from aztask.results.tables.store import CONTAINER, TABLE
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.stores.records.tables.store import CONTAINER, TABLE
 from aztask.testing import RunningEmulator
 
 LONG = "a-queue-of-another-program-whose-name-has-sixty-characters-x"

@@ -21,7 +21,7 @@ from bus import bus_site
 from harness import Site, site_in, wait_until
 from storage import storage_site
 
-from aztask.brokers.base import QueueOptions
+from aztask.queues.base import QueueOptions
 from aztask.testing import RunningEmulator
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]

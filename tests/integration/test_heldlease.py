@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from aztask import AlreadySettled, App, ConfigurationError, LeaseLost
-from aztask.brokers.local.receiver import LocalReceiver
 from aztask.message.envelope import Envelope
+from aztask.queues.local.receiver import LocalReceiver
 
 
 @pytest.fixture

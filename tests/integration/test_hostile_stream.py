@@ -32,10 +32,10 @@ from rawclient import RawClient, transfer_frame
 from storage import storage_site
 
 from aztask import App
-from aztask.brokers.base import QueueOptions
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import NewMessage
 from aztask.operate.deadletters.view import DeadLetters
+from aztask.queues.base import QueueOptions
+from aztask.queues.engine import NewMessage
+from aztask.queues.local.broker import LocalBroker
 from aztask.testing import RunningEmulator, emulator
 
 LEASE = 30.0

@@ -20,15 +20,15 @@ from ledger_app import hostile, saves, work
 from storage import storage_site
 
 from aztask import App
-from aztask.brokers.base import QueueOptions
-from aztask.brokers.local.broker import LocalBroker
-from aztask.brokers.local.payload import payload_of
-from aztask.engine import NewMessage
 from aztask.errors import TaskFailed
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.view import DeadLetters
-from aztask.results.base import State
+from aztask.queues.base import QueueOptions
+from aztask.queues.engine import NewMessage
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.local.payload import payload_of
+from aztask.stores.records.base import State
 from aztask.testing import emulator
 
 LEASE = 5.0

@@ -8,8 +8,8 @@ import sys
 import pytest
 from harness import ROOT
 
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.config import parse_broker, parse_results
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 
 
 def bash(folder, *commands, **environment):

@@ -13,7 +13,7 @@ from harness import Site, holds_a_write_lock, site_in, wait_until
 from ledger_app import steps, work
 
 from aztask.errors import TaskCancelled
-from aztask.results.base import State
+from aztask.stores.records.base import State
 
 LEASE = 1.5
 STEPS = ["received", "claimed", "sent", "ran", "recorded", "settled"]

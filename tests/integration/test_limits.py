@@ -11,8 +11,8 @@ from harness import Site, site_in, wait_until
 from limits_app import fifty, five, free, once, ten, tenant
 
 from aztask.limits.control import Controls, Scope
-from aztask.results.base import State
-from aztask.results.controls import controls_of
+from aztask.stores.records.base import State
+from aztask.stores.records.controls import controls_of
 
 
 @pytest.fixture

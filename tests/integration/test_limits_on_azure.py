@@ -13,8 +13,8 @@ from limits_app import fifty, five, free
 from test_limits import most_at_once, most_in
 
 from aztask.limits.control import Controls, Scope
-from aztask.results.base import Provisioned, State
-from aztask.results.controls import controls_of
+from aztask.stores.records.base import Provisioned, State
+from aztask.stores.records.controls import controls_of
 
 ARGUMENTS = ("-c", "4", "--lease", "20s", "--poll-ceiling", "0.3s")
 

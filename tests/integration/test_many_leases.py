@@ -7,7 +7,7 @@ import json
 from harness import Site, wait_until
 from ledger_app import work
 
-from aztask.results.base import State
+from aztask.stores.records.base import State
 
 TASKS = 2_000
 LEASE = 10.0

@@ -15,7 +15,7 @@ import pytest
 from harness import ROOT, wait_until
 
 from aztask import App
-from aztask.results.base import State
+from aztask.stores.records.base import State
 
 LEASE = 1.5
 VALUE = "shipped, 100 images: order-1/0.png, order-1/1.png ..."

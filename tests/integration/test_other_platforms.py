@@ -68,7 +68,7 @@ import aztask
 # the result backend, use what Linux has wherever sys.platform is Linux's, as it stays here.
 # aztask.django.worker is the module that a worker imports: it sets Django up.
 LEFT_OUT = (
-    "aztask.spark", "aztask.cli.spark", "aztask.__main__", "aztask.top", "aztask.backend",
+    "aztask.spark", "aztask.__main__", "aztask.operate.top", "aztask.celery.backend",
     "aztask.django.worker",
 )
 names = [

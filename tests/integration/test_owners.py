@@ -15,8 +15,8 @@ from neighbour import neighbour_of
 from aztask import App
 from aztask.errors import ForeignId
 from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
 from aztask.settlement import Complete
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 
 
 def test_a_message_with_the_id_of_another_owner_is_a_dead_letter(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from limits_app import serve
 from session_app import step
 
 from aztask.errors import ResultTimeout
-from aztask.events import Event
-from aztask.events.event import from_line
 from aztask.limits.control import Controls, Scope
-from aztask.results.base import State
-from aztask.results.controls import EntryChange, controls_of
+from aztask.stores.events import Event
+from aztask.stores.events.event import from_line
+from aztask.stores.records.base import State
+from aztask.stores.records.controls import EntryChange, controls_of
 
 OBEYED = 5.0
 SOON = {"LEDGER_PAUSE": "0.3"}

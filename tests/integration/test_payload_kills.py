@@ -16,9 +16,9 @@ from harness import ROOT, Site, wait_until
 from ledger_app import double
 from payloadsite import collect, payload_site, stored
 
-from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.results.base import State
+from aztask.queues.base import QueueOptions
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.stores.records.base import State
 from aztask.testing import RunningEmulator
 
 ARGUMENTS = ("-Q", "default", "-c", "2", "--max-lease", "60s")

@@ -19,11 +19,11 @@ from ledger_app import double, echo, saves, weigh, weigh_if, weigh_later
 from payloadsite import LARGE, app_of, collect, payload_site, stored
 from proxy import Proxy, proxied
 
-from aztask import transport
-from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.celery import transport
 from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.payloads.store import Kind
+from aztask.queues.base import QueueOptions
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.stores.payloads.store import Kind
 from aztask.testing import RunningEmulator
 
 REQUEST = re.compile(rb"\A(GET|PUT|POST|DELETE) (?!\S*comp=list)(\S+) HTTP/1\.1\r\n")

@@ -14,12 +14,12 @@ from ledger_app import flaky, rejecting, work
 from priority_app import PRIORITIES
 from storage import storage_site
 
-from aztask.brokers.base import QueueOptions
 from aztask.errors import QueueNotFound
 from aztask.limits.control import Controls, Scope
 from aztask.operate.deadletters.letters import Selection
 from aztask.operate.deadletters.view import DeadLetters
-from aztask.results.controls import controls_of
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.controls import controls_of
 from aztask.testing import RunningEmulator
 
 MODULE = "priority_app"

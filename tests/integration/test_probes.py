@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from proxy import Proxy, proxied
 
 from aztask import App
-from aztask.results.base import Provisioned
+from aztask.stores.records.base import Provisioned
 
 HTTP = ("--http", "127.0.0.1:0")
 

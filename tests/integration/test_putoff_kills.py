@@ -13,9 +13,9 @@ from ledger_app import work
 from test_pausing import SOON, controls
 from test_servicebus_worker import ARGUMENTS, DETECTING, LEASE, PLAIN, left
 
-from aztask.brokers.base import QueueOptions
 from aztask.limits.control import Scope
-from aztask.results.base import State
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.base import State
 from aztask.testing import RunningEmulator
 
 

@@ -10,9 +10,9 @@ import pytest
 from harness import ROOT
 
 from aztask import App
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.cli import main
 from aztask.message.envelope import Envelope
+from aztask.operate.cli import main
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 
 BROKERS = ("local", "storagequeue", "servicebus")
 

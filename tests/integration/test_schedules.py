@@ -19,9 +19,9 @@ from harness import Site, site_in, wait_until
 from neighbour import neighbour_of
 
 from aztask import App
-from aztask.results.base import State
-from aztask.results.schedules import schedules_of
 from aztask.schedules.stored import Made, read_made
+from aztask.stores.records.base import State
+from aztask.stores.records.schedules import schedules_of
 from aztask.stores.tables.client import TimeBudget
 
 SECONDS = 12.0

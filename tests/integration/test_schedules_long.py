@@ -26,9 +26,9 @@ from harness import Site, Worker, site_in, wait_until
 from neighbour import neighbour_of
 
 from aztask import App
-from aztask.results.base import State
-from aztask.results.schedules import schedules_of
 from aztask.schedules.stored import Made, read_made
+from aztask.stores.records.base import State
+from aztask.stores.records.schedules import schedules_of
 
 SECONDS = float(os.environ.get("SCHEDULES_SECONDS", "8"))
 SEED = int(os.environ.get("SCHEDULES_SEED", "23"))

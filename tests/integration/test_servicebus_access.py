@@ -18,12 +18,12 @@ from websocketfront import Front, front_of
 from aztask import App
 from aztask.address.addresses import ServiceBusAddress
 from aztask.address.urls import parse_broker
-from aztask.brokers.delivery import Renewed, Settled
-from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.emulator.broker.access import sign
 from aztask.emulator.emulator import server_context
 from aztask.errors import AztaskError, ConfigurationError
 from aztask.message.envelope import Envelope
+from aztask.queues.delivery import Renewed, Settled
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.settlement import Complete
 from aztask.testing import RunningEmulator, emulator
 

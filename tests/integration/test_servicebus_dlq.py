@@ -13,9 +13,9 @@ from bus import bus_site
 from harness import Site, wait_until
 from ledger_app import flaky, rejecting, snoozing
 
-from aztask.brokers.base import QueueOptions
 from aztask.message.envelope import Envelope
-from aztask.results.base import State
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.base import State
 from aztask.testing import RunningEmulator
 
 LEASE = 5.0

@@ -17,14 +17,14 @@ from harness import wait_until
 from ledger_app import work
 from proxy import Proxy
 
-from aztask.brokers.base import Delivery, QueueOptions, Receiver, Renewed, Settled
-from aztask.brokers.servicebus import receiver as servicebus_receiver
-from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.broker import client as client_module
 from aztask.emulator.broker import management
 from aztask.errors import AztaskError, BrokerUnavailable, SendUnconfirmed
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Delivery, QueueOptions, Receiver, Renewed, Settled
+from aztask.queues.servicebus import receiver as servicebus_receiver
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.settlement import Complete
 from aztask.testing import RunningEmulator
 

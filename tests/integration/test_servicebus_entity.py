@@ -14,9 +14,9 @@ import pytest
 from harness import ROOT
 
 from aztask import App
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.emulator.broker.access import sign
 from aztask.errors import ConfigurationError
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.testing import RunningEmulator, emulator
 
 LEASE = 20.0

@@ -17,10 +17,10 @@ from proxy import Proxy
 
 from aztask.address.addresses import ServiceBusAddress
 from aztask.address.urls import parse_broker
-from aztask.brokers.base import Delivery, Lost, QueueOptions, Receiver, Renewed, Settled, Unknown
-from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.errors import BrokerUnavailable, SendUnconfirmed
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Delivery, Lost, QueueOptions, Receiver, Renewed, Settled, Unknown
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.settlement import Complete, Resubmit, with_envelope
 from aztask.testing import RunningEmulator
 

@@ -18,15 +18,15 @@ from hostilemessages import ODD, send_raw, taken_as_it_is, task_payload, with_pr
 from ledger_app import work
 
 from aztask import App
-from aztask.brokers.base import Delivery, Position, QueueOptions
-from aztask.brokers.delivery import Settled
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.brokers.servicebus.amqp import read_message
-from aztask.brokers.servicebus.broker import ServiceBusBroker
-from aztask.brokers.servicebus.wire import EXPIRES_AT, PACKED
 from aztask.emulator.amqp import encode, sections
 from aztask.errors import CodecError
 from aztask.operate.deadletters.view import DeadLetters, Selection
+from aztask.queues.base import Delivery, Position, QueueOptions
+from aztask.queues.delivery import Settled
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.servicebus.amqp import read_message
+from aztask.queues.servicebus.broker import ServiceBusBroker
+from aztask.queues.servicebus.wire import EXPIRES_AT, PACKED
 from aztask.settlement import DeadLetter
 from aztask.testing import RunningEmulator
 

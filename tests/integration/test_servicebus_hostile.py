@@ -26,9 +26,12 @@ from hostilemessages import (
 )
 from ledger_app import flaky, work
 
-import aztask.transport
+import aztask.celery.transport
 from aztask import App
-from aztask.brokers.base import (
+from aztask.emulator.amqp import encode, sections
+from aztask.message.envelope import Envelope
+from aztask.operate.deadletters.view import DeadLetters, Selection
+from aztask.queues.base import (
     AnySession,
     Delivery,
     MessageState,
@@ -36,14 +39,11 @@ from aztask.brokers.base import (
     Receiver,
     Settled,
 )
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.brokers.servicebus.broker import ServiceBusBroker
-from aztask.emulator.amqp import encode, sections
-from aztask.events.sink import read_events
-from aztask.message.envelope import Envelope
-from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.results.base import State
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.settlement import Complete, DeadLetter, Defer
+from aztask.stores.events.sink import read_events
+from aztask.stores.records.base import State
 from aztask.testing import RunningEmulator
 
 SEED = 20260719
@@ -212,7 +212,7 @@ def test_a_held_lease_is_given_the_next_one(bus: RunningEmulator, broker: Servic
 def test_a_kombu_consumer_never_sees_it(bus: RunningEmulator, broker: ServiceBusBroker) -> None:
     queue = queue_on(broker)
     spoil = MALFORMED["no text"]
-    aztask.transport.register()
+    aztask.celery.transport.register()
     with kombu.Connection(
         transport="aztask", transport_options={"broker": bus.connection_string, "lease": LEASE}
     ) as connection:

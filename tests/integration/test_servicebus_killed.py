@@ -11,9 +11,9 @@ from emulatorprocess import kill, start, stop
 from harness import site_in, wait_until
 from ledger_app import flaky
 
-from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.results.base import State
+from aztask.queues.base import QueueOptions
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.stores.records.base import State
 
 TASKS = 400
 KILLS = 3

@@ -14,15 +14,15 @@ import pytest
 import test_celery
 from bus import broker_at
 
-import aztask.transport
-from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.brokers.servicebus.administration import administration_client
-from aztask.brokers.servicebus.broker import ServiceBusBroker
+import aztask.celery.transport
+from aztask.celery.transport.names import original_name
 from aztask.errors import ConfigurationError, InvalidQueueName
 from aztask.message.envelope import Envelope
+from aztask.queues.base import QueueOptions
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.servicebus.administration import administration_client
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.testing import RunningEmulator
-from aztask.transport.names import original_name
 
 LEASE = 3.0
 
@@ -62,7 +62,7 @@ class Consumer:
 
 
 def connected(bus: RunningEmulator, **options: object) -> kombu.Connection:
-    aztask.transport.register()
+    aztask.celery.transport.register()
     wish = {"broker": bus.connection_string, **options}
     return kombu.Connection("aztask://", transport_options=wish)
 

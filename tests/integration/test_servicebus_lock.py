@@ -15,11 +15,11 @@ from proxy import Proxy
 from aztask import App
 from aztask.address.addresses import ServiceBusAddress
 from aztask.address.urls import parse_broker
-from aztask.brokers.base import AnySession, Delivery, QueueOptions, Receiver, Settled
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.message.envelope import Envelope
+from aztask.queues.base import AnySession, Delivery, QueueOptions, Receiver, Settled
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.settlement import Complete
 from aztask.testing import Right, Rule, RunningEmulator, emulator
 

@@ -17,9 +17,9 @@ from bus import bus_site
 from harness import Site, wait_until
 from ledger_app import flaky, work
 
-from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus.senders import MAX_SENDERS
 from aztask.emulator.broker import management
+from aztask.queues.base import QueueOptions
+from aztask.queues.servicebus.senders import MAX_SENDERS
 from aztask.testing import RunningEmulator
 
 TASKS = 2_000
@@ -28,7 +28,7 @@ HOLD_SECONDS = 18.0
 MOST_REQUESTS = 100
 RECEIVER_CONNECTIONS = 3
 LOOKING_CONNECTIONS = 2
-"""Receiving, settling and renewing; see `aztask.brokers.servicebus.broker`, rule 2."""
+"""Receiving, settling and renewing; see `aztask.queues.servicebus.broker`, rule 2."""
 
 
 def renewals(site: Site) -> list[float]:

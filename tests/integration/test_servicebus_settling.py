@@ -16,7 +16,8 @@ from ledger_app import flaky
 from proxy import Proxy
 
 from aztask import App
-from aztask.brokers.base import (
+from aztask.message.envelope import Envelope
+from aztask.queues.base import (
     Delivery,
     Lost,
     MessageState,
@@ -26,9 +27,7 @@ from aztask.brokers.base import (
     Settled,
     Unknown,
 )
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.events.sink import read_events
-from aztask.message.envelope import Envelope
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.settlement import (
     Abandon,
     Complete,
@@ -38,6 +37,7 @@ from aztask.settlement import (
     Settlement,
     with_envelope,
 )
+from aztask.stores.events.sink import read_events
 from aztask.testing import RunningEmulator
 
 LEASE = 20.0

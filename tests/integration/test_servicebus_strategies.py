@@ -19,7 +19,7 @@ from strategies import (
     two_pointers_run_it_once,
 )
 
-from aztask.brokers.base import QueueOptions
+from aztask.queues.base import QueueOptions
 from aztask.testing import RunningEmulator
 
 LEASE = 1.5

@@ -13,8 +13,8 @@ from harness import Site, wait_until
 from ledger_app import chunks, flaky, rejecting, retry_later, snoozing, work
 from test_kills import killed_at_each_step
 
-from aztask.brokers.base import QueueOptions
-from aztask.results.base import State
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.base import State
 from aztask.testing import RunningEmulator, emulator
 
 LEASE = 2.0

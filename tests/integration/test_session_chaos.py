@@ -13,7 +13,7 @@ from neighbour import neighbour_of
 from session_app import step
 from test_session_tasks import LEASE, on_service_bus, send
 
-from aztask.results.base import State
+from aztask.stores.records.base import State
 from aztask.testing import emulator
 
 SESSIONS = 8

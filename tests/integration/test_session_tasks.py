@@ -18,11 +18,11 @@ from proxy import Proxy
 from session_app import counted, lapsing, quick, rejected, shaky, step
 
 from aztask import App
-from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.errors import TaskFailed
 from aztask.message.envelope import Envelope
-from aztask.results.base import State
+from aztask.queues.base import QueueOptions
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.stores.records.base import State
 from aztask.testing import RunningEmulator
 
 LEASE = 2.0

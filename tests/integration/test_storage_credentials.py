@@ -25,17 +25,17 @@ from azure.storage.queue import (
 from storage import broker_at
 
 from aztask.address.addresses import StorageQueueAddress, TablesAddress
-from aztask.brokers.delivery import Settled
-from aztask.brokers.storagequeue.broker import StorageQueueBroker
-from aztask.brokers.storagequeue.delivery import QueueRequests
-from aztask.brokers.storagequeue.messages import MessagePipeline, QueueMessages
-from aztask.brokers.storagequeue.sending import MessageSender
 from aztask.errors import ConfigurationError
 from aztask.message.envelope import Envelope
-from aztask.results.base import Finish, Outcome, Owned, RunKey, Start, State
-from aztask.results.deadindex import IndexedDeadLetter
-from aztask.results.tables.store import TablesResults
+from aztask.queues.delivery import Settled
+from aztask.queues.storagequeue.broker import StorageQueueBroker
+from aztask.queues.storagequeue.delivery import QueueRequests
+from aztask.queues.storagequeue.messages import MessagePipeline, QueueMessages
+from aztask.queues.storagequeue.sending import MessageSender
 from aztask.settlement import Complete
+from aztask.stores.records.base import Finish, Outcome, Owned, RunKey, Start, State
+from aztask.stores.records.deadindex import IndexedDeadLetter
+from aztask.stores.records.tables.store import TablesResults
 from aztask.support.clock import SYSTEM_CLOCK
 from aztask.support.masking import SecretFilter
 from aztask.support.threadpool import ThreadPool

@@ -19,11 +19,11 @@ from ledger_app import rejecting, work
 from storage import storage_site
 
 from aztask import App
-from aztask.brokers.delivery import Settled
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.results.deadindex import IndexedDeadLetter, index_for
+from aztask.queues.delivery import Settled
 from aztask.settlement import Complete, DeadLetter
+from aztask.stores.records.deadindex import IndexedDeadLetter, index_for
 from aztask.support.clock import Clock
 
 ALL = Selection(everything=True)

@@ -12,9 +12,9 @@ from azurite import Azurite, running
 from proxy import Proxy
 from storage import Storage, broker_at
 
-from aztask.brokers.delivery import Lost, Renewed, Settled, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable, ConfigurationError, SendUnconfirmed
 from aztask.message.envelope import Envelope
+from aztask.queues.delivery import Lost, Renewed, Settled, Unknown
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit, Settlement, with_envelope
 from aztask.support.clock import Clock
 

@@ -19,12 +19,12 @@ from ledger_app import work
 from storage import broker_at
 
 from aztask import App
-from aztask.brokers.delivery import Delivery, Settled
-from aztask.brokers.storagequeue.broker import StorageQueueBroker
-from aztask.brokers.storagequeue.wire import TEXT_LIMIT, text_of
 from aztask.errors import CodecError
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.view import DeadLetters, Selection
+from aztask.queues.delivery import Delivery, Settled
+from aztask.queues.storagequeue.broker import StorageQueueBroker
+from aztask.queues.storagequeue.wire import TEXT_LIMIT, text_of
 from aztask.settlement import DeadLetter
 
 ALL = Selection(everything=True)

@@ -16,10 +16,10 @@ import test_celery
 from harness import ROOT
 from storage import broker_at
 
-import aztask.transport
+import aztask.celery.transport
 from aztask import App
+from aztask.celery.transport.names import original_name
 from aztask.errors import InvalidQueueName
-from aztask.transport.names import original_name
 
 EXAMPLE = ROOT / "examples" / "storagequeue"
 
@@ -46,7 +46,7 @@ def drain(connection: kombu.Connection, got: list[kombu.Message], count: int) ->
 
 
 def test_a_plain_kombu_producer_and_consumer(server):
-    aztask.transport.register()
+    aztask.celery.transport.register()
     broker = broker_at(server.connection_string)
     options = {"broker": server.connection_string}
     got: list[kombu.Message] = []
@@ -72,7 +72,7 @@ def test_a_plain_kombu_producer_and_consumer(server):
 
 
 def test_a_name_that_the_service_refuses_is_translated_when_asked_for(server):
-    aztask.transport.register()
+    aztask.celery.transport.register()
     broker = broker_at(server.connection_string)
     options = {"broker": server.connection_string}
     with (

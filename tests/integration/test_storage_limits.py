@@ -13,12 +13,12 @@ from harness import HERE, ROOT, site_in, wait_until
 from ledger_app import work
 from storage import broker_at
 
-from aztask.brokers.delivery import Lost, Settled, Unknown
-from aztask.brokers.storagequeue.broker import StorageQueueBroker
 from aztask.errors import MessageTooLarge
-from aztask.events.sink import read_events
 from aztask.message.envelope import Envelope
+from aztask.queues.delivery import Lost, Settled, Unknown
+from aztask.queues.storagequeue.broker import StorageQueueBroker
 from aztask.settlement import Complete, DeadLetter
+from aztask.stores.events.sink import read_events
 
 REASON = "r" * 1024
 DESCRIPTION = "d" * 1024

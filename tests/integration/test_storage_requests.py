@@ -9,7 +9,7 @@ from proxy import Proxy
 
 from aztask import App
 from aztask.errors import BrokerUnavailable, SendUnconfirmed
-from aztask.results.base import State
+from aztask.stores.records.base import State
 
 LEASE = 3.0
 ARGUMENTS = ("-Q", "default", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", "60s")

@@ -18,7 +18,7 @@ from proxy import Proxy
 from storage import storage_site
 from test_kills import killed_at_each_step
 
-from aztask.results.base import State
+from aztask.stores.records.base import State
 
 LEASE = 2.0
 ARGUMENTS = ("-Q", "default", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", "60s")

@@ -21,8 +21,8 @@ from strategies import (
     two_pointers_run_it_once,
 )
 
-from aztask.brokers.base import QueueOptions
-from aztask.results.base import State
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.base import State
 
 LEASE = 1.5
 ARGUMENTS = ("--pool", "processes", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", "60s")

@@ -15,8 +15,8 @@ from ledger_app import flaky
 from neighbour import neighbour_of
 from strategies import ALL, left
 
-from aztask.brokers.base import QueueOptions
-from aztask.results.base import State
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.base import State
 from aztask.testing import emulator
 
 EACH = int(os.environ.get("CHAOS_STRATEGY_TASKS", "12"))

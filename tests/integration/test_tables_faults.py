@@ -29,7 +29,8 @@ from aztask.errors import (
 )
 from aztask.message.envelope import Envelope
 from aztask.result import AsyncResult
-from aztask.results.base import (
+from aztask.settlement import Abandon, Complete, DeadLetter
+from aztask.stores.records.base import (
     Finish,
     Outcome,
     Owned,
@@ -42,13 +43,12 @@ from aztask.results.base import (
     Unreadable,
     WorkerRecord,
 )
-from aztask.results.deadindex import IndexedDeadLetter
-from aztask.results.tables import blobs as tables_blobs
-from aztask.results.tables import index as tables_index
-from aztask.results.tables import leftovers
-from aztask.results.tables.rows import DAMAGE
-from aztask.results.tables.store import TablesResults
-from aztask.settlement import Abandon, Complete, DeadLetter
+from aztask.stores.records.deadindex import IndexedDeadLetter
+from aztask.stores.records.tables import blobs as tables_blobs
+from aztask.stores.records.tables import index as tables_index
+from aztask.stores.records.tables import leftovers
+from aztask.stores.records.tables.rows import DAMAGE
+from aztask.stores.records.tables.store import TablesResults
 from aztask.stores.tables import client as tables_client
 from aztask.stores.tables.client import TimeBudget
 

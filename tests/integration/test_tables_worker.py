@@ -27,10 +27,10 @@ from aztask import App
 from aztask.errors import TaskCancelled
 from aztask.message.payload import StoredValue, names_in
 from aztask.operate.deadletters.view import DeadLetters
-from aztask.payloads.store import Kind, new_name
-from aztask.results.base import Provisioned, State
-from aztask.results.tables.store import TablesResults
-from aztask.results.workflows import Change
+from aztask.stores.payloads.store import Kind, new_name
+from aztask.stores.records.base import Provisioned, State
+from aztask.stores.records.tables.store import TablesResults
+from aztask.stores.records.workflows import Change
 from aztask.stores.tables.client import TimeBudget
 
 LEASE = 2.0
@@ -62,7 +62,7 @@ def machines(services: str, tmp_path: Path) -> Iterator[list[Site]]:
 
 
 KINDS = ("t-a", "x", "c-0", "i-0-x", "w", "d-q", "k-n", "s-s", "u-0", "g-w;part", "o-0", "e-0", "z")
-"""The partitions of each kind, see `aztask.results.tables.names`, and one of a kind to come."""
+"""The partitions of each kind (`aztask.stores.records.tables.names`), and one of a kind to come."""
 
 
 def test_every_row_of_every_kind_is_scanned_for_payloads(machines: list[Site]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from bus import bus_site
 from harness import HERE, ROOT, Site, site_in
 
-from aztask.brokers.base import QueueOptions
+from aztask.queues.base import QueueOptions
 from aztask.testing import emulator
 
 RECORDER = """

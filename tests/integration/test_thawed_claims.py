@@ -12,8 +12,8 @@ from bus import bus_site
 from harness import Site, Worker, holds_a_write_lock, site_in, wait_until
 from ledger_app import steps
 
-from aztask.brokers.base import QueueOptions
-from aztask.results.base import State
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.base import State
 from aztask.testing import emulator
 
 LEASE = 2.0

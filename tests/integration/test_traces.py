@@ -23,8 +23,8 @@ from spanfile import Span, spans
 from storage import storage_site
 
 from aztask import App, chain, group
-from aztask.brokers.base import QueueOptions
 from aztask.errors import TaskFailed
+from aztask.queues.base import QueueOptions
 from aztask.telemetry.otel import instrument
 
 ARGUMENTS = ("-Q", "default", "-c", "2", "--log-format", "json")

@@ -13,17 +13,17 @@ import zlib
 import kombu
 import pytest
 
-from aztask import transport
-from aztask.brokers.base import QueueOptions
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
+from aztask.celery import transport
+from aztask.celery.transport.names import original_name
 from aztask.errors import ConfigurationError, EncodeError, InvalidQueueName, QueueNotFound
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.message.signatures import SignatureRules
+from aztask.queues.base import QueueOptions
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 from aztask.sending.publisher import Publisher
-from aztask.transport.names import original_name
 
 transport.register()
 
@@ -317,7 +317,7 @@ def test_a_countdown_lies_in_the_broker(connect, broker):
 
 
 def test_a_message_that_comes_before_its_eta_is_hidden_again(connect, broker, monkeypatch):
-    monkeypatch.setattr("aztask.transport.channel.HELD_SECONDS", 0.3)
+    monkeypatch.setattr("aztask.celery.transport.channel.HELD_SECONDS", 0.3)
     eta = time.time() + 1.0
     headers = {"eta": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(eta)) + f"{eta % 1:.6f}"[1:]}
     broker.send("q", [Envelope(b"1", headers=headers, message_id="m", content_type="text/plain")])

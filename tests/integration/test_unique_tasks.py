@@ -16,8 +16,8 @@ import pytest
 from harness import Site, site_in, wait_until
 
 from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.results.base import State
-from aztask.results.uniques import uniques_of
+from aztask.stores.records.base import State
+from aztask.stores.records.uniques import uniques_of
 
 ARGUMENTS = ("-c", "2", "--pool", "threads", "--lease", "1.5s", "--max-lease", "60s")
 SENDERS = 50

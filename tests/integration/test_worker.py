@@ -33,11 +33,11 @@ from ledger_app import (
 
 from aztask import App
 from aztask.errors import BrokerError, ResultTimeout, TaskCancelled, TaskExpired, TaskFailed
-from aztask.events.sink import read_events
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.results.base import State
+from aztask.stores.events.sink import read_events
+from aztask.stores.records.base import State
 from aztask.task import Task
 
 POOLS = ["processes", "threads"]

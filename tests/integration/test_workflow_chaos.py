@@ -21,8 +21,8 @@ from harness import Site, Worker, site_in, wait_until
 from killing import Strikes
 from neighbour import neighbour_of
 
-from aztask.brokers.base import QueueOptions
-from aztask.results.base import Provisioned, State
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.base import Provisioned, State
 from aztask.testing import emulator
 
 MEMBERS = int(os.environ.get("CHAOS_TASKS", "600")) // 2

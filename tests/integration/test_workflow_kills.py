@@ -16,7 +16,7 @@ from graphsenders import send_in_process
 from harness import Site, site_in, wait_until
 
 from aztask.errors import TaskFailed
-from aztask.results.base import State
+from aztask.stores.records.base import State
 from aztask.workflows.result import WorkflowResult
 
 LEASE = 1.5

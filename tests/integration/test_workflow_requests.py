@@ -12,11 +12,11 @@ import pytest
 from azurite import account_of, storing
 
 from aztask import App, chord
-from aztask.canvas.place import Place
-from aztask.results.base import Provisioned, State
+from aztask.stores.records.base import Provisioned, State
 from aztask.stores.tables.client import TimeBudget
 from aztask.workflows.engine import engine_for
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 
 MEMBERS = 480
 WRITERS = 24

@@ -14,8 +14,8 @@ from bus import bus_site
 from harness import Site, site_in, wait_until
 from unique_app import LARGE, VALUES
 
-from aztask.brokers.base import QueueOptions
-from aztask.results.base import Provisioned, State
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.base import Provisioned, State
 from aztask.testing import emulator
 
 LEASE = 1.5

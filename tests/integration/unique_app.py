@@ -7,9 +7,9 @@ import time
 from ledger_app import app, gather, kinds, note, work
 
 from aztask import RetryPolicy, chain, chord, group
-from aztask.canvas.graphs import Graph
 from aztask.uniqueness import engine
 from aztask.worker.pipeline import workflowkeys
+from aztask.workflows.graphs import Graph
 
 engine.UNSENT_SECONDS = 1.0
 workflowkeys.LONGEST_WAIT = 1.0

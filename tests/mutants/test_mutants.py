@@ -185,7 +185,7 @@ def test_a_change_is_tried_with_the_tests_of_its_lines_nearest_first():
 
 
 def test_only_the_local_broker_and_store_are_tried_with():
-    assert is_local("tests/unit/lease/test_state.py::test_a[servicebus]")
+    assert is_local("tests/unit/queues/lease/test_state.py::test_a[servicebus]")
     assert is_local("tests/contract/test_contract_leases.py::test_a[local-memory-x]")
     assert is_local("tests/contract/test_contract_payloads.py::test_a[folder]")
     assert is_local("tests/contract/test_contract_owners.py::test_a")
@@ -267,7 +267,7 @@ def test_a_small_draw_tries_other_modules_for_another_seed():
 
 
 def test_a_seed_draws_the_same_again_and_another_one_others():
-    command = ["--module", "aztask.lease.state", "--draw", "5", "--list"]
+    command = ["--module", "aztask.queues.lease.state", "--draw", "5", "--list"]
     first, again, other = (run(*command, "--seed", seed) for seed in ("1", "1", "2"))
     assert first == again
     assert first != other
@@ -277,7 +277,7 @@ def test_a_seed_draws_the_same_again_and_another_one_others():
 def test_tests_that_fail_by_themselves_end_the_run(tmp_path):
     broken = ROOT / "tests" / "unit" / "support" / "test_threadpool.py"
     code, out = run(
-        "--module", "aztask.lease.state", "--tests", str(broken.relative_to(ROOT)) + "::no"
+        "--module", "aztask.queues.lease.state", "--tests", str(broken.relative_to(ROOT)) + "::no"
     )
     assert code == 1
     assert "the tests fail without any change" in out

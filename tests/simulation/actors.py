@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aztask.app import App
-from aztask.events.event import Event
+from aztask.stores.events.event import Event
 from aztask.support import parts
 from aztask.worker.options import WorkerOptions
 

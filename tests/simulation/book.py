@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aztask.brokers.delivery import Delivery
-from aztask.events.event import Event
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.results.base import (
+from aztask.queues.delivery import Delivery
+from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
+from aztask.stores.events.event import Event
+from aztask.stores.records.base import (
     Cancelled,
     Finish,
     Outcome,
@@ -34,7 +35,6 @@ from aztask.results.base import (
     StartAnswer,
     State,
 )
-from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
 from aztask.workflows.repair import MEMBER_LOST
 
 from .programs import BURST, PERMITS, RETENTION, SPACING

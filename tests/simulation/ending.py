@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from aztask.errors import ResultTimeout, TaskFailed
-from aztask.results.base import State
+from aztask.stores.records.base import State
 
 from .book import Violation
 from .programs import RETENTION, value_of

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aztask.address.owner import Owner
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
+from aztask.stores.records.local.store import LocalResults
 
 from .services import (
     Blobs,

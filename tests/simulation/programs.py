@@ -13,11 +13,11 @@ import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 from aztask.app import App
-from aztask.canvas.graphs import Chain, Chord, Graph, Group, Signature, chain, chord, group
 from aztask.context import Context
 from aztask.errors import Reject, Retry, Snooze
 from aztask.message.message import TaskMessage
 from aztask.retry import RetryPolicy
+from aztask.workflows.graphs import Chain, Chord, Graph, Group, Signature, chain, chord, group
 
 from .stepped import Play
 

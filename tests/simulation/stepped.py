@@ -25,12 +25,12 @@ from itertools import count
 from typing import Any, TypeVar
 
 from aztask.app import App
-from aztask.brokers.base import ANY_SESSION, Broker, Receiver, SessionHolder
-from aztask.brokers.delivery import Delivery
 from aztask.context import TaskLease, set_current_context
 from aztask.errors import LeaseLost
-from aztask.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
+from aztask.queues.base import ANY_SESSION, Broker, Receiver, SessionHolder
+from aztask.queues.delivery import Delivery
+from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.support.clock import Clock
 from aztask.support.frozen import build
 from aztask.support.parts import Part

@@ -20,9 +20,9 @@ from services.bus import BusMessage, BusQueue, BusSettings, State
 from services.buslinks import encoded_message
 from stepped import Time
 
-from aztask.engine import Database, Engine, NewMessage, QueueSettings
-from aztask.engine.messages import SessionLease
 from aztask.errors import LeaseLost
+from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
+from aztask.queues.engine.messages import SessionLease
 
 LOCK = 30.0
 QUEUE = "q"

@@ -40,13 +40,13 @@ from stepped import Machine, Play, Time
 
 from aztask import App, RetryPolicy
 from aztask.address.owner import Owner
-from aztask.brokers.base import Broker, QueueOptions, Receiver
-from aztask.brokers.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.errors import BrokerUnavailable, ConfigurationError, ResultTimeout, SendUnconfirmed
 from aztask.message.envelope import Envelope
-from aztask.payloads.store import Kind
-from aztask.results.deadindex import IndexedDeadLetter
+from aztask.queues.base import Broker, QueueOptions, Receiver
+from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.settlement import Complete, Resubmit
+from aztask.stores.payloads.store import Kind
+from aztask.stores.records.deadindex import IndexedDeadLetter
 from aztask.stores.tables.client import PAUSES, TimeBudget
 from aztask.stores.tables.errors import OutcomeUnknown
 from aztask.support import chance

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from aztask import App, Context, RetryPolicy, chord
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
 from aztask.limits.control import Controls, Scope
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
+from aztask.stores.records.local.store import LocalResults
 from aztask.support import chance
 from aztask.support import clock as clocks
 from aztask.worker.options import WorkerOptions

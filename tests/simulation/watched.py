@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from aztask.brokers.base import Position, Receiver
-from aztask.brokers.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.errors import BrokerUnavailable
 from aztask.message.envelope import Envelope
-from aztask.results.base import Finish, RunKey, RunRecord, Start, StartAnswer
+from aztask.queues.base import Position, Receiver
+from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.settlement import Settlement
+from aztask.stores.records.base import Finish, RunKey, RunRecord, Start, StartAnswer
 
 if TYPE_CHECKING:
     from .actors import Actor

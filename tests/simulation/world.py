@@ -22,9 +22,9 @@ from typing import Any, Final
 
 from greenlet import greenlet
 
-from aztask.engine import Database
 from aztask.errors import AztaskError
-from aztask.results.base import Provisioned, RunRecord
+from aztask.queues.engine import Database
+from aztask.stores.records.base import Provisioned, RunRecord
 from aztask.support import chance, failpoint
 from aztask.support import clock as clocks
 from aztask.worker.options import WorkerOptions

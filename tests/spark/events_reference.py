@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from aztask.events.event import EVENT_KINDS, Event
 from aztask.spark.events.statistics import ACCURACY, OUTCOMES, RAN, SPREADS
+from aztask.stores.events.event import EVENT_KINDS, Event
 
 
 class Group:

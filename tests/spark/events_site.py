@@ -6,7 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
-from aztask.events.event import Event, quote, to_line
+from aztask.stores.events.event import Event, quote, to_line
 
 BEGIN = 1_790_000_000 // 3600 * 3600
 HOURS = 3

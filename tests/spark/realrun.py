@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from aztask import App
-from aztask.events.sink import recover
+from aztask.stores.events.sink import recover
 
 INTEGRATION = Path(__file__).parents[1] / "integration"
 QUICK = int(os.environ.get("AZTASK_REAL_RUN_TASKS", "20000"))

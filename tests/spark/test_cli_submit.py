@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from aztask.cli import main
+from aztask.operate.cli import main
 from aztask.spark import task_id
 
 ABOUT = ("-A", "spark_shop", "--task", "shop.resize", "--key", "path")

@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from aztask import App
-from aztask.cli import main
 from aztask.errors import ConfigurationError
+from aztask.operate.cli import main
 from aztask.operate.deadletters.view import DeadLetters
 from aztask.spark import Target, dead_letters, submit
 from aztask.spark.deadletters.letters import replay, selections

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from aztask.canvas.compiler import compile_graph
-from aztask.canvas.graphs import Signature, chain, chord, group
-from aztask.canvas.plan import task_id_of
 from aztask.spark.events.workflows import TaskTimes, critical_path
+from aztask.workflows.compiler import compile_graph
+from aztask.workflows.graphs import Signature, chain, chord, group
+from aztask.workflows.plan import task_id_of
 from aztask.workflows.starting import _parents
 
 

@@ -13,11 +13,10 @@ import pytest
 from letters import TASK, bury, errors
 
 from aztask import App, CapabilityError, ConfigurationError, QueueNotFound
-from aztask.brokers.base import MessageState
-from aztask.cli import main
 from aztask.message.envelope import Envelope
+from aztask.operate.cli import main
 from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.results.deadindex import IndexedDeadLetter, index_for
+from aztask.queues.base import MessageState
 from aztask.settlement import DeadLetter
 from aztask.spark import Target
 from aztask.spark.deadletters.letters import (
@@ -30,6 +29,7 @@ from aztask.spark.deadletters.letters import (
     size,
 )
 from aztask.spark.session import translated_errors
+from aztask.stores.records.deadindex import IndexedDeadLetter, index_for
 
 MODULE = """
 import os

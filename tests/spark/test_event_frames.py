@@ -11,13 +11,13 @@ from events_reference import compare, groups
 from events_site import BEGIN, line, make_hostile, random_event, write_log
 
 from aztask.errors import ConfigurationError
-from aztask.events.sink import read_events as read_plainly
 from aztask.spark import compact, place_of, read_events, statistics
 from aztask.spark.events.frame import without_duplicates
 from aztask.spark.events.statistics import columns, plain
 from aztask.spark.recommendation.recommend import recommend
 from aztask.spark.report.page import render
 from aztask.spark.report.summary import summarize
+from aztask.stores.events.sink import read_events as read_plainly
 
 NOW = 2_000_000_000.0
 SIZE = 3000

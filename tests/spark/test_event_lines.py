@@ -1,4 +1,4 @@
-"""Lines become rows as `aztask.events.sink` reads them, for any content, in bounded memory."""
+"""Lines become rows as `aztask.stores.events.sink` reads them, in bounded memory."""
 
 import io
 import json
@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.events.event import EVENT_KINDS, Event, from_line, quote, to_line
-from aztask.events.sink import LINE_LIMIT, EventReader
 from aztask.spark.events import lines as eventlines
 from aztask.spark.events.lines import (
     ARROW,
@@ -25,6 +23,8 @@ from aztask.spark.events.lines import (
     TORN,
     read_lines,
 )
+from aztask.stores.events.event import EVENT_KINDS, Event, from_line, quote, to_line
+from aztask.stores.events.sink import LINE_LIMIT, EventReader
 
 GOOD = {
     "id": "n-1",

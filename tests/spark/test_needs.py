@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import aztask.spark
-from aztask.cli import main
 from aztask.errors import ConfigurationError
+from aztask.operate.cli import main
 from aztask.spark import needs
 
 
@@ -57,7 +57,7 @@ def imported(code, *names):
 
 
 def test_spark_is_not_imported_with_the_package():
-    package = "import aztask.app, aztask.spark, aztask.cli.spark"
+    package = "import aztask.app, aztask.spark, aztask.spark.cli"
     assert imported(package, "pyspark", "pyarrow", "pandas", "jinja2") == []
 
 

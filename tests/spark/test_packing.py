@@ -7,8 +7,8 @@ import zipfile
 import pytest
 from cluster import SPARK, bare_python
 
-from aztask.cli import main
 from aztask.errors import ConfigurationError
+from aztask.operate.cli import main
 from aztask.spark.packing import pack, wheel_files
 
 IMPORTS = (
@@ -17,7 +17,7 @@ IMPORTS = (
         "aztask.spark.submission.datasource",
         "aztask.spark.events.source",
     ),
-    *("aztask.brokers.storagequeue.broker", "aztask.brokers.servicebus.broker", "azure.identity"),
+    *("aztask.queues.storagequeue.broker", "aztask.queues.servicebus.broker", "azure.identity"),
     *("azure.storage.blob", "azure.data.tables", "msgpack", "certifi", "mine", "parts.deep"),
 )
 FROM_THE_ZIP = ("aztask", "kombu", "mine", "azure.core", "msgpack", "jinja2", "markupsafe")

@@ -8,10 +8,10 @@ from events_reference import compare, groups
 from events_site import line
 from realrun import QUICK
 
-from aztask.cli.main import run
-from aztask.events.sink import read_events as read_plainly
+from aztask.operate.cli.main import run
 from aztask.spark import compact, place_of, read_events
 from aztask.spark.events.statistics import ACCURACY
+from aztask.stores.events.sink import read_events as read_plainly
 
 NOW = 4_000_000_000.0
 

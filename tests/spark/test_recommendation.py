@@ -2,9 +2,9 @@
 
 import pytest
 
-from aztask.adaptive.advice import Advice, Evidence
-from aztask.adaptive.observation import bin_of
-from aztask.lease.bounds import Bounds
+from aztask.leaseadvice.advice import Advice, Evidence
+from aztask.leaseadvice.observation import bin_of
+from aztask.queues.lease.bounds import Bounds
 from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence, gathered
 from aztask.spark.recommendation.recommend import prefetch_of, recommended, split_of
 

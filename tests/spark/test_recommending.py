@@ -13,17 +13,17 @@ import pytest
 from events_site import random_event, write_log
 
 from aztask import App
-from aztask.adaptive.document import QueueEntry, publish_advice
-from aztask.adaptive.file import LeaseFile
-from aztask.adaptive.observation import Observation, bin_of
-from aztask.cli import main
 from aztask.errors import AztaskError
-from aztask.events.sink import read_events as read_plainly
-from aztask.lease.bounds import Bounds
+from aztask.leaseadvice.document import QueueEntry, publish_advice
+from aztask.leaseadvice.file import LeaseFile
+from aztask.leaseadvice.observation import Observation, bin_of
+from aztask.operate.cli import main
+from aztask.queues.lease.bounds import Bounds
 from aztask.spark.events.frame import read_events
 from aztask.spark.events.statistics import OUTCOMES, RAN
 from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence, observe
 from aztask.spark.recommendation.recommend import TRIES, publish_evidence
+from aztask.stores.events.sink import read_events as read_plainly
 
 BOUNDS = Bounds(30.0, 600.0)
 

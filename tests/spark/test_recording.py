@@ -2,7 +2,7 @@
 
 from realrun import QUICK
 
-from aztask.events.sink import read_events
+from aztask.stores.events.sink import read_events
 
 
 def test_a_real_run_is_recorded(real_run):

@@ -12,12 +12,12 @@ from browser import dom_of
 from events_reference import Group
 from events_site import random_event
 
-from aztask.events.event import Event
 from aztask.spark.events.statistics import SPREADS
 from aztask.spark.report import marks
 from aztask.spark.report import page as page_module
 from aztask.spark.report.page import render
 from aztask.spark.report.summary import MAX_STEPS, STEPS, Summary, step_of
+from aztask.stores.events.event import Event
 
 HOSTILE = (
     '</title><script>document.title="got"</script><img src=x onerror=alert(1)>"\'&\x1b[31m\u202e'

@@ -13,9 +13,9 @@ from proxy import Proxy
 
 from aztask import App
 from aztask.errors import BrokerError
-from aztask.events.sink import read_events
 from aztask.spark.submission.send import send_partition
 from aztask.spark.submission.submission import Submission, task_id
+from aztask.stores.events.sink import read_events
 
 ROWS = 20
 _names = count(1)

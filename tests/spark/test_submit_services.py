@@ -10,8 +10,8 @@ from places import BUS_KEY
 from pyspark.sql import functions as F
 
 from aztask import App
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.errors import BrokerUnavailable, QueueNotFound
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.spark import submit
 from aztask.testing import emulator
 

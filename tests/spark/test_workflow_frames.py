@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aztask.cli.main import run
-from aztask.events.event import Event
-from aztask.events.sink import FileEventSink
+from aztask.operate.cli.main import run
 from aztask.spark import read_events, workflow_statistics
 from aztask.spark.events.lines import ARROW, CLOCK_BACK, WORKFLOW
 from aztask.spark.events.statistics import plain
+from aztask.stores.events.event import Event
+from aztask.stores.events.sink import FileEventSink
 
 # chain(1, group 2 of (3, 4), 5): node 2 is the group
 TASKS = ((1, None, 0.0, 2.0), (3, 1, 2.5, 3.0), (4, 1, 2.5, 9.0), (5, 2, 9.25, 10.0))

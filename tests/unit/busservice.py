@@ -1,6 +1,6 @@
 """A Service Bus of one queue in this process, on a fake clock, as far as receivers see it.
 
-Only the functions of `aztask.brokers.servicebus.private` are replaced, which send the requests.
+Only the functions of `aztask.queues.servicebus.private` are replaced, which send the requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from azure.servicebus.exceptions import (
 )
 from still import Still
 
-from aztask.brokers.servicebus import private
+from aztask.queues.servicebus import private
 
 LEASE = 60.0
 

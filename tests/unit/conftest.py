@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aztask import App
-from aztask.cli import main
+from aztask.operate.cli import main
 
 
 @dataclass(frozen=True)

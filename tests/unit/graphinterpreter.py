@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aztask import App
-from aztask.canvas.graphs import Chain, Chord, Graph, Group, Signature
-from aztask.canvas.plan import ROOT, Plan, Slot
+from aztask.workflows.graphs import Chain, Chord, Graph, Group, Signature
+from aztask.workflows.plan import ROOT, Plan, Slot
 
 
 class FakeTask:

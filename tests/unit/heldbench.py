@@ -8,11 +8,11 @@ from typing import Any
 
 from still import Still
 
-from aztask.brokers.base import Capabilities
-from aztask.brokers.delivery import Delivery, Settled
-from aztask.lease.held import HeldLease, LeaseTerms
-from aztask.lease.state import NO_RENEWAL
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Capabilities
+from aztask.queues.delivery import Delivery, Settled
+from aztask.queues.lease.held import HeldLease, LeaseTerms
+from aztask.queues.lease.state import NO_RENEWAL
 from aztask.settlement import Settlement
 
 NOW = 1_000_000.0

@@ -13,13 +13,13 @@ from typing import Any
 from still import Still
 
 from aztask import App
-from aztask.brokers.base import Delivery
-from aztask.brokers.local.broker import LocalBroker
-from aztask.brokers.local.receiver import LocalReceiver
-from aztask.engine import Database
-from aztask.lease.keeper import LeaseKeeper
-from aztask.results.local.store import LocalResults
+from aztask.queues.base import Delivery
+from aztask.queues.engine import Database
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.local.receiver import LocalReceiver
 from aztask.settlement import Settlement
+from aztask.stores.records.local.store import LocalResults
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import WorkItem

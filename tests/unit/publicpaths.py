@@ -16,7 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("publicpaths.txt")
 
-READ = ("README.md", "docs", "examples", "setup.cfg", "aztask_kombu.py", "aztask/cli/project")
+PROJECT = ("aztask/operate/cli/project", "aztask/cli/project")
+"""What `aztask init` writes, now and in the listed revision."""
+
+READ = ("README.md", "docs", "examples", "setup.cfg", "aztask_kombu.py", *PROJECT)
 ABOUT_THE_SOURCE = ("docs/generate/", "docs/benchmarks/", "docs/architecture.md", "docs/rules.md")
 """Not for users: they name modules as places of the source."""
 
@@ -46,6 +49,8 @@ def collected(tree):
     found = set()
     for place in READ:
         start = tree / place
+        if place in PROJECT and not start.exists():
+            continue
         for file in [start] if start.is_file() else sorted(start.rglob("*")):
             name = file.relative_to(tree).as_posix()
             if file.suffix in (".md", ".py", ".cfg", ".toml", ".txt", ".ipynb") and not (

@@ -20,13 +20,13 @@ from azure.core.exceptions import (
 )
 from still import Still
 
-from aztask.brokers.storagequeue import delivery as storage_delivery
-from aztask.brokers.storagequeue import renewal as storage_renewal
-from aztask.brokers.storagequeue.delivery import QueueRequests, StorageDelivery
-from aztask.brokers.storagequeue.messages import ReceivedMessage
-from aztask.brokers.storagequeue.renewal import Renewals
-from aztask.brokers.storagequeue.settling import StorageSettler
 from aztask.message.envelope import Envelope
+from aztask.queues.storagequeue import delivery as storage_delivery
+from aztask.queues.storagequeue import renewal as storage_renewal
+from aztask.queues.storagequeue.delivery import QueueRequests, StorageDelivery
+from aztask.queues.storagequeue.messages import ReceivedMessage
+from aztask.queues.storagequeue.renewal import Renewals
+from aztask.queues.storagequeue.settling import StorageSettler
 from aztask.support.clock import Clock
 
 OK = "ok"

@@ -1,6 +1,6 @@
 """Runs as a worker records them, for tests of what shows them."""
 
-from aztask.results.base import Finish, Outcome, Start
+from aztask.stores.records.base import Finish, Outcome, Start
 
 
 def record_run(app, key, state, settlement, **outcome):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from aztask.events.event import Event
-from aztask.lease.keeper import LeaseKeeper
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.stores.events.event import Event
 from aztask.support.clock import SYSTEM_CLOCK
 from aztask.worker.mailbox import EventMailbox
 from aztask.worker.options import WorkerOptions

@@ -17,48 +17,55 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "aztask"
 
 # Each package, and each module beside them, belongs to one layer. It imports from its own layer or
-# from earlier ones. This lists exactly what exists; docs/architecture.md draws it.
+# from earlier ones. A package inside another one may be a part with a layer of its own; its name
+# has a dot. This lists exactly what exists; docs/architecture.md draws it.
 LAYERS = {
     "values": "errors version support address message settlement breaker",
-    "engines": "engine azure retry",
-    "brokers": "brokers",
-    "leases": "lease",
-    "stores": "config stores results payloads connections",
-    "advice": "events adaptive",
-    "tasks": "session context result hooks canvas workflows schedules uniqueness"
-    " taskoptions task handler transport sending",
-    "app": "app embedded __init__",
+    "engines": "queues.engine azure retry",
+    "brokers": "queues",
+    "leases": "queues.lease",
+    "stores": "config stores",
+    "advice": "stores.events leaseadvice",
+    "tasks": "session context result hooks limits.declaration workflows schedules uniqueness"
+    " taskoptions task handler celery sending",
+    "app": "app celery.embedded __init__",
     "care": "limits",
     "worker": "worker",
     "operate": "operate",
     "telemetry": "telemetry",
-    "edges": "backend emulator testing top migration django cli spark __main__",
+    "edges": "celery.backend celery.migration django emulator operate.cli operate.top spark"
+    " spark.cli testing __main__",
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
 
-# Who may import a library that only some parts need.
+# Who may import a library that only some parts need. A part inside of another one is named itself.
 LIBRARIES = {
-    "azure": ("brokers", "results", "stores", "azure", "events", "payloads.blob", "spark"),
-    "kombu": ("transport", "message.codec", "message.jsonencoding", "sending.publisher"),
-    "click": ("cli",),
+    "azure": (
+        *("queues", "stores.records", "stores.tables", "stores.events", "stores.payloads.blob"),
+        *("azure", "spark"),
+    ),
+    "kombu": ("celery.transport", "message.codec", "message.jsonencoding", "sending.publisher"),
+    "click": ("operate.cli", "spark.cli"),
     "pyspark": ("spark",),
     "py4j": ("spark",),
     "pyarrow": ("spark",),
     "pandas": ("spark",),
     "jinja2": ("spark.report",),
-    "watchfiles": ("cli",),
+    "watchfiles": ("operate.cli",),
     "opentelemetry": ("telemetry.otel",),
     "prometheus_client": ("telemetry.prometheus",),
-    "textual": ("top",),
-    "rich": ("top",),
-    "libcst": ("migration",),
-    "celery": ("backend",),
+    "textual": ("operate.top",),
+    "rich": ("operate.top",),
+    "libcst": ("celery.migration",),
+    "celery": ("celery.backend",),
     "django": ("django",),
     "django_tasks": ("django",),
     "asgiref": ("django",),
 }
 # The emulator stands in for a service: it shares the engine with us and none of our own logic.
-EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")
+EMULATOR_MAY_IMPORT = ("emulator", "queues.engine", "errors", "support", "version")
+
+COMMANDS = ("operate.cli", "spark.cli")
 
 # What a layer offers from above it (`aztask.support.late`), and nothing else.
 LATE = {("app", "aztask.testing.inline")}
@@ -89,8 +96,17 @@ class Module:
 
     @property
     def part(self):
-        """The module's or package's own name directly under the root package."""
-        return self.name.split(".")[1] if "." in self.name else "__init__"
+        """What has its layer; see `part_of`."""
+        return part_of(self.name)
+
+
+def part_of(name):
+    """The part that a module belongs to: the innermost package that is in a layer by its own name,
+    or the name directly under the root package.
+    """
+    parts = name.split(".")[1:]
+    names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return next((each for each in names if each in LEVEL), parts[0] if parts else "__init__")
 
 
 def read(package):
@@ -155,12 +171,11 @@ def check_layers(module, root):
         parts = name.split(".")
         if parts[0] != root:
             continue
-        target = parts[1] if len(parts) > 1 else "__init__"
+        target = part_of(name)
         if LEVEL.get(target, -1) > LEVEL[module.part]:
             yield line, f"imports {name}, which is in a later layer"
-        reaches_spark = (module.name + ".").startswith((f"{root}.spark.", f"{root}.cli.spark."))
-        if target == "spark" and not reaches_spark:
-            yield line, f"imports {name}: only cli/spark/ may"
+        if parts[1:2] == ["spark"] and not f"{module.name}.".startswith(f"{root}.spark."):
+            yield line, f"imports {name}: only spark/ may"
         if module.part == "emulator" and target not in EMULATOR_MAY_IMPORT:
             yield line, f"imports {name}: the emulator stands on the engine alone"
 
@@ -169,7 +184,8 @@ def check_libraries(module, root):
     """A service's SDK, kombu, click and pyspark are imported only where they belong."""
     for name, line in module.imports:
         allowed = LIBRARIES.get(name.partition(".")[0])
-        places = tuple(f"{root}.{each}." for each in allowed or ())
+        own = (each for each in allowed or () if f"{each}.".startswith(f"{module.part}."))
+        places = tuple(f"{root}.{each}." for each in own)
         if allowed is not None and not f"{module.name}.".startswith(places):
             yield line, f"imports {name}: only {', '.join(allowed)} may"
 
@@ -178,7 +194,7 @@ def check_local_imports(module, root):
     """No import hides in a function, but for the commands, which are loaded when they are run, and
     the plugin, which pytest loads in every run.
     """
-    if module.part != "cli" and not module.name.endswith(".testing.plugin"):
+    if module.part not in COMMANDS and not module.name.endswith(".testing.plugin"):
         for name, line in module.local_imports:
             yield line, f"imports {name} inside a function"
 
@@ -270,7 +286,7 @@ def test_the_layers_list_exactly_what_exists():
 
 def test_the_checker_sees_the_package():
     modules = read(PACKAGE)
-    assert {"aztask", "aztask.errors", "aztask.brokers.base"} <= modules.keys()
+    assert {"aztask", "aztask.errors", "aztask.queues.base"} <= modules.keys()
     assert "aztask.errors" in dict(modules["aztask.address.urls"].imports)
 
 
@@ -280,17 +296,23 @@ def test_the_checker_sees_the_package():
         ({"errors.py": "import aztask.app", "app.py": ""}, "errors:2: imports aztask.app, .*later"),
         ({"errors.py": "from aztask import app", "app.py": ""}, "later layer"),
         ({"errors.py": "from . import app", "app.py": ""}, "later layer"),
-        ({"brokers/base.py": "from ..app import App", "app.py": ""}, "later layer"),
-        ({"brokers/__init__.py": "from ..app import App", "app.py": ""}, "later layer"),
-        ({"engine/a.py": "import aztask", "__init__.py": ""}, "later layer"),
+        ({"queues/base.py": "from ..app import App", "app.py": ""}, "later layer"),
+        ({"queues/__init__.py": "from ..app import App", "app.py": ""}, "later layer"),
+        ({"queues/engine/a.py": "import aztask", "__init__.py": ""}, "later layer"),
+        (
+            {"queues/engine/a.py": "from aztask.queues import base", "queues/base.py": ""},
+            "imports aztask.queues.base, which is in a later layer",
+        ),
+        ({"celery/other.py": "import aztask.app", "app.py": ""}, "later layer"),
         ({"novelty.py": ""}, "novelty is in no layer"),
         (
             {"app.py": "import azure.storage.queue"},
-            "only brokers, results, stores, azure, events, payloads.blob, spark may",
+            "only queues, stores.records, stores.tables, .* may",
         ),
-        ({"worker/a.py": "from kombu import Producer"}, "only transport, message.codec"),
-        ({"app.py": "import click.testing"}, "only cli may"),
-        ({"cli/main.py": "from pyspark.sql import Row"}, "only spark may"),
+        ({"worker/a.py": "from kombu import Producer"}, "only celery.transport, message.codec"),
+        ({"app.py": "import click.testing"}, "only operate.cli, spark.cli may"),
+        ({"operate/cli/main.py": "from pyspark.sql import Row"}, "only spark may"),
+        ({"operate/a.py": "import click"}, "only operate.cli, spark.cli may"),
         ({"app.py": "def f():\n    import json"}, "app:3: imports json inside a function"),
         ({"app.py": "class A:\n    async def f(self):\n        import json"}, "inside a function"),
         (
@@ -307,9 +329,9 @@ def test_the_checker_sees_the_package():
             },
             "import cycle",
         ),
-        ({"worker/a.py": "from aztask.spark import x", "spark/__init__.py": ""}, "only cli/spark"),
-        ({"cli/main.py": "import aztask.spark", "spark/__init__.py": ""}, "only cli/spark"),
-        ({"cli/spark/a.py": "import pyarrow"}, "only spark may"),
+        ({"worker/a.py": "from aztask.spark import x", "spark/__init__.py": ""}, "only spark/"),
+        ({"operate/cli/main.py": "import aztask.spark", "spark/__init__.py": ""}, "only spark/"),
+        ({"spark/cli/a.py": "import pyarrow"}, "only spark may"),
         ({"worker/a.py": "import pandas"}, "only spark may"),
         (
             {"emulator/a.py": "import aztask.message.codec", "message/codec.py": ""},
@@ -320,7 +342,7 @@ def test_the_checker_sees_the_package():
         ({"app.py": "x = 1\n" * 420}, "has 420 lines of code"),
         ({"app.py": "def f():\n" + "    x = 1\n" * 60}, "f has 61 lines"),
     ],
-    ids=range(25),
+    ids=range(28),
 )
 def test_the_checker_finds(tmp_path, files, words):
     make_tree(tmp_path, files)
@@ -338,11 +360,11 @@ def test_the_checker_lets_a_good_tree_pass(tmp_path):
     files = {
         "__init__.py": "from aztask.app import App",
         "errors.py": "",
-        "brokers/servicebus.py": "import azure.servicebus\nfrom ..errors import AztaskError",
+        "queues/servicebus.py": "import azure.servicebus\nfrom ..errors import AztaskError",
         "message/codec.py": "from kombu import serialization",
-        "app.py": "from aztask import errors\nfrom aztask.brokers import servicebus",
-        "cli/spark/__init__.py": "import click\n",
-        "cli/spark/submit.py": "import click\ndef f():\n    from aztask.spark import submit",
+        "app.py": "from aztask import errors\nfrom aztask.queues import servicebus",
+        "spark/cli/__init__.py": "import click\n",
+        "spark/cli/submit.py": "import click\ndef f():\n    from aztask.spark import submit",
         "spark/__init__.py": "import pyspark",
     }
     make_tree(tmp_path, files)

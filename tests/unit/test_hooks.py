@@ -4,10 +4,10 @@ import pytest
 
 from aztask import App
 from aztask.errors import EncodeError
-from aztask.events.event import Event
-from aztask.events.sink import NullEventSink
 from aztask.hooks import HookedSink, Sending, WorkerInfo
-from aztask.results.base import NOTE_BYTES
+from aztask.stores.events.event import Event
+from aztask.stores.events.sink import NullEventSink
+from aztask.stores.records.base import NOTE_BYTES
 from aztask.support.hooks import Listeners
 
 EVENT = Event("received", "id", "shop.add", "default")

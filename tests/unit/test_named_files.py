@@ -124,8 +124,8 @@ def test_the_packages_of_the_architecture_are_those_that_exist():
 
 
 def test_a_package_that_is_missing_would_be_noticed():
-    assert listed("| `aztask/cli/` | the commands, one file each |\n") == ["cli"]
-    assert listed("| `aztask/cli/` | |\n") == []
+    assert listed("| `aztask/worker/` | the commands, one file each |\n") == ["worker"]
+    assert listed("| `aztask/worker/` | |\n") == []
 
 
 def test_every_environment_of_tox_is_explained():

@@ -73,7 +73,7 @@ def test_the_demo_is_quoted_in_five_lines_that_it_prints(text):
     (shown,) = blocks(text, "text")
     fields = [line.partition(":")[0] for line in shown.splitlines()]
     assert fields == ["tasks", "succeeded", "retried", "failed", "seconds"]
-    source = (ROOT / "aztask" / "cli" / "demo.py").read_text(encoding="utf-8")
+    source = (ROOT / "aztask" / "operate" / "cli" / "demo.py").read_text(encoding="utf-8")
     assert all(f'"{field}' in source for field in fields)
 
 

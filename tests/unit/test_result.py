@@ -15,7 +15,8 @@ from aztask import (
 )
 from aztask.context import Context, TaskLease, set_current_context, set_only_slot
 from aztask.message.message import TaskMessage
-from aztask.results.base import (
+from aztask.settlement import Complete
+from aztask.stores.records.base import (
     Finish,
     Outcome,
     RunKey,
@@ -24,7 +25,6 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
-from aztask.settlement import Complete
 from aztask.support.clock import SYSTEM_CLOCK
 
 

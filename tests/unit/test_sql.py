@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "aztask"
-FOLDERS = ("engine", "results/local")
+FOLDERS = ("queues/engine", "stores/records/local")
 SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|WHERE|VALUES|ORDER BY|LIMIT)\b")
 BUILDERS = {"format", "join", "replace"}
 UNKNOWN = ast.Pass()

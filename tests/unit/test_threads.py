@@ -28,14 +28,14 @@ REASONS = {
     "support/parts.py": "the parts themselves",
     "emulator/view.py": "the output of aztask top: it ends when its reader has gone",
     "support/threadpool.py": "runs an event loop; errors of its coroutines belong to their callers",
-    "transport/looped.py": "a receiver of kombu: Celery's loop gets the error and connects again",
-    "lease/asyncheld.py": "one call at a time; the coroutine that waits for it gets its error",
+    "celery/transport/looped.py": "kombu's receiver: Celery's loop gets the error and reconnects",
+    "queues/lease/asyncheld.py": "one call at a time; the coroutine that waits gets its error",
     "azure/transport.py": "opens connections in parallel; the caller waits and gets the errors",
     "workflows/result.py": "deletes rows in parallel; the chore waits and gets the errors",
     "worker/pool/coroutines.py": "plain tasks of the asyncio pool: a part adopts each thread",
     "testing/servicebus.py": "the emulator is for tests and runs in no worker",
     "spark/events/compactfiles.py": "a command's; it waits and gets the errors",
-    "cli/spark/submit.py": "a command's: it stops the Spark job when the terminal has gone",
+    "spark/cli/submit.py": "a command's: it stops the Spark job when the terminal has gone",
 }
 """Files that start threads which no part watches, and why that is right."""
 

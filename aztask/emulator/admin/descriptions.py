@@ -20,8 +20,8 @@ from aztask.emulator.admin.atom import CONNECT, COUNTS, INSTANCE, children, inst
 from aztask.emulator.admin.rules import rule_from
 from aztask.emulator.broker.entities import Entity, Kind, Status, check_window
 from aztask.emulator.durations import MAX_DURATION, format_duration, parse_duration
-from aztask.engine import Counts
 from aztask.errors import ConfigurationError
+from aztask.queues.engine import Counts
 
 NAMES = {
     Kind.QUEUE: "QueueDescription",

@@ -10,7 +10,7 @@ from aztask.emulator.broker.dispatch import DeliveryDispatcher
 from aztask.emulator.broker.forwarding import Forwarder
 from aztask.emulator.broker.locks import Locks
 from aztask.emulator.broker.namespace import Namespace
-from aztask.engine import Engine
+from aztask.queues.engine import Engine
 from aztask.support.clock import Clock
 
 

@@ -15,8 +15,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from aztask.engine import Database
 from aztask.errors import AztaskError, BrokerUnavailable
+from aztask.queues.engine import Database
 
 log = logging.getLogger(__name__)
 

@@ -37,8 +37,8 @@ from aztask.emulator.broker.dispatch import Source
 from aztask.emulator.broker.entities import Entity, Kind
 from aztask.emulator.broker.locks import Lock
 from aztask.emulator.broker.settlement import DispositionSettler, action_of
-from aztask.engine import Engine, Leased, SessionLease
 from aztask.errors import AztaskError, LeaseLost
+from aztask.queues.engine import Engine, Leased, SessionLease
 
 SESSION_FILTER = "com.microsoft:session-filter"
 TIMEOUT_PROPERTY = "com.microsoft:timeout"

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from aztask.engine import Engine, Leased
 from aztask.errors import QueueNotFound
+from aztask.queues.engine import Engine, Leased
 from aztask.support.clock import Clock
 
 BATCH_MESSAGES = 200

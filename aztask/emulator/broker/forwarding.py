@@ -26,7 +26,7 @@ from aztask.emulator.broker.acceptance import (
 )
 from aztask.emulator.broker.entities import Entity, Kind
 from aztask.emulator.broker.namespace import Namespace
-from aztask.engine import Engine, Leased, NewMessage
+from aztask.queues.engine import Engine, Leased, NewMessage
 from aztask.support.clock import Clock
 
 MAX_HOPS = 4

@@ -31,7 +31,7 @@ from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.locks import Lock
 from aztask.emulator.broker.producer import new_message
 from aztask.emulator.broker.settlement import SettlementAction, SettlementKind, settle
-from aztask.engine import Leased, PeekedMessage, SessionLease
+from aztask.queues.engine import Leased, PeekedMessage, SessionLease
 
 MAX_PEEK = 250
 MAX_ITEMS = 5000

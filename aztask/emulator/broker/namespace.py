@@ -24,8 +24,8 @@ from aztask.emulator.broker.entities import (
     with_default_rule,
 )
 from aztask.emulator.broker.sessiontimes import SessionTimes
-from aztask.engine import Database, Engine, QueueSettings
 from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.queues.engine import Database, Engine, QueueSettings
 from aztask.support.clock import Clock
 
 _STEPS = [

@@ -21,8 +21,8 @@ from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import as_amqp
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.namespace import Namespace
-from aztask.engine import NewMessage
 from aztask.errors import AztaskError
+from aztask.queues.engine import NewMessage
 
 # -- incoming messages: checks a transfer and makes the messages that the engine stores ----
 #

@@ -6,7 +6,7 @@ their times.
 
 from __future__ import annotations
 
-from aztask.engine import Database
+from aztask.queues.engine import Database
 
 _STEPS = [
     "CREATE TABLE emulator_session_times (queue TEXT NOT NULL, session TEXT NOT NULL,"

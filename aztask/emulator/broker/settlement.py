@@ -17,8 +17,8 @@ from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import DEAD_LETTER, LOCK_LOST, SESSION_LOST, as_amqp
 from aztask.emulator.broker.locks import Lock
-from aztask.engine import Engine
 from aztask.errors import AztaskError
+from aztask.queues.engine import Engine
 
 
 class SettlementKind(Enum):

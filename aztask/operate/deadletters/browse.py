@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Final
 
 from aztask.app import App
-from aztask.brokers.base import Delivery, MessageState, Peeked
 from aztask.operate.deadletters.letters import DeadLetterView
-from aztask.results.deadindex import UNDER_WAY, IndexedDeadLetter, index_for, key_of
+from aztask.queues.base import Delivery, MessageState, Peeked
+from aztask.stores.records.deadindex import UNDER_WAY, IndexedDeadLetter, index_for, key_of
 from aztask.support.clock import Clock
 
 PAGE: Final = 100

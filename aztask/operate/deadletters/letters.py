@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from aztask.brokers.base import Position
 from aztask.errors import ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.queues.base import Position
 
 # -- a set of positions in a queue that stays small with millions of them ------------------
 

@@ -20,17 +20,17 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from aztask.app import App
-from aztask.brokers.base import Transactional
-from aztask.brokers.delivery import Delivery, Lost, Position, Settled, Unknown
 from aztask.errors import AztaskError, EncodeError, MessageTooLarge
-from aztask.lease.keeper import LeaseKeeper
-from aztask.lease.state import Lease, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.letters import DeadLetterView
-from aztask.results.base import RunKey, RunRecord, State
-from aztask.results.deadindex import key_of
+from aztask.queues.base import Transactional
+from aztask.queues.delivery import Delivery, Lost, Position, Settled, Unknown
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.queues.lease.state import Lease, LeaseState
 from aztask.settlement import Complete, Release, Settlement
+from aztask.stores.records.base import RunKey, RunRecord, State
+from aztask.stores.records.deadindex import key_of
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
 

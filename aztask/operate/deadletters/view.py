@@ -22,7 +22,6 @@ from dataclasses import replace
 from itertools import islice
 
 from aztask.app import App
-from aztask.brokers.base import Delivery, Peeked, Position
 from aztask.errors import CodecError, ConfigurationError, ForeignId
 from aztask.message.headers import SIGNATURES
 from aztask.message.message import TaskMessage
@@ -36,6 +35,7 @@ from aztask.operate.deadletters.sweep import (
     Sweep,
     joint,
 )
+from aztask.queues.base import Delivery, Peeked, Position
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.uniqueness.engine import split
 

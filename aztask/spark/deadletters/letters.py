@@ -25,15 +25,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from aztask.app import App
-from aztask.brokers.base import Position
 from aztask.errors import CapabilityError, CodecError, ConfigurationError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.letters import Positions
 from aztask.operate.deadletters.view import DeadLetters, DeadLetterView, Report, Selection
-from aztask.results.deadindex import index_for
+from aztask.queues.base import Position
 from aztask.spark.dealing import deal
 from aztask.spark.submission.target import Target
+from aztask.stores.records.deadindex import index_for
 from aztask.support.display import short_repr
 
 PAGE: Final = 250

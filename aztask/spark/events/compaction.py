@@ -33,12 +33,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from aztask.errors import ConfigurationError
-from aztask.events.retention import UPLOAD_LOCK
 from aztask.spark.dealing import deal
 from aztask.spark.events.compactfiles import ORIGIN_KEY, Origin, origin_of, plan_of
 from aztask.spark.events.files import PARQUET, EventFile
 from aztask.spark.events.lines import ARROW, read_lines
 from aztask.spark.events.places import EventPlace
+from aztask.stores.events.retention import UPLOAD_LOCK
 from aztask.support.display import plural
 from aztask.support.failpoint import hit
 

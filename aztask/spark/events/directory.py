@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from aztask.errors import ConfigurationError
-from aztask.events.retention import mark_of, waits_for_upload
 from aztask.spark.events.files import Listing
+from aztask.stores.events.retention import mark_of, waits_for_upload
 from aztask.support.masking import printable
 from aztask.support.private import FILE_MODE, make_directory
 

@@ -1,8 +1,9 @@
 """Reads JSON lines into Arrow batches, in bounded memory, whatever the file holds.
 
 Rules
-1. A line is an event if `aztask.events.event.from_line` accepts it. Arrow's own, faster parser
-   takes a whole block if the bytes show that both would agree; other blocks are read line by line.
+1. A line is an event if `aztask.stores.events.event.from_line` accepts it. Arrow's own, faster
+   parser takes a whole block if the bytes show that both would agree; other blocks are read line by
+   line.
 2. A damaged line becomes a problem row: the problem, the file, the line's number, its first bytes.
 3. At most one block and `LINE_LIMIT` are in memory, however long a line is.
 4. A worker writes its file in order, so a clock that was set back shows there: each step back of
@@ -22,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
-from aztask.events.event import EVENT_KINDS, VERSION, Event, from_line
-from aztask.events.sink import LINE_LIMIT
+from aztask.stores.events.event import EVENT_KINDS, VERSION, Event, from_line
+from aztask.stores.events.sink import LINE_LIMIT
 from aztask.support.masking import mask
 
 # -- the columns of event rows, for Spark and for Arrow ------------------------------------

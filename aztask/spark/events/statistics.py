@@ -15,7 +15,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from aztask.events.event import EVENT_KINDS
+from aztask.stores.events.event import EVENT_KINDS
 
 ACCURACY: Final = 10_000
 """The rank of a percentile is off by at most one in so many."""

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 #    it.
 # 2. Task ids of a workflow are ``WORKFLOW.NUMBER``, and numbers rise in the order of the graph: the
 #    tasks of a group have numbers between the group's own and that of the task which waits for it
-#    (`aztask.canvas.compiler`). So the walk ends, whatever the events say.
+#    (`aztask.workflows.compiler`). So the walk ends, whatever the events say.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Counts each queue's deliveries from the event log, as evidence for decisions on leases.
 
 Rules
-1. One job reads the events. It returns counts by bin (`aztask.adaptive.observation`), a few hundred
-   for each task of a queue, however many events there are.
+1. One job reads the events. It returns counts by bin (`aztask.leaseadvice.observation`), a few
+   hundred for each task of a queue, however many events there are.
 2. The bins are those in which workers count, so the same decision serves both.
 3. A run that a lost lease cut off is counted apart: it would look like a short run.
 """
@@ -17,9 +17,9 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from aztask.adaptive.advice import Evidence
-from aztask.adaptive.learning import SAME
-from aztask.adaptive.observation import (
+from aztask.leaseadvice.advice import Evidence
+from aztask.leaseadvice.learning import SAME
+from aztask.leaseadvice.observation import (
     BINS_PER_DOUBLING,
     FIRST_EDGE,
     LAST_BIN,
@@ -174,7 +174,7 @@ def _is_known(measure: Column) -> Column:
 
 
 def _bin(name: str) -> Column:
-    """`aztask.adaptive.observation.bin_of` as an expression of Spark."""
+    """`aztask.leaseadvice.observation.bin_of` as an expression of Spark."""
     seconds = F.col(name)
     number = F.ceil(BINS_PER_DOUBLING * F.log2(seconds / FIRST_EDGE) - 1e-9)
     return F.when(seconds > FIRST_EDGE, F.least(number, F.lit(LAST_BIN))).otherwise(0).cast("int")

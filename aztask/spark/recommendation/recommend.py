@@ -16,17 +16,17 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-from aztask.adaptive.advice import Advice, Evidence, decide
-from aztask.adaptive.document import LeaseDocument, LeaseStore, publish_advice
 from aztask.errors import AztaskError
-from aztask.lease.bounds import Bounds
-from aztask.lease.state import RENEW_AT
+from aztask.leaseadvice.advice import Advice, Evidence, decide
+from aztask.leaseadvice.document import LeaseDocument, LeaseStore, publish_advice
+from aztask.queues.lease.bounds import Bounds
+from aztask.queues.lease.state import RENEW_AT
 from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence, observe
 
 # -- recommends a queue's lease, renewals and prefetch, and whether to split it ------------
 #
 # Pure functions from evidence to values. Workers decide on leases the same way
-# (`aztask.adaptive.advice`).
+# (`aztask.leaseadvice.advice`).
 #
 # Rules
 # 1. `decide` chooses the lease: it asks for a minimum sample, changes a published lease only if it
@@ -245,7 +245,7 @@ def recommend(
 ) -> tuple[Recommendation, ...]:
     """The recommendations for each queue of the events, or for `queues` only. Runs a job.
 
-    published: the advice in force; see `aztask.adaptive.stores.open_lease_store`. bounds: the
+    published: the advice in force; see `aztask.leaseadvice.stores.open_lease_store`. bounds: the
     shortest and the longest lease; ``most`` is what the service grants. at: seconds since 1970
     (UTC); None: now.
     """

@@ -38,12 +38,12 @@ from aztask.errors import (
     QueueFull,
     SendUnconfirmed,
 )
-from aztask.events.sink import Event, EventKind
 from aztask.message.envelope import Envelope
 from aztask.message.template import Template
 from aztask.spark.submission.matching import readable
 from aztask.spark.submission.pace import Backoff, Pace
 from aztask.spark.submission.submission import Submission, id_maker
+from aztask.stores.events.sink import Event, EventKind
 from aztask.support.display import one_line, safe_str, short_repr
 
 BATCH: Final = 500

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.engine import Database
+from aztask.queues.engine import Database
 from aztask.stores.local.reading import rows_of
 from aztask.stores.local.statements import Statements
 from aztask.stores.rows import Change, Kind, Place, Row, StoreTime, Values

@@ -22,8 +22,8 @@ from azure.core.exceptions import (
     ServiceRequestError,
 )
 
-from aztask.brokers.storagequeue.errors import code_of
 from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError, QueueNotFound
+from aztask.queues.storagequeue.errors import code_of
 from aztask.support.masking import mask
 
 TABLE_ROLE: Final = "Storage Table Data Contributor"

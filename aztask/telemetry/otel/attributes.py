@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from opentelemetry.trace import Span, Status, StatusCode
 
 from aztask.app import App
-from aztask.brokers.base import Networked
+from aztask.queues.base import Networked
 from aztask.support.display import safe_str, traceback_of
 from aztask.support.masking import mask
 

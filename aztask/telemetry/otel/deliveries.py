@@ -17,9 +17,9 @@ from typing import Any, Final
 from opentelemetry import context as contexts
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from aztask.brokers.delivery import Delivery, Settled
 from aztask.hooks import KilledRun, Receiving, Settling
 from aztask.message.message import TaskMessage
+from aztask.queues.delivery import Delivery, Settled
 from aztask.settlement import DeadLetter, Decision, name_of
 from aztask.support.masking import mask
 from aztask.support.quiet import quiet

@@ -17,7 +17,7 @@ from typing import Final
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from aztask.events.event import Event
+from aztask.stores.events.event import Event
 from aztask.telemetry.labels import TaskLabels, share_left
 from aztask.telemetry.otel.attributes import MessagingAttributes
 

@@ -26,8 +26,8 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from aztask.brokers.delivery import Delivery
 from aztask.message.message import TaskMessage
+from aztask.queues.delivery import Delivery
 
 DIAGNOSTIC_ID: Final = "Diagnostic-Id"
 ENQUEUED_TIME: Final = "enqueuedTime"

@@ -21,9 +21,9 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from aztask.app import App
-from aztask.brokers.base import MessageState, QueueStats
 from aztask.errors import AztaskError
-from aztask.results.base import WorkerRecord
+from aztask.queues.base import MessageState, QueueStats
+from aztask.stores.records.base import WorkerRecord
 from aztask.support.parts import Part
 from aztask.telemetry.http import Answer, PageServer
 from aztask.telemetry.labels import cleaned

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from aztask.events.event import Event
 from aztask.hooks import WorkerStatus
+from aztask.stores.events.event import Event
 from aztask.telemetry.labels import TaskLabels, cleaned, share_left
 
 # -- a histogram that takes many values at once --------------------------------------------

@@ -26,8 +26,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from aztask.app import App
-from aztask.events.event import Event
 from aztask.hooks import WorkerStatus
+from aztask.stores.events.event import Event
 from aztask.support.parts import all_parts, failures
 from aztask.telemetry.health import Health
 from aztask.telemetry.http import Answer, PageServer

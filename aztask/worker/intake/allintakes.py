@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from aztask.brokers.delivery import Delivery
 from aztask.errors import CapabilityError
+from aztask.queues.delivery import Delivery
 from aztask.worker.intake.ports import PlainIntake, QueueSource, SessionsIntake
 from aztask.worker.intake.shares import Shares
 from aztask.worker.options import WorkerOptions

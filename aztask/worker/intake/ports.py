@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aztask.brokers.delivery import Delivery
+from aztask.queues.delivery import Delivery
 from aztask.worker.stages import Source
 
 

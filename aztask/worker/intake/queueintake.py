@@ -17,8 +17,6 @@ from __future__ import annotations
 import logging
 import threading
 
-from aztask.brokers.base import Broker, Receiver
-from aztask.brokers.delivery import Delivery
 from aztask.errors import (
     AztaskError,
     BrokerError,
@@ -26,6 +24,8 @@ from aztask.errors import (
     LeaseRefused,
     QueueNotFound,
 )
+from aztask.queues.base import Broker, Receiver
+from aztask.queues.delivery import Delivery
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.parts import Part
 from aztask.worker.intake.ports import QueueSource, Receiving

@@ -20,9 +20,9 @@ import threading
 from queue import SimpleQueue
 from typing import Final
 
-from aztask.brokers.base import ANY_SESSION, Broker, Receiver, SessionHolder
-from aztask.brokers.delivery import Delivery
 from aztask.errors import AztaskError
+from aztask.queues.base import ANY_SESSION, Broker, Receiver, SessionHolder
+from aztask.queues.delivery import Delivery
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.parts import Part
 from aztask.worker.intake.ports import QueueSource, Receiving

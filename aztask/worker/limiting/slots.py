@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from aztask.app import App
-from aztask.canvas.limits import Limit, Rate
 from aztask.errors import ConfigurationError
 from aztask.limits.claiming import Claims
+from aztask.limits.declaration import Limit, Rate
 from aztask.limits.permits import Permits
 from aztask.limits.rates import AHEAD, SLACK
 from aztask.limits.slots import Slot, slots_of, slots_text
 from aztask.limits.storeclock import StoreClock
-from aztask.results.controls import controls_of
 from aztask.settlement import DeadLetter
+from aztask.stores.records.controls import controls_of
 from aztask.support import chance
 from aztask.support.floodlog import FloodLog
 from aztask.worker.limiting.parking import Parking

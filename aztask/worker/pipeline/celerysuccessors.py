@@ -15,13 +15,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aztask.app import App
-from aztask.embedded.chords import Chords, ChordState, Part
-from aztask.embedded.launch import Embedded, Launch, Launched, Signature, read_embedded, signature
+from aztask.celery.embedded.chords import Chords, ChordState, Part
+from aztask.celery.embedded.launch import (
+    Embedded,
+    Launch,
+    Launched,
+    Signature,
+    read_embedded,
+    signature,
+)
 from aztask.errors import CodecError, EncodeError, InvalidQueueName, QueueNotFound
 from aztask.message.message import TaskMessage
-from aztask.results.base import Outcome, RunKey, RunRecord, State
-from aztask.results.workflows import workflows_of
 from aztask.settlement import DeadLetter
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
+from aztask.stores.records.workflows import workflows_of
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.worker.pipeline.pointers import UNDECODABLE

@@ -12,7 +12,9 @@ from typing import Final
 from aztask.app import App
 from aztask.errors import did_you_mean
 from aztask.message.message import TaskMessage
-from aztask.results.base import (
+from aztask.retry import describe
+from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
+from aztask.stores.records.base import (
     Cancelled,
     Foreign,
     Outcome,
@@ -23,9 +25,7 @@ from aztask.results.base import (
     State,
     Unreadable,
 )
-from aztask.results.owners import FOREIGN_ID
-from aztask.retry import describe
-from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
+from aztask.stores.records.owners import FOREIGN_ID
 from aztask.support.clock import Clock
 from aztask.support.display import storable
 from aztask.support.floodlog import FloodLog

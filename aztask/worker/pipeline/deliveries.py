@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import TypeAlias
 
-from aztask.brokers.base import Receiver
-from aztask.brokers.delivery import Delivery
-from aztask.lease.state import Lease
+from aztask.queues.base import Receiver
+from aztask.queues.delivery import Delivery
+from aztask.queues.lease.state import Lease
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.rotation import WeightedItems
 from aztask.worker.pipeline.work import SessionSlot, WorkItem

@@ -26,13 +26,13 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from aztask.app import App
-from aztask.brokers.base import Transactional
-from aztask.embedded.launch import may_embed
+from aztask.celery.embedded.launch import may_embed
 from aztask.errors import BrokerError, CodecError
-from aztask.lease.keeper import LeaseKeeper
-from aztask.results.base import Finish, Owned, ResultStore, Start, StartAnswer
-from aztask.results.deadindex import index_for
+from aztask.queues.base import Transactional
+from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.settlement import Abandon, DeadLetter, Release
+from aztask.stores.records.base import Finish, Owned, ResultStore, Start, StartAnswer
+from aztask.stores.records.deadindex import index_for
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
 from aztask.support.floodlog import FloodLog

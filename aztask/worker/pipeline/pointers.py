@@ -36,12 +36,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from aztask.app import App
-from aztask.brokers.delivery import Delivery, Lost, Settled, Unknown
 from aztask.errors import BrokerError, CodecError, LeaseError
-from aztask.lease.keeper import LeaseKeeper
-from aztask.lease.state import Lease
 from aztask.message.message import TaskMessage
-from aztask.results.base import State
+from aztask.queues.delivery import Delivery, Lost, Settled, Unknown
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.queues.lease.state import Lease
 from aztask.settlement import (
     Abandon,
     Complete,
@@ -52,6 +51,7 @@ from aztask.settlement import (
     Release,
     Settlement,
 )
+from aztask.stores.records.base import State
 from aztask.support.failpoint import hit
 from aztask.support.floodlog import FloodLog
 from aztask.worker.pipeline.redelivery import Redelivery

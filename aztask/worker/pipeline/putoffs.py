@@ -28,8 +28,8 @@ from typing import Final
 
 from aztask.app import App
 from aztask.message.message import PUT_OFF_SERIES
-from aztask.results.base import Owned, StartAnswer
 from aztask.settlement import Hold, Resubmit
+from aztask.stores.records.base import Owned, StartAnswer
 from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.redelivery import Redelivery

@@ -26,12 +26,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aztask.app import App
-from aztask.brokers.delivery import Delivery
 from aztask.errors import CapabilityError, CodecError, LeaseError
-from aztask.lease.keeper import LeaseKeeper
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.results.base import Owned
+from aztask.queues.delivery import Delivery
+from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.retry import EXPIRED
 from aztask.sending.sessionrules import strategy_in_session
 from aztask.settlement import (
@@ -45,6 +44,7 @@ from aztask.settlement import (
     Settlement,
     with_envelope,
 )
+from aztask.stores.records.base import Owned
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.work import WorkItem, message_of
 

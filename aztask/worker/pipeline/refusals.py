@@ -15,9 +15,9 @@ import logging
 from dataclasses import replace
 
 from aztask.errors import CodecError, ForeignId, MessageTooLarge
-from aztask.results.base import Outcome, ResultStore, RunKey, RunRecord, State
-from aztask.results.owners import FOREIGN_ID
 from aztask.settlement import DeadLetter
+from aztask.stores.records.base import Outcome, ResultStore, RunKey, RunRecord, State
+from aztask.stores.records.owners import FOREIGN_ID
 from aztask.support.display import safe_str
 from aztask.support.floodlog import FloodLog
 from aztask.worker.pipeline.isolation import UNDONE

@@ -4,7 +4,7 @@ Rules
 1. A payload is removed after its message's last settlement was confirmed, and only by the delivery
    that has the recorded outcome: a superfluous copy of a message removes nothing. Only the
    arguments and checkpoints of the task itself are removed, as their names tell
-   (`aztask.payloads.store`): a checkpoint may refer to a value that other tasks use, too.
+   (`aztask.stores.payloads.store`): a checkpoint may refer to a value that other tasks use, too.
 2. Dead letters keep their payloads, so that a replay works.
 3. Removal never fails a delivery. What is left over is removed by ``aztask doctor --collect``.
 
@@ -23,8 +23,8 @@ from typing import Final
 
 from aztask.message.message import TaskMessage
 from aztask.message.payload import stored_in
-from aztask.payloads.payloads import Payloads, owned
 from aztask.settlement import DeadLetter
+from aztask.stores.payloads.payloads import Payloads, owned
 from aztask.support.failpoint import hit
 from aztask.support.threadpool import ThreadPool
 from aztask.worker.pipeline.work import WorkItem

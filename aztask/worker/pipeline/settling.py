@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.errors import AlreadySettled
 from aztask.hooks import Settling
-from aztask.lease.keeper import LeaseKeeper
-from aztask.lease.state import LeaseState
-from aztask.results.deadindex import DeadIndex, IndexedDeadLetter
+from aztask.queues.delivery import Lost, Settled, Unknown
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.queues.lease.state import LeaseState
 from aztask.settlement import DeadLetter, Defer
+from aztask.stores.records.deadindex import DeadIndex, IndexedDeadLetter
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.support.hooks import Hook
@@ -178,7 +178,7 @@ class Settler:
 
         Crash window: if the worker dies before the dead letter is stored, the note is there too
         early, or stays without a dead letter if the next delivery ends otherwise; see
-        `aztask.results.deadindex`.
+        `aztask.stores.records.deadindex`.
         """
         if self._dead_index is None:
             return

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aztask.app import App
-from aztask.results.uniques import uniques_of
 from aztask.settlement import DeadLetter
+from aztask.stores.records.uniques import uniques_of
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.uniqueness.engine import UniqueEngine
 from aztask.uniqueness.rules import STARTED

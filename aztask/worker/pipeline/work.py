@@ -23,17 +23,17 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
-from aztask.brokers.base import Receiver
-from aztask.brokers.delivery import Delivery
-from aztask.canvas.place import Place
-from aztask.embedded.launch import Embedded
-from aztask.lease.state import Lease
+from aztask.celery.embedded.launch import Embedded
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
-from aztask.results.base import Outcome, RunKey
-from aztask.results.startowner import owner_of
+from aztask.queues.base import Receiver
+from aztask.queues.delivery import Delivery
+from aztask.queues.lease.state import Lease
 from aztask.settlement import Abandon, Complete, Decision, Lapse, Release
+from aztask.stores.records.base import Outcome, RunKey
+from aztask.stores.records.startowner import owner_of
 from aztask.task import Task
 from aztask.workflows.inputs import Input
+from aztask.workflows.place import Place
 
 NAMED = 3  # deliveries that one log line names
 

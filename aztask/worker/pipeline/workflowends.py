@@ -14,16 +14,16 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from aztask.canvas.place import Place
-from aztask.results.base import State
-from aztask.results.damage import Damaged
-from aztask.results.owners import FOREIGN_ID
 from aztask.settlement import DeadLetter
+from aztask.stores.records.base import State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.owners import FOREIGN_ID
 from aztask.worker.pipeline.isolation import UNDONE
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.inputs import Input
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 
 logger = logging.getLogger(__name__)
 

@@ -34,13 +34,13 @@ from functools import partial
 from typing import Any, Final
 
 from aztask.app import App
-from aztask.brokers.delivery import Position
 from aztask.errors import CodecError
 from aztask.message.payload import stored_in
-from aztask.payloads.holders import result_owner
-from aztask.payloads.store import Kind
-from aztask.results.base import Outcome, RunRecord, State
+from aztask.queues.delivery import Position
 from aztask.settlement import Complete, DeadLetter
+from aztask.stores.payloads.holders import result_owner
+from aztask.stores.payloads.store import Kind
+from aztask.stores.records.base import Outcome, RunRecord, State
 from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit

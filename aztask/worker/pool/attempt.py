@@ -35,11 +35,11 @@ from aztask.errors import (
     WorkerStopping,
 )
 from aztask.message.message import TaskMessage
-from aztask.payloads.store import Kind
 from aztask.retry import describe
 from aztask.sending.sessionrules import strategy_in_session
 from aztask.session import Session
 from aztask.settlement import REASON_LIMIT, DeadLetter, Decision, to_record
+from aztask.stores.payloads.store import Kind
 from aztask.support.display import safe_str, storable, traceback_of
 from aztask.support.failpoint import hit_in_pool
 from aztask.support.masking import mask

@@ -24,11 +24,11 @@ from aztask.errors import (
 )
 from aztask.message.message import TaskMessage
 from aztask.message.payload import MARK, StoredValue, stored_in
-from aztask.payloads.holders import result_owner
-from aztask.payloads.payloads import owned
-from aztask.payloads.store import Kind
 from aztask.retry import UNDECODABLE
 from aztask.settlement import DeadLetter
+from aztask.stores.payloads.holders import result_owner
+from aztask.stores.payloads.payloads import owned
+from aztask.stores.payloads.store import Kind
 from aztask.support.failpoint import hit_in_pool
 from aztask.task import Task
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aztask.brokers.base import SessionHolder
-from aztask.brokers.delivery import Renewed
 from aztask.errors import AztaskError, LeaseError, LeaseLost, MessageTooLarge
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.queues.base import SessionHolder
+from aztask.queues.delivery import Renewed
 from aztask.support.display import safe_str
 from aztask.worker.lane import Work
 from aztask.worker.pipeline.work import WorkItem, message_of

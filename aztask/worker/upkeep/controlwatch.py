@@ -14,7 +14,7 @@ from typing import Final
 
 from aztask.errors import AztaskError
 from aztask.limits.control import Controls, ControlState
-from aztask.results.controls import controls_of
+from aztask.stores.records.controls import controls_of
 from aztask.worker.lane import Lane, Work
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.stages import Stages

@@ -14,15 +14,15 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from aztask.brokers.base import Peeked, Position
-from aztask.canvas.place import Place
 from aztask.errors import AztaskError, CodecError
 from aztask.message.message import TaskMessage
-from aztask.results.base import Outcome, RunKey, RunRecord, State
+from aztask.queues.base import Peeked, Position
 from aztask.settlement import DeadLetter
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.worker.pipeline.workflowends import WorkflowEnds
 from aztask.worker.runtime import WorkerRuntime
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 
 logger = logging.getLogger(__name__)
 

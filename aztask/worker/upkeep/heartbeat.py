@@ -9,7 +9,7 @@ from typing import Final
 
 from aztask.hooks import WorkerStatus
 from aztask.message.payload import stored_in
-from aztask.results.base import RunningTask, WorkerRecord
+from aztask.stores.records.base import RunningTask, WorkerRecord
 from aztask.support.parts import failures
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.pool import Pool

@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 
 from aztask.address.owner import NO_OWNER
-from aztask.brokers.base import QueueStats
 from aztask.errors import AztaskError, QueueNotFound
-from aztask.events.retention import remove_old
 from aztask.limits.rates import ENTRY_PREFIX, ENTRY_SECONDS
-from aztask.payloads.holders import Holders, remove_ended
-from aztask.results.base import ResultStore, WorkerRecord
-from aztask.results.controls import controls_of
-from aztask.results.schedules import schedules_of
-from aztask.results.uniques import uniques_of
-from aztask.results.workflows import workflows_of
+from aztask.queues.base import QueueStats
+from aztask.stores.events.retention import remove_old
+from aztask.stores.payloads.holders import Holders, remove_ended
+from aztask.stores.records.base import ResultStore, WorkerRecord
+from aztask.stores.records.controls import controls_of
+from aztask.stores.records.schedules import schedules_of
+from aztask.stores.records.uniques import uniques_of
+from aztask.stores.records.workflows import workflows_of
 from aztask.support import chance
 from aztask.uniqueness.rules import QUIET
 from aztask.worker.lane import Work

@@ -6,12 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 
-from aztask.events.event import Event, EventKind
-from aztask.events.sink import EventSink
 from aztask.limits.control import Pause, Scope
 from aztask.message.message import TaskMessage
-from aztask.results.base import State
 from aztask.settlement import DeadLetter
+from aztask.stores.events.event import Event, EventKind
+from aztask.stores.events.sink import EventSink
+from aztask.stores.records.base import State
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.upkeep.tasklog import TaskLog

@@ -19,11 +19,11 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from aztask.adaptive.advisor import bounds_of
-from aztask.adaptive.document import LeaseDocument, LeaseStore, Stored
-from aztask.adaptive.learning import LeaseCounts, learn
 from aztask.errors import AztaskError, DecodeError
-from aztask.lease.state import LeaseState
+from aztask.leaseadvice.advisor import bounds_of
+from aztask.leaseadvice.document import LeaseDocument, LeaseStore, Stored
+from aztask.leaseadvice.learning import LeaseCounts, learn
+from aztask.queues.lease.state import LeaseState
 from aztask.support import chance
 from aztask.worker.lane import Lane, Work
 from aztask.worker.pipeline.work import WorkItem

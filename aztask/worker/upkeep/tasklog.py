@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from typing import Final
 
-from aztask.results.base import Outcome, State
+from aztask.stores.records.base import Outcome, State
 from aztask.support.clock import Clock
 from aztask.worker.logs import LOG_TASKS, brief_seconds
 from aztask.worker.pipeline.redelivery import UNKNOWN_TASK

@@ -4,7 +4,7 @@ Rules
 1. An unreachable store never slows a task: the supervisor's loop waits for nothing here.
 2. A file is removed only after its upload is confirmed. If files are kept, an empty file
    ``.NAME.uploaded`` beside it marks it instead. A crash in between uploads it again: see
-   `aztask.events.blobs`, rule 1.
+   `aztask.stores.events.blobs`, rule 1.
 3. Workers of one directory take turns under a lock file, so that each file is uploaded once.
 4. Waiting files are bounded: beyond the bound the oldest are dropped, counted, and logged as an
    error.
@@ -26,9 +26,9 @@ from typing import Final, Protocol
 from aztask.app import App
 from aztask.config import Settings
 from aztask.errors import BrokerError, ConfigurationError
-from aztask.events.event import Event
-from aztask.events.retention import UPLOAD_LOCK, mark_of
-from aztask.events.sink import EventSink, recover
+from aztask.stores.events.event import Event
+from aztask.stores.events.retention import UPLOAD_LOCK, mark_of
+from aztask.stores.events.sink import EventSink, recover
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.late import install_command
 from aztask.support.parts import Part
@@ -36,7 +36,7 @@ from aztask.support.private import FILE_MODE, try_lock
 
 logger = logging.getLogger(__name__)
 
-ADAPTER: Final = "aztask.events.blobs"
+ADAPTER: Final = "aztask.stores.events.blobs"
 LOOK_SECONDS: Final = 5.0
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0

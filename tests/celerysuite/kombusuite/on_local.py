@@ -16,7 +16,7 @@ from t.integration.common import (
     BasicFunctionality,
 )
 
-from aztask import transport
+from aztask.celery import transport
 
 transport.register()
 

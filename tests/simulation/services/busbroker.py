@@ -20,15 +20,15 @@ from typing import Any, Final
 from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
 
 from aztask.address.addresses import ServiceBusAddress
-from aztask.brokers.base import AnySession
-from aztask.brokers.servicebus import private
-from aztask.brokers.servicebus.admin import Administration
-from aztask.brokers.servicebus.broker import ServiceBusBroker
-from aztask.brokers.servicebus.client import REQUEST_SECONDS, BusClient
-from aztask.brokers.servicebus.control import Control
-from aztask.brokers.servicebus.lock import LockWatch
-from aztask.brokers.servicebus.peeking import Peeking
 from aztask.errors import BrokerUnavailable
+from aztask.queues.base import AnySession
+from aztask.queues.servicebus import private
+from aztask.queues.servicebus.admin import Administration
+from aztask.queues.servicebus.broker import ServiceBusBroker
+from aztask.queues.servicebus.client import REQUEST_SECONDS, BusClient
+from aztask.queues.servicebus.control import Control
+from aztask.queues.servicebus.lock import LockWatch
+from aztask.queues.servicebus.peeking import Peeking
 from aztask.support.masking import Secret
 
 from .azureerrors import ask

@@ -2,7 +2,7 @@
 
 The adapter's own code runs above: receivers, sessions, control requests, senders, peeks, the checks
 of locks and clocks. Replaced are what the SDK does, and the adapter's calls of its private parts
-(`aztask.brokers.servicebus.private`), for these links only.
+(`aztask.queues.servicebus.private`), for these links only.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from aztask.brokers.servicebus.encoding import encoded
-from aztask.brokers.servicebus.kind import MESSAGE_LIMIT
+from aztask.queues.servicebus.encoding import encoded
+from aztask.queues.servicebus.kind import MESSAGE_LIMIT
 
 from .bus import SCHEDULED_AT, BusMessage, ServiceBus, State
 from .wire import Line, Refused, Service, Unanswered, Unconnected

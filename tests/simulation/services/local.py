@@ -18,9 +18,9 @@ expiry on ``wall``. All programs of one machine must share ``monotonic``; `Time.
 from __future__ import annotations
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
+from aztask.stores.records.local.store import LocalResults
 from aztask.support.clock import Clock
 
 

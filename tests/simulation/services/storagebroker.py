@@ -18,10 +18,10 @@ from typing import Any, Final
 from azure.core.exceptions import AzureError, ServiceRequestError
 
 from aztask.address.addresses import StorageQueueAddress
-from aztask.brokers.storagequeue import renewal
-from aztask.brokers.storagequeue.broker import StorageQueueBroker
-from aztask.brokers.storagequeue.client import StorageClient
-from aztask.brokers.storagequeue.messages import QueueMessages, ReceivedMessage
+from aztask.queues.storagequeue import renewal
+from aztask.queues.storagequeue.broker import StorageQueueBroker
+from aztask.queues.storagequeue.client import StorageClient
+from aztask.queues.storagequeue.messages import QueueMessages, ReceivedMessage
 from aztask.support.masking import Secret
 
 from .azureerrors import ask

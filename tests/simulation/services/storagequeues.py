@@ -22,8 +22,8 @@ from itertools import count, islice
 from math import inf
 from typing import Final
 
-from aztask.brokers.storagequeue.kind import RECEIVE_LIMIT
-from aztask.brokers.storagequeue.wire import LONGEST_DELAY, TEXT_LIMIT
+from aztask.queues.storagequeue.kind import RECEIVE_LIMIT
+from aztask.queues.storagequeue.wire import LONGEST_DELAY, TEXT_LIMIT
 from aztask.support.clock import Clock
 
 from .wire import Refused

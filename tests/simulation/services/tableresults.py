@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from aztask.address.addresses import TablesAddress
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.results.tables.store import CONTAINER, TABLE, TablesResults
+from aztask.stores.records.tables.store import CONTAINER, TABLE, TablesResults
 from aztask.stores.tables.client import TableRequests
 from aztask.stores.tables.store import TablesStore
 from aztask.support.masking import Secret

@@ -6,8 +6,8 @@ from aztask import App
 from aztask.address.addresses import ServiceBusAddress, StorageQueueAddress
 from aztask.address.owner import NO_OWNER, Owner, service_name
 from aztask.address.urls import parse_broker
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 
 KEY = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"
 

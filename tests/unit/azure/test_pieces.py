@@ -12,7 +12,7 @@ from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import RequestsTransport
 from azure.core.rest import HttpRequest
 
-from aztask.payloads.blob import WHOLE_BYTES, PiecewiseTransport
+from aztask.stores.payloads.blob import WHOLE_BYTES, PiecewiseTransport
 
 BODY = bytes(range(256)) * 64 * 1024  # 16 MiB: more than the kernel keeps for a connection
 CONNECT_SECONDS = 0.4

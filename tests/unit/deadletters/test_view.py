@@ -3,16 +3,16 @@ from dataclasses import replace
 import pytest
 
 from aztask import App, AztaskError, BrokerUnavailable, ConfigurationError, QueueNotFound
-from aztask.brokers.delivery import Lost
-from aztask.brokers.local.broker import LocalBroker
 from aztask.config import Secret
-from aztask.engine import Database
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.letters import Positions
 from aztask.operate.deadletters.sweep import Sweep
 from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.results.base import Finish, Outcome, Owned, RunKey, Start, State
+from aztask.queues.delivery import Lost
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Complete, DeadLetter
+from aztask.stores.records.base import Finish, Outcome, Owned, RunKey, Start, State
 from aztask.support.clock import Clock
 
 QUEUE = "default"

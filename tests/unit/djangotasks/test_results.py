@@ -5,8 +5,8 @@ import traceback
 import pytest
 
 from aztask.django.results import class_path, errors_of, workers
-from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import Complete, Resubmit
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 
 
 class Outer:

@@ -6,11 +6,11 @@ import time
 import pytest
 
 from aztask import App
-from aztask.brokers.local.broker import LocalBroker
 from aztask.errors import BrokerUnavailable
 from aztask.operate.doctor import contradictions, examine
-from aztask.results.base import Finish, Outcome, RunKey, Start, State, WorkerRecord
+from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Complete
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State, WorkerRecord
 from aztask.support.finding import Level
 
 

@@ -10,8 +10,8 @@ from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.operate import orphans
 from aztask.operate.orphans import payload_findings
-from aztask.payloads.holders import Holders
-from aztask.payloads.store import Kind
+from aztask.stores.payloads.holders import Holders
+from aztask.stores.payloads.store import Kind
 from aztask.support.finding import Level
 
 LARGE = b"x" * 2000

@@ -7,7 +7,7 @@ import asyncio
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import Options
 from aztask.emulator.view import take_view
-from aztask.engine import NewMessage
+from aztask.queues.engine import NewMessage
 
 
 def test_the_view_counts_and_fits_its_terminal():

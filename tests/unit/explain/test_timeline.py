@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from aztask.events.event import Event, quote, to_line
 from aztask.operate.eventlog import GAP, EventLog, events_of
 from aztask.operate.explain import history_of
-from aztask.results.base import Outcome, RunKey, RunRecord, State
-from aztask.results.starts import GIVEN_BACK, EarlierStart, EarlierStarts
 from aztask.settlement import Complete, DeadLetter, Resubmit
+from aztask.stores.events.event import Event, quote, to_line
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
+from aztask.stores.records.starts import GIVEN_BACK, EarlierStart, EarlierStarts
 
 
 def event(kind, ts, delivery=1, worker="w1", **fields):

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from aztask.engine import Database
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.limits.breakers import NAME, PROBE_SECONDS, Breakers, OpenBreaker
 from aztask.limits.control import UnreadableControls
-from aztask.results.controls import EntryChange
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
+from aztask.stores.records.controls import EntryChange
+from aztask.stores.records.local.store import LocalResults
 
 ROW = OpenBreaker("shop.pay", 100.0, 130.0, "one", "6 of 10 runs failed in 60 s")
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from still import Still
 
-from aztask.canvas.limits import Rate
-from aztask.engine import Database
 from aztask.errors import BrokerUnavailable
 from aztask.limits.claiming import EPOCH_SECONDS, Claims
+from aztask.limits.declaration import Rate
 from aztask.limits.rates import spacing
 from aztask.limits.storeclock import StoreClock
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
+from aztask.stores.records.local.store import LocalResults
 from aztask.stores.rows import StoreTime
 
 TEN = Rate(10, 1.0)

@@ -1,9 +1,9 @@
 """How often the document without an owner is read."""
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.engine import Database
 from aztask.limits.control import UNOWNED_SECONDS, Controls, Scope
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
+from aztask.stores.records.local.store import LocalResults
 from aztask.support.clock import Clock
 
 OWNER = Owner("servicebus://shop.servicebus.windows.net", "shop")

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.engine import Database
 from aztask.errors import ConfigurationError
 from aztask.limits.control import NAME, Controls, ControlState, Pause, Scope, UnreadableControls
 from aztask.limits.scale import MOST, Reach, Scale, scale_of
-from aztask.results.controls import EntryChange
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
+from aztask.stores.records.controls import EntryChange
+from aztask.stores.records.local.store import LocalResults
 
 PAUSE = ["queue", "orders", 5.0, "ann@desk"]
 SCALE = ["worker", "w1", 4, 5.0, "ann@desk"]

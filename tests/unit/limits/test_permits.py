@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from still import Still
 
-from aztask.engine import Database
 from aztask.errors import BrokerUnavailable
 from aztask.limits.holders import LEASE_SECONDS, RENEW_SECONDS, STOP_SECONDS, Holders, Row
 from aztask.limits.permits import IDLE_SECONDS, REFUSED_SECONDS, YIELDED_SECONDS, Permits
 from aztask.limits.storeclock import StoreClock
-from aztask.results.controls import EntryChange
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
+from aztask.stores.records.controls import EntryChange
+from aztask.stores.records.local.store import LocalResults
 
 ENTRY = "limit-held-a"
 

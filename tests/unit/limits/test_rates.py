@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.canvas.limits import Rate
+from aztask.limits.declaration import Rate
 from aztask.limits.rates import (
     AHEAD,
     HORIZON,

@@ -14,13 +14,13 @@ from azure.servicebus import ServiceBusReceivedMessage
 from hostileamqp import payload_of
 from hostilestream import Hostile, HostileStream, _covered, garbled, packed_local, packed_storage
 
-from aztask.brokers.local.payload import envelope_of as local_envelope
-from aztask.brokers.servicebus.amqp import read_message
-from aztask.brokers.servicebus.delivery import ages
-from aztask.brokers.servicebus.wire import envelope_of as bus_envelope
-from aztask.brokers.storagequeue.wire import read_text
 from aztask.errors import CodecError
 from aztask.message.codec import Codec
+from aztask.queues.local.payload import envelope_of as local_envelope
+from aztask.queues.servicebus.amqp import read_message
+from aztask.queues.servicebus.delivery import ages
+from aztask.queues.servicebus.wire import envelope_of as bus_envelope
+from aztask.queues.storagequeue.wire import read_text
 
 MESSAGES = 100
 KEY = b"k" * 32

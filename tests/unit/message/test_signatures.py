@@ -13,18 +13,18 @@ from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
-from aztask.brokers.local.payload import envelope_of as local_envelope
-from aztask.brokers.local.payload import payload_of
-from aztask.brokers.servicebus.amqp import read_message
-from aztask.brokers.servicebus.wire import envelope_of as bus_envelope
-from aztask.brokers.servicebus.wire import message_of
-from aztask.brokers.storagequeue.wire import read_text, text_of
+from aztask.celery.transport.translation import to_message
 from aztask.errors import ContentRefused, DecodeError
 from aztask.message.bounds import MessageLimits
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.message.signatures import ANNOUNCED, NOT_SIGNED, SignatureRules
-from aztask.transport.translation import to_message
+from aztask.queues.local.payload import envelope_of as local_envelope
+from aztask.queues.local.payload import payload_of
+from aztask.queues.servicebus.amqp import read_message
+from aztask.queues.servicebus.wire import envelope_of as bus_envelope
+from aztask.queues.servicebus.wire import message_of
+from aztask.queues.storagequeue.wire import read_text, text_of
 
 NOW = 1_800_000_000.0
 KEY = b"k" * 32

@@ -14,20 +14,20 @@ from recordedruns import record_run
 import aztask.operate
 from aztask import App, group
 from aztask.address.owner import Owner
-from aztask.canvas.place import Place
-from aztask.engine import Database
 from aztask.errors import AztaskError, BrokerUnavailable, NotFound
-from aztask.events.sink import read_events
 from aztask.limits.breakers import Breakers, OpenBreaker
 from aztask.operate import controls, orphans, owners, queues, schedules, tasks, workflows
 from aztask.operate.action import Action
 from aztask.operate.deadletters import DeadLetters, Selection, actions
 from aztask.operate.explain import explain
-from aztask.payloads.store import Kind
-from aztask.results.base import RunKey, RunningTask, State, WorkerRecord
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
 from aztask.settlement import Complete, DeadLetter
+from aztask.stores.events.sink import read_events
+from aztask.stores.payloads.store import Kind
+from aztask.stores.records.base import RunKey, RunningTask, State, WorkerRecord
+from aztask.stores.records.local.store import LocalResults
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 
 
 @dataclass
@@ -333,9 +333,11 @@ CASES = {
 
 
 def functions():
-    """Every public function of the layer, by module and name."""
+    """Every public function of the layer, by module and name; what draws it is no part of it."""
     package = aztask.operate
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if info.name.startswith(("aztask.operate.cli", "aztask.operate.top")):
+            continue
         module = importlib.import_module(info.name)
         for name, each in vars(module).items():
             if inspect.isfunction(each) and each.__module__ == info.name and name[0] != "_":

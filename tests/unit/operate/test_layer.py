@@ -8,39 +8,41 @@ import pytest
 import aztask
 
 PACKAGE = Path(aztask.__file__).parent
+FOLDERS = ("operate/cli", "operate/top", "spark/cli")
 
 ALLOWED = (
-    *("aztask.cli", "aztask.operate", "aztask.support"),
+    *("aztask.operate", "aztask.support"),
     *("aztask.config", "aztask.errors", "aztask.version"),
     "aztask.app",  # the object that a command hands on
 )
 MORE = {
-    "cli.migrate": ("aztask.migration",),  # reads source code of others, no queue and no store
-    "cli.spark": ("aztask.spark",),  # its commands ask Spark
+    # reads source code of others, no queue and no store
+    "operate.cli.migrate": ("aztask.celery.migration",),
+    "spark.cli": ("aztask.spark",),  # its commands ask Spark
     # what Spark found out is about lease advice, and --publish writes that
-    "cli.spark.recommend": ("aztask.adaptive.document", "aztask.lease.bounds"),
-    "cli.target": ("aztask.app.loading", "aztask.address.urls"),  # finds the app of a command
-    "cli.workflow": ("aztask.canvas.graphs",),  # draws trees of text
-    "top": ("aztask.top",),
+    "spark.cli.recommend": ("aztask.leaseadvice.document", "aztask.queues.lease.bounds"),
+    # finds the app of a command
+    "operate.cli.target": ("aztask.app.loading", "aztask.address.urls"),
+    "operate.cli.workflow": ("aztask.workflows.graphs",),  # draws trees of text
 }
 """What one module or package may import besides, and why."""
 
 NOT_ABOVE_OPERATE = {
-    "cli.demo": "it is a program that uses aztask as any other: it sends and reads results",
-    "cli.demo_work": "the demo's tasks",
-    "cli.emulator": "it starts a service, and knows no app",
-    "cli.exporter": "it runs a part of a worker",
-    "cli.init": "it writes files",
-    "cli.reload": "it restarts a worker",
-    "cli.scheduler": "it runs a part of a worker",
-    "cli.send": "it is `.delay()` on a command line",
-    "cli.worker": "it runs a worker",
+    "operate.cli.demo": "it is a program that uses aztask as any other: it sends and reads results",
+    "operate.cli.demo_work": "the demo's tasks",
+    "operate.cli.emulator": "it starts a service, and knows no app",
+    "operate.cli.exporter": "it runs a part of a worker",
+    "operate.cli.init": "it writes files",
+    "operate.cli.reload": "it restarts a worker",
+    "operate.cli.scheduler": "it runs a part of a worker",
+    "operate.cli.send": "it is `.delay()` on a command line",
+    "operate.cli.worker": "it runs a worker",
 }
 
 
 def modules():
     """The modules of commands and top, by their names without the package's."""
-    for path in sorted([*PACKAGE.glob("cli/**/*.py"), *PACKAGE.glob("top/**/*.py")]):
+    for path in sorted(path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")):
         if "project" not in path.parts:
             parts = path.relative_to(PACKAGE).with_suffix("").parts
             yield ".".join(part for part in parts if part != "__init__"), path
@@ -85,13 +87,13 @@ def test_every_exception_exists():
 @pytest.mark.parametrize(
     ("name", "source", "found"),
     [
-        ("cli.dlq", "from aztask.results.base import State", ["aztask.results.base"]),
-        ("cli.dlq", "def f():\n    import aztask.brokers.base", ["aztask.brokers.base"]),
-        ("cli.dlq", "from aztask import limits", ["aztask.limits"]),
-        ("cli.dlq", "from aztask.operate.deadletters import Selection\nimport click", []),
-        ("cli.spark.dlq", "from aztask.spark import dead_letters", []),
-        ("cli.dlq", "from aztask.spark import dead_letters", ["aztask.spark"]),
-        ("cli.dlq", "from aztask.apparatus import x", ["aztask.apparatus"]),
+        ("operate.cli.dlq", "from aztask.stores.rows import Row", ["aztask.stores.rows"]),
+        ("operate.cli.dlq", "def f():\n    import aztask.queues.base", ["aztask.queues.base"]),
+        ("operate.cli.dlq", "from aztask import limits", ["aztask.limits"]),
+        ("operate.cli.dlq", "from aztask.operate.deadletters import Selection\nimport click", []),
+        ("spark.cli.dlq", "from aztask.spark import dead_letters", []),
+        ("operate.cli.dlq", "from aztask.spark import dead_letters", ["aztask.spark"]),
+        ("operate.cli.dlq", "from aztask.apparatus import x", ["aztask.apparatus"]),
     ],
 )
 def test_the_checker_sees_what_is_imported(name, source, found):

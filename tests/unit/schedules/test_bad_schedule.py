@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from aztask import App
-from aztask.results.schedules import schedules_of
 from aztask.schedules.runner import Declared
+from aztask.stores.records.schedules import schedules_of
 from aztask.support.parts import Part
 from aztask.worker.upkeep.scheduling import Scheduling
 

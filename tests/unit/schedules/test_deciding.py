@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.errors import ConfigurationError
-from aztask.results.damage import Damaged
-from aztask.results.schedules import COMMITTED
 from aztask.schedules.deciding import decide, due_times, jitter_of, task_id_of
 from aztask.schedules.rules import MOST_WAITING, Rules, checked_rules, read_rules
 from aztask.schedules.stored import Schedule
 from aztask.schedules.triggers import Every
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.schedules import COMMITTED
 
 HOUR = 3600.0
 START = 1_800_000_000.0

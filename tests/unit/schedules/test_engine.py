@@ -14,17 +14,17 @@ import pytest
 from schedulesim import World, call
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.engine import Database
 from aztask.errors import MessageTooLarge, QueueNotFound
 from aztask.message.codec import Codec
-from aztask.results.base import RunKey, RunRecord, State
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
 from aztask.schedules import engine as module
 from aztask.schedules.claims import Claim, read_claim
 from aztask.schedules.deciding import jitter_of
 from aztask.schedules.engine import ScheduleEngine
 from aztask.schedules.schedules import Schedules
 from aztask.schedules.view import View
+from aztask.stores.records.base import RunKey, RunRecord, State
+from aztask.stores.records.local.store import LocalResults
 
 START = 1_800_000_000.0
 HOUR = 3600.0

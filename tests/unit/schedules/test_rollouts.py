@@ -13,14 +13,14 @@ import pytest
 from schedulesim import World, call
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.engine import Database
-from aztask.results.local.store import LocalResults
-from aztask.results.schedules import schedules_of
+from aztask.queues.engine import Database
 from aztask.schedules.claims import LIVES_SECONDS
 from aztask.schedules.runner import Runner
 from aztask.schedules.schedules import Schedules
 from aztask.schedules.stored import read_made
 from aztask.schedules.view import View
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.schedules import schedules_of
 
 START = 1_800_000_000.0
 HOUR = 3600.0

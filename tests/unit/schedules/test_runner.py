@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 import pytest
 from schedulesim import Killed, World, call
 
-from aztask.engine import Database
 from aztask.message.codec import Codec
-from aztask.results.local.store import LocalResults
-from aztask.results.schedules import schedules_of
+from aztask.queues.engine import Database
 from aztask.schedules.stored import read_made
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.schedules import schedules_of
 
 START = 1_800_000_000.0
 HOUR = 3600.0

@@ -6,17 +6,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from aztask import App, Context, chain
-from aztask.brokers.local.payload import envelope_of, payload_of
 from aztask.errors import CodecError, ConfigurationError, DuplicateTask, MessageTooLarge
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.results.damage import Damaged
+from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.schedules.rules import Rules
 from aztask.schedules.schedules import Schedules
 from aztask.schedules.stored import Made
 from aztask.schedules.template import SPEC, Definition, read_template, template_of
 from aztask.schedules.triggers import At, Cron, Every
+from aztask.stores.records.damage import Damaged
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import msgpack
 import pytest
 
 from aztask.address.owner import NO_OWNER
-from aztask.results.damage import Damaged
-from aztask.results.schedules import ClaimRow, Head, Kept, Occurrence
 from aztask.schedules.claims import LIVES_SECONDS, Claim, best, read_claim
 from aztask.schedules.stored import (
     DUE,
@@ -24,6 +22,8 @@ from aztask.schedules.stored import (
     read_schedule,
 )
 from aztask.schedules.view import Code, View, read_view
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.schedules import ClaimRow, Head, Kept, Occurrence
 
 HEAD = Schedule(
     b"template", "digest", 3, 1.0, 2.0, 3.0, "w1", 4.0, 5.0, "s@1", 6.0, 7, {"older": 8.0}

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.errors import ConfigurationError
-from aztask.results.damage import Damaged
 from aztask.schedules import triggers
 from aztask.schedules.triggers import (
     At,
@@ -20,6 +19,7 @@ from aztask.schedules.triggers import (
     read_trigger,
     trigger_of,
 )
+from aztask.stores.records.damage import Damaged
 
 NEW_YORK, BERLIN = "America/New_York", "Europe/Berlin"
 

@@ -15,13 +15,13 @@ import pytest
 from schedulesim import Killed, World, call
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.engine import Database
 from aztask.errors import BrokerUnavailable
-from aztask.results.local.store import LocalResults
-from aztask.results.schedules import schedules_of
+from aztask.queues.engine import Database
 from aztask.schedules.runner import Runner
 from aztask.schedules.schedules import Schedules
 from aztask.schedules.stored import WAITING, Made
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.schedules import schedules_of
 from aztask.support import chance
 from aztask.support.chance import SystemChance
 from aztask.support.parts import Part

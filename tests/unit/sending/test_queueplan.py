@@ -3,8 +3,8 @@
 import pytest
 
 from aztask import App, RetryPolicy
-from aztask.brokers.base import Capabilities, QueueOptions
 from aztask.errors import ConfigurationError
+from aztask.queues.base import Capabilities, QueueOptions
 
 BUS = Capabilities("bus", fixed_lease=True, duplicate_detection=True, max_lease_seconds=300.0)
 STORAGE = Capabilities("storage", default_lease_seconds=300.0)

@@ -6,9 +6,9 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
-from aztask.events import Event
 from aztask.message.message import TaskMessage
 from aztask.sending.sendevents import SendEvents
+from aztask.stores.events import Event
 
 
 class Sinks:

@@ -13,16 +13,16 @@ from aztask.support.forks import fork_safe_lock, fork_safe_rlock
 ROOT = Path(aztask.__file__).parent
 EXEMPT = {
     "worker": "pool processes are forked before these exist; the supervisor forks nothing else",
-    "engine": "a database is replaced in a child: aztask.engine.forking",
-    "brokers": "Connections opens a new broker in a child",
-    "lease": "belongs to receivers, which a child makes anew",
+    "queues/engine": "a database is replaced in a child: aztask.queues.engine.forking",
+    "queues": "Connections opens a new broker in a child",
+    "queues/lease": "belongs to receivers, which a child makes anew",
     "limits": "permits are held by a worker's supervisor",
-    "transport": "a channel makes new boxes and consumers in a child",
+    "celery/transport": "a channel makes new boxes and consumers in a child",
     "testing": "tests and their services",
     "azure/transport.py": "belongs to a broker or a store, which a child opens anew",
     "telemetry/http.py": "serves the HTTP of a worker's supervisor",
     "context.py": "belongs to one run, in a pool process",
-    "events/sink.py": "a sink starts empty in a child, with a new lock",
+    "stores/events/sink.py": "a sink starts empty in a child, with a new lock",
     "sending/asyncsend.py": "starts anew in a child, with a new lock",
     "emulator/view.py": "only the emulator's command uses it",
     "support/threadpool.py": "its threads end with a fork; the loop is for tests",
@@ -45,15 +45,16 @@ def plain_locks():
                 yield path.relative_to(ROOT)
 
 
-def reason(module):
-    return EXEMPT.get(str(module)) or EXEMPT.get(module.parts[0])
+def exemption(module):
+    """The innermost place around a module, or itself, that has a reason; None without one."""
+    return next((str(each) for each in (module, *module.parents) if str(each) in EXEMPT), None)
 
 
 def test_every_lock_that_outlives_a_fork_is_fork_safe():
     found = set(plain_locks())
-    assert [str(each) for each in found if not reason(each)] == []
-    used = {str(each) for each in found} | {each.parts[0] for each in found}
-    assert set(EXEMPT) <= used, "an exemption that nothing needs any more"
+    assert [str(each) for each in found if exemption(each) is None] == []
+    used = {exemption(each) for each in found}
+    assert used == EXEMPT.keys(), "an exemption that nothing needs any more"
 
 
 def test_a_lock_that_another_thread_holds_is_free_in_the_child():

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from aztask import App
-from aztask.events import Event
+from aztask.stores.events import Event
 from aztask.support.hooks import Hook, Listeners
 
 

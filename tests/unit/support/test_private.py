@@ -6,8 +6,8 @@ import pytest
 
 from aztask import App
 from aztask.errors import ConfigurationError
-from aztask.events.event import Event
-from aztask.events.sink import FileEventSink
+from aztask.stores.events.event import Event
+from aztask.stores.events.sink import FileEventSink
 from aztask.support.private import make_directory, make_file
 
 

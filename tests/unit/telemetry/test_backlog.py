@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from aztask.events.event import Event
+from aztask.stores.events.event import Event
 from aztask.telemetry.prometheus.worker import MANY, Backlog
 
 

@@ -23,13 +23,13 @@ from opentelemetry.sdk.trace.sampling import (
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode, get_current_span
 
 from aztask import App
-from aztask.brokers.delivery import Delivery, Lost, Settled
 from aztask.errors import BrokerUnavailable
-from aztask.events.event import Event
 from aztask.hooks import KilledRun, Receiving, Settling
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.queues.delivery import Delivery, Lost, Settled
 from aztask.settlement import Complete, DeadLetter, Resubmit
+from aztask.stores.events.event import Event
 from aztask.support.quiet import is_quiet
 from aztask.telemetry.labels import MOST_ERRORS, OTHER, UNKNOWN, TaskLabels
 from aztask.telemetry.otel import instrument

@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_until
 
 from aztask import App
-from aztask.brokers.base import QueueOptions
-from aztask.events.event import Event
 from aztask.hooks import WorkerStatus
-from aztask.results.base import RunningTask, WorkerRecord
+from aztask.queues.base import QueueOptions
+from aztask.stores.events.event import Event
+from aztask.stores.records.base import RunningTask, WorkerRecord
 from aztask.telemetry.labels import UNKNOWN, TaskLabels
 from aztask.telemetry.prometheus.exporter import QueueDepths, exporting
 from aztask.telemetry.prometheus.metrics import WorkerMetrics

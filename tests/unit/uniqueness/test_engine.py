@@ -12,14 +12,14 @@ import pytest
 from still import Still
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.engine import Database
 from aztask.errors import BrokerUnavailable, ForeignId, QueueNotFound
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.results.base import Outcome, RunKey, RunRecord, Start, State
-from aztask.results.damage import Damaged
-from aztask.results.local.store import LocalResults
+from aztask.queues.engine import Database
 from aztask.settlement import Complete
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, Start, State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.local.store import LocalResults
 from aztask.uniqueness.claims import Claim, read_claim
 from aztask.uniqueness.engine import (
     UNIQUE,

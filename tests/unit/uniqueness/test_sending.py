@@ -16,8 +16,8 @@ from aztask.errors import (
     QueueNotFound,
     SendUnconfirmed,
 )
-from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import Complete
+from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.support.clock import Clock
 from aztask.uniqueness.claims import read_claim
 from aztask.uniqueness.engine import REPLAYED_SECONDS, UNSENT_SECONDS, Taken

@@ -10,10 +10,10 @@ from pipelinebench import Bench, make_bench
 from runtimes import Noting, make_runtime
 
 from aztask import CircuitBreaker
-from aztask.engine import Database
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.limits.breakers import PROBE_SECONDS, Breakers
 from aztask.limits.control import Controls, Scope
+from aztask.queues.engine import Database
 from aztask.settlement import DeadLetter, Resubmit
 from aztask.worker.breaking import Breaking
 from aztask.worker.pausing import FIRST_DELAY, Pausing

@@ -8,13 +8,11 @@ import pytest
 from still import Still
 
 from aztask import App, chord
-from aztask.canvas.place import Place
-from aztask.canvas.plan import Layout, Slot
-from aztask.engine import Database
-from aztask.results.base import State
-from aztask.results.damage import Damaged
-from aztask.results.local.store import LocalResults
-from aztask.results.workflows import ROOT, Change
+from aztask.queues.engine import Database
+from aztask.stores.records.base import State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.workflows import ROOT, Change
 from aztask.support.clock import Clock
 from aztask.workflows import documents as module
 from aztask.workflows.bits import End, Failure
@@ -24,6 +22,8 @@ from aztask.workflows.engine import engine_for
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.pace import Pace
 from aztask.workflows.packing import pack_late
+from aztask.workflows.place import Place
+from aztask.workflows.plan import Layout, Slot
 from aztask.workflows.rows import empty_row, read_row
 
 SIZE = 40

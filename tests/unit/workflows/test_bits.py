@@ -5,9 +5,8 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from aztask.canvas.plan import Layout, Slot
-from aztask.results.base import State
-from aztask.results.damage import Damaged
+from aztask.stores.records.base import State
+from aztask.stores.records.damage import Damaged
 from aztask.workflows.bits import (
     FAILURES,
     NIL,
@@ -34,6 +33,7 @@ from aztask.workflows.packing import (
     read_join,
     read_values,
 )
+from aztask.workflows.plan import Layout, Slot
 from aztask.workflows.rows import empty_row, read_row
 
 FAILED = Failure(3, State.FAILED, "ValueError", "no")

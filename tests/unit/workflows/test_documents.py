@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from still import Still
 
-from aztask.engine import Database
-from aztask.results.local.store import LocalResults
-from aztask.results.workflows import ROOT, Change
+from aztask.queues.engine import Database
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.workflows import ROOT, Change
 from aztask.support.chance import SystemChance, replaced
 from aztask.support.clock import Clock
 from aztask.workflows.documents import Appended, Documents

@@ -5,9 +5,8 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from aztask.canvas.plan import RUN, Layout, Node, Slot
-from aztask.results.base import State
-from aztask.results.workflows import ROOT
+from aztask.stores.records.base import State
+from aztask.stores.records.workflows import ROOT
 from aztask.workflows.bits import INLINE_BYTES, End, Failure, FullRow, Join, Parked
 from aztask.workflows.edits import (
     NEARLY_FULL,
@@ -22,6 +21,7 @@ from aztask.workflows.edits import (
 )
 from aztask.workflows.graph import Root, read_root
 from aztask.workflows.packing import pack_join, read_join, read_values
+from aztask.workflows.plan import RUN, Layout, Node, Slot
 from aztask.workflows.rows import empty_row, read_row
 
 SIZE = 3

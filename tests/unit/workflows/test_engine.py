@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aztask import App
-from aztask.canvas import plan as plans
-from aztask.canvas.graphs import Chain, Chord, Group, chain, chord, group
-from aztask.canvas.place import Place
 from aztask.errors import ResultError, TaskFailed
-from aztask.results.base import Finish, Outcome, Recorded, RunKey, Start, State
 from aztask.settlement import Abandon, Complete
+from aztask.stores.records.base import Finish, Outcome, Recorded, RunKey, Start, State
 from aztask.support.clock import SYSTEM_CLOCK
+from aztask.workflows import plan as plans
+from aztask.workflows.graphs import Chain, Chord, Group, chain, chord, group
 from aztask.workflows.inputs import first_argument
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 from aztask.workflows.repair import Repair
 from aztask.workflows.starting import Starter
 

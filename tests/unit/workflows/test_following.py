@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from aztask import App, chain, chord, group
-from aztask.canvas.place import Place
-from aztask.canvas.plan import Slot
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
-from aztask.results.workflows import Change
 from aztask.settlement import Complete
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
+from aztask.stores.records.workflows import Change
 from aztask.workflows import joins as module
 from aztask.workflows.bits import NIL, Decision, Failure, Parked
 from aztask.workflows.edits import row_name
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
+from aztask.workflows.plan import Slot
 from aztask.workflows.rows import empty_row, read_row
 
 
@@ -178,7 +178,7 @@ def test_nothing_follows_the_task_of_a_deleted_workflow(app):
 
 
 def test_rows_of_a_deleted_workflow_hold_up_no_other(app, monkeypatch):
-    monkeypatch.setattr("aztask.canvas.plan.BLOCK", 2)
+    monkeypatch.setattr("aztask.workflows.plan.BLOCK", 2)
     for name in ("gone", "w"):
         chord([app.work.s(n) for n in range(4)], app.work.s()).delay(workflow_id=name)
     received(app)
@@ -445,7 +445,7 @@ def test_housekeeping_decides_a_row_that_is_full(app):
 
 def test_values_that_a_row_refers_to_are_copied_into_its_document(app, monkeypatch):
     """A group of several rows: later readers ask for one document of each row."""
-    monkeypatch.setattr("aztask.canvas.plan.BLOCK", 3)
+    monkeypatch.setattr("aztask.workflows.plan.BLOCK", 3)
     monkeypatch.setattr("aztask.workflows.edits.INLINE_BYTES", 10)
     result = group(*(app.work.s(n) for n in range(6))).delay(workflow_id="w")
     long = [b"\xa8" + bytes([65 + n]) * 8 for n in range(6)]
@@ -465,7 +465,7 @@ def test_values_that_a_row_refers_to_are_copied_into_its_document(app, monkeypat
 def test_a_full_row_of_a_large_group_is_acted_on_by_its_last_end_and_by_repeated_ones(
     app, monkeypatch
 ):
-    monkeypatch.setattr("aztask.canvas.plan.BLOCK", 2)
+    monkeypatch.setattr("aztask.workflows.plan.BLOCK", 2)
     chord([app.work.s(n) for n in range(4)], app.work.s()).delay(workflow_id="w")
     received(app)
     members = [2, 3, 4, 5]
@@ -483,7 +483,7 @@ def test_a_full_row_of_a_large_group_is_acted_on_by_its_last_end_and_by_repeated
 
 
 def test_a_failed_member_of_a_large_group_may_succeed_later(app, monkeypatch):
-    monkeypatch.setattr("aztask.canvas.plan.BLOCK", 2)
+    monkeypatch.setattr("aztask.workflows.plan.BLOCK", 2)
     result = group(*(app.work.s(n) for n in range(4))).delay(workflow_id="w")
     end(app, 2, 3, 4)
     end(app, 5, state=State.FAILED)

@@ -12,15 +12,13 @@ import pytest
 from still import Still
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.canvas.plan import ROOT as ROOT_NODE
-from aztask.canvas.plan import Node, Plan, Slot
-from aztask.engine import Database
 from aztask.errors import DecodeError, ForeignId
 from aztask.message.envelope import Envelope
-from aztask.results.base import State
-from aztask.results.damage import Damaged
-from aztask.results.local.store import LocalResults
-from aztask.results.workflows import ROOT, Change
+from aztask.queues.engine import Database
+from aztask.stores.records.base import State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.workflows import ROOT, Change
 from aztask.workflows import graph as module
 from aztask.workflows.graph import (
     DELAY,
@@ -32,6 +30,8 @@ from aztask.workflows.graph import (
     split_extra,
     started,
 )
+from aztask.workflows.plan import ROOT as ROOT_NODE
+from aztask.workflows.plan import Node, Plan, Slot
 
 FULL = Root(1.0, "token", 3, (1, 5), 2.0, 4.0, 6.0, State.CANCELLED)
 OPEN = Root(1.0, "token", 2, (1,))

@@ -6,17 +6,17 @@ import msgpack
 import pytest
 
 from aztask import App, TaskCancelled, TaskExpired, TaskFailed, chain, chord, group
-from aztask.canvas.place import Place
 from aztask.message.codec import Codec
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
-from aztask.results.damage import Damaged
-from aztask.results.workflows import Change
 from aztask.settlement import Complete
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.workflows import Change
 from aztask.workflows.bits import NIL, Decision, Failure, Join, OfJoin, Parked
 from aztask.workflows.edits import join_name, row_name
 from aztask.workflows.inputs import Input, first_argument
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.packing import pack_join, pack_values
+from aztask.workflows.place import Place
 from aztask.workflows.rows import empty_row
 
 
@@ -154,7 +154,7 @@ def test_a_handler_gets_a_map_for_each_failure(app):
 
 
 def test_the_handler_of_a_group_of_several_rows_gets_the_decision_of_its_join(app, monkeypatch):
-    monkeypatch.setattr("aztask.canvas.plan.BLOCK", 2)
+    monkeypatch.setattr("aztask.workflows.plan.BLOCK", 2)
     graph = chord([app.work.s(n) for n in range(4)], app.work.s(), on_error=app.work.s())
     graph.delay(workflow_id="w")
     for number in (2, 3, 4):
@@ -243,7 +243,7 @@ def test_groups_that_refer_to_each_other_are_damaged(pair):
 
 
 def test_a_row_of_values_that_holds_too_few_is_damaged(app, monkeypatch):
-    monkeypatch.setattr("aztask.canvas.plan.BLOCK", 2)
+    monkeypatch.setattr("aztask.workflows.plan.BLOCK", 2)
     chord([app.work.s(n) for n in range(3)], app.work.s()).delay(workflow_id="w")
     decision = Decision(State.SUCCEEDED, 0, 5.0, values=("row-a", "row-b"))
     put(app, join_name(1), pack_join(Join([None, None], decision)))
@@ -260,7 +260,7 @@ def test_a_row_of_values_that_holds_too_few_is_damaged(app, monkeypatch):
 
 
 def test_the_decision_of_a_large_group_that_is_missing_is_damaged(app, monkeypatch):
-    monkeypatch.setattr("aztask.canvas.plan.BLOCK", 2)
+    monkeypatch.setattr("aztask.workflows.plan.BLOCK", 2)
     chord([app.work.s(n) for n in range(3)], app.work.s()).delay(workflow_id="w")
     with pytest.raises(Damaged, match="node 1 of workflow w has not ended"):
         given(app, 5)

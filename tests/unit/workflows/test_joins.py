@@ -6,16 +6,14 @@ import pytest
 from still import Still
 
 from aztask import App, chain, chord, group
-from aztask.canvas.compiler import compile_graph
-from aztask.canvas.place import Place
-from aztask.canvas.plan import RUN, Layout
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
-from aztask.results.damage import Damaged
-from aztask.results.workflows import Change
 from aztask.settlement import Complete
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.workflows import Change
 from aztask.support.clock import Clock
 from aztask.workflows import graph
 from aztask.workflows.bits import Decision, Failure, Join
+from aztask.workflows.compiler import compile_graph
 from aztask.workflows.documents import Documents
 from aztask.workflows.edits import NEARLY_FULL, join_name, row_name, values_name
 from aztask.workflows.engine import engine_for
@@ -23,6 +21,8 @@ from aztask.workflows.graph import Graphs
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.pace import Pace
 from aztask.workflows.packing import pack_join, read_values
+from aztask.workflows.place import Place
+from aztask.workflows.plan import RUN, Layout
 from aztask.workflows.result import forget
 from aztask.workflows.rows import read_row
 from aztask.workflows.starting import Origin, Starter

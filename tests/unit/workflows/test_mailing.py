@@ -8,13 +8,13 @@ import msgpack
 import pytest
 
 from aztask import App, TaskFailed, chain, group
-from aztask.brokers.local.payload import envelope_of, payload_of
-from aztask.canvas.place import Place
 from aztask.errors import ConfigurationError
 from aztask.message.headers import SIGNATURE, SIGNATURE_2
-from aztask.results.base import State
+from aztask.queues.local.payload import envelope_of, payload_of
+from aztask.stores.records.base import State
 from aztask.workflows.edits import row_name
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 
 KEY = "0123456789abcdef0123456789abcdef"
 

@@ -6,7 +6,7 @@ import pytest
 from still import Still
 
 from aztask.errors import BrokerUnavailable
-from aztask.results.workflows import ROOT, Document
+from aztask.stores.records.workflows import ROOT, Document
 from aztask.support.chance import SystemChance, replaced
 from aztask.support.clock import Clock
 from aztask.workflows.documents import TRIES, Documents

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 from aztask import App, chain, chord, group
-from aztask.canvas.place import Place
 from aztask.errors import QueueNotFound
-from aztask.results.base import Finish, Outcome, RunKey, RunRecord, Start, State
-from aztask.results.workflows import ROOT, Addition, Change
 from aztask.settlement import Complete, Resubmit
+from aztask.stores.records.base import Finish, Outcome, RunKey, RunRecord, Start, State
+from aztask.stores.records.workflows import ROOT, Addition, Change
 from aztask.support.clock import Clock
 from aztask.workflows import mailing
 from aztask.workflows.edits import RowEdit, row_name
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.packing import pack_late
+from aztask.workflows.place import Place
 from aztask.workflows.repair import EMPTY_SECONDS, LOST_SECONDS, SWEEP_SECONDS, Repair
 from aztask.workflows.starting import LEASE_SECONDS, Starter
 
@@ -511,7 +511,7 @@ def test_a_group_that_succeeded_waits_for_its_body(shop):
 
 
 def test_rows_of_a_large_group_are_noted_again(shop, monkeypatch):
-    monkeypatch.setattr("aztask.canvas.plan.BLOCK", 2)
+    monkeypatch.setattr("aztask.workflows.plan.BLOCK", 2)
     chord([shop.work.s(n) for n in range(4)], shop.work.s()).delay(workflow_id="w")
     plan = shop.engine.graphs.plan("w")
     node = plan.nodes[1]
@@ -535,7 +535,7 @@ def test_rows_of_a_large_group_are_noted_again(shop, monkeypatch):
 
 
 def test_a_row_that_is_not_full_decides_nothing(shop, monkeypatch):
-    monkeypatch.setattr("aztask.canvas.plan.BLOCK", 2)
+    monkeypatch.setattr("aztask.workflows.plan.BLOCK", 2)
     chord([shop.work.s(n) for n in range(4)], shop.work.s()).delay(workflow_id="w")
     for number in (2, 3, 4):
         shop.end(number)

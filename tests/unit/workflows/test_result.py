@@ -16,11 +16,11 @@ from aztask import (
     chord,
     group,
 )
-from aztask.canvas.place import Place
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
-from aztask.results.workflows import ROOT, Change
 from aztask.settlement import Complete
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
+from aztask.stores.records.workflows import ROOT, Change
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 
 
 @pytest.fixture

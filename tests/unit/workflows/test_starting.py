@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from aztask import App, chain, chord, group
-from aztask.canvas.compiler import compile_graph
-from aztask.canvas.place import Place
 from aztask.errors import ForeignId, MessageTooLarge
-from aztask.results.base import State
-from aztask.results.workflows import ROOT
+from aztask.stores.records.base import State
+from aztask.stores.records.workflows import ROOT
 from aztask.support.clock import Clock
 from aztask.workflows import mailing
+from aztask.workflows.compiler import compile_graph
 from aztask.workflows.engine import WorkflowEngine, engine_for
 from aztask.workflows.graph import DELAY, EXPIRES
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 from aztask.workflows.starting import Origin, Starter
 
 

@@ -5,14 +5,14 @@ from contextlib import closing
 import pytest
 
 from aztask import App, chain, chord, group
-from aztask.canvas.place import Place
 from aztask.errors import ForeignId
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
-from aztask.results.damage import Damaged
-from aztask.results.workflows import ROOT, Change
 from aztask.settlement import Complete
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.workflows import ROOT, Change
 from aztask.workflows import views
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_workflow_that_cannot_be_read_is_in_the_list(app):
 
 
 def test_a_group_of_several_rows_shows_the_bits_of_each(app, monkeypatch):
-    monkeypatch.setattr("aztask.canvas.plan.BLOCK", 2)
+    monkeypatch.setattr("aztask.workflows.plan.BLOCK", 2)
     chord([app.work.s(n) for n in range(4)], app.work.s()).delay(workflow_id="w")
     for number in (3, 4):
         end(app, number)

@@ -11,9 +11,9 @@ from typing import Any, Final
 from django.conf import ENVIRONMENT_VARIABLE
 from django.core.management.base import BaseCommand, CommandError
 
-from aztask.cli.worker import command as worker
 from aztask.django.api import task_backends
 from aztask.django.backend import AztaskBackend
+from aztask.operate.cli.worker import command as worker
 
 PREFIX: Final = "worker_"
 """Of the names of the worker's options, because some are Django's too."""

@@ -5,7 +5,7 @@ import sys
 
 from celery import Celery, chain, chord, group
 
-from aztask import transport
+from aztask.celery import transport
 
 transport.register()
 app = Celery("orders", broker="aztask://", backend=os.environ.get("RESULTS", "file://./results"))

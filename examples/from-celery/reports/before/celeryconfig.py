@@ -2,7 +2,7 @@
 
 import os
 
-from aztask import transport
+from aztask.celery import transport
 
 transport.register()
 

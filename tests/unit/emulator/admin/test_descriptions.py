@@ -16,8 +16,8 @@ from aztask.emulator.admin.descriptions import (
 )
 from aztask.emulator.broker.entities import Entity, Kind, Status
 from aztask.emulator.broker.filters import FalseFilter
-from aztask.engine import Counts
 from aztask.errors import ConfigurationError
+from aztask.queues.engine import Counts
 
 COUNTS = Counts(active=1, leased=2, scheduled=3, deferred=4, dead=5)
 

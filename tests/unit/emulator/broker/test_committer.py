@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aztask.emulator.broker.committer import Change, Committer
-from aztask.engine import IN_MEMORY, Database
 from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.queues.engine import IN_MEMORY, Database
 
 
 class Insert(Change):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aztask.emulator.broker.sessiontimes import SessionTimes
-from aztask.engine import IN_MEMORY, Database
+from aztask.queues.engine import IN_MEMORY, Database
 
 
 @pytest.fixture

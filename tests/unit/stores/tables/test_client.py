@@ -12,8 +12,8 @@ from azure.core.exceptions import (
 )
 from tableanswers import answered
 
-from aztask.connections import Connections
 from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.stores.connections import Connections
 from aztask.stores.tables.client import TimeBudget
 from aztask.stores.tables.errors import (
     OutcomeUnknown,
@@ -88,7 +88,7 @@ def test_the_last_request_of_a_call_gets_the_time_that_is_left(pauses: list[floa
 
 def test_a_missing_package_is_one_line_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "azure.data.tables", None)
-    for name in [name for name in sys.modules if name.startswith("aztask.results.tables")]:
+    for name in [name for name in sys.modules if name.startswith("aztask.stores.records.tables")]:
         monkeypatch.delitem(sys.modules, name)
     connections = Connections("local://:memory:", "tables://myaccount")
     with pytest.raises(ConfigurationError) as caught:

@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 import waiting
 
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
 from aztask.errors import (
     BrokerUnavailable,
     CapabilityError,
@@ -19,6 +17,8 @@ from aztask.errors import (
     QueueNotFound,
 )
 from aztask.message.envelope import Envelope
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 from aztask.worker.intake.ports import QueueSource
 from aztask.worker.intake.queueintake import Intake
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import waiting
 
-from aztask.brokers.base import Lost, QueueOptions
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
 from aztask.message.envelope import Envelope
+from aztask.queues.base import Lost, QueueOptions
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Abandon, Complete, Lapse
 from aztask.worker.intake.ports import QueueSource
 from aztask.worker.intake.sessions import HELD_PER_WORKED, SessionIntake

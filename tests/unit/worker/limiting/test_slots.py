@@ -14,8 +14,8 @@ from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.limits.control import Pause, Scope
 from aztask.limits.rates import AHEAD, SLACK, spacing
 from aztask.limits.slots import slots_of
-from aztask.results.base import State
 from aztask.settlement import DeadLetter, Hold
+from aztask.stores.records.base import State
 from aztask.worker.limiting.parking import Parking
 from aztask.worker.limiting.slots import LOCAL_LEAD, RETURN_SECONDS, Slots
 from aztask.worker.pausing import FIRST_DELAY, SPREAD

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from pipelinebench import Make, make_bench
 
-from aztask.engine import Database
+from aztask.queues.engine import Database
 
 
 @pytest.fixture

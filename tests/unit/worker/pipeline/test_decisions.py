@@ -10,7 +10,8 @@ import pytest
 from pipelinebench import BadBroker, Bench, Make
 
 from aztask import RetryPolicy
-from aztask.results.base import (
+from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Resubmit
+from aztask.stores.records.base import (
     Cancelled,
     Outcome,
     Owned,
@@ -19,7 +20,6 @@ from aztask.results.base import (
     State,
     Unreadable,
 )
-from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Resubmit
 from aztask.worker.pipeline.decisions import Decisions
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from still import Still
 
-from aztask.brokers.delivery import Delivery
-from aztask.lease.state import Lease
 from aztask.message.envelope import Envelope
+from aztask.queues.delivery import Delivery
+from aztask.queues.lease.state import Lease
 from aztask.settlement import Abandon
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.work import Pointer, WorkItem

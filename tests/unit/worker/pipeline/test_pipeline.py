@@ -11,13 +11,13 @@ import pytest
 from pipelinebench import LEASE, Bench, Make
 
 from aztask import RetryPolicy
-from aztask.brokers.delivery import Lost, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable
-from aztask.lease.state import LeaseState
 from aztask.message.envelope import Envelope
-from aztask.results.base import Finish, Outcome, Start, State
-from aztask.results.startowner import owner_of
+from aztask.queues.delivery import Lost, Unknown
+from aztask.queues.lease.state import LeaseState
 from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
+from aztask.stores.records.base import Finish, Outcome, Start, State
+from aztask.stores.records.startowner import owner_of
 from aztask.support.floodlog import FIRST_LINES
 from aztask.worker.pipeline.pipeline import _joint
 from aztask.worker.pipeline.refusals import TRIES
@@ -232,7 +232,7 @@ def test_giving_back_one_that_raises_gives_the_others_back(make: Make, joint: bo
 def test_a_retry_that_is_too_large_is_a_dead_letter_before_it_is_recorded(
     make: Make, joint: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aztask.brokers.local.broker.MESSAGE_LIMIT", 2_000)
+    monkeypatch.setattr("aztask.queues.local.broker.MESSAGE_LIMIT", 2_000)
     bench = make(joint=joint)
     items = bench.claimed(*"ab")
     for item in items:
@@ -258,7 +258,7 @@ def test_a_recorded_retry_that_cannot_be_sent_is_recorded_as_the_failure_of_that
     bench.app.results.record([Finish(item.key, item.owner, outcome)])
     item.decide(settlement, outcome, recorded=True, repeated=True)
     item.rewrite(saved=b"x" * 3_000)
-    monkeypatch.setattr("aztask.brokers.local.broker.MESSAGE_LIMIT", 2_000)
+    monkeypatch.setattr("aztask.queues.local.broker.MESSAGE_LIMIT", 2_000)
     bench.pipeline.finish([item])
     assert item.settled
     assert [run.state.value for run in bench.app.results.history("a")] == ["retrying", "failed"]

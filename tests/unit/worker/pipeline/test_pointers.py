@@ -10,15 +10,14 @@ import pytest
 from still import Still
 
 from aztask import App
-from aztask.brokers.base import Receiver
-from aztask.brokers.delivery import Lost, Settled, Unknown
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
 from aztask.errors import BrokerUnavailable
-from aztask.lease.keeper import LeaseKeeper
-from aztask.lease.state import LeaseState
 from aztask.message.envelope import Envelope
-from aztask.results.base import RunKey, RunRecord, Start, State
+from aztask.queues.base import Receiver
+from aztask.queues.delivery import Lost, Settled, Unknown
+from aztask.queues.engine import Database
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.queues.lease.state import LeaseState
+from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import (
     Abandon,
     Complete,
@@ -29,6 +28,7 @@ from aztask.settlement import (
     Release,
     Settlement,
 )
+from aztask.stores.records.base import RunKey, RunRecord, Start, State
 from aztask.support.floodlog import FloodLog
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pointers import LAST_LOOK, Pointers

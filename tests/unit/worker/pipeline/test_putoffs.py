@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pipelinebench import Bench, Make
 
-from aztask.brokers.local.kind import CAPABILITIES
 from aztask.errors import BrokerUnavailable
-from aztask.results.base import Finish, Outcome, State
+from aztask.queues.local.kind import CAPABILITIES
 from aztask.settlement import Complete, Hold, Release, Resubmit
+from aztask.stores.records.base import Finish, Outcome, State
 from aztask.worker.pipeline.putoffs import LONGEST_HOLD, PutOffs
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 

@@ -10,12 +10,11 @@ import pytest
 from still import Still
 
 from aztask import App
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
 from aztask.errors import CapabilityError
-from aztask.lease.keeper import LeaseKeeper
-from aztask.lease.state import LeaseState
-from aztask.results.base import Outcome, Owned, State
+from aztask.queues.engine import Database
+from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.queues.lease.state import LeaseState
+from aztask.queues.local.broker import LocalBroker
 from aztask.retry import RETRY_STRATEGIES
 from aztask.settlement import (
     Abandon,
@@ -27,6 +26,7 @@ from aztask.settlement import (
     Lapse,
     Resubmit,
 )
+from aztask.stores.records.base import Outcome, Owned, State
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.redelivery import Redelivery

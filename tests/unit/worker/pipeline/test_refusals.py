@@ -13,9 +13,9 @@ from aztask.errors import (
     EncodeError,
     MessageTooLarge,
 )
-from aztask.lease.state import LeaseEvent, LeaseState
-from aztask.results.base import Outcome, RunKey, State
+from aztask.queues.lease.state import LeaseEvent, LeaseState
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
+from aztask.stores.records.base import Outcome, RunKey, State
 from aztask.worker.pipeline.refusals import Refusals, text_of
 from aztask.worker.pipeline.work import Stage, WorkItem
 

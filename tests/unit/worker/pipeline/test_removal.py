@@ -12,10 +12,10 @@ from aztask.errors import BrokerUnavailable
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue
-from aztask.payloads.payloads import Payloads
-from aztask.payloads.store import Kind, MemoryPayloads
-from aztask.results.base import Outcome, State
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Resubmit
+from aztask.stores.payloads.payloads import Payloads
+from aztask.stores.payloads.store import Kind, MemoryPayloads
+from aztask.stores.records.base import Outcome, State
 from aztask.worker.pipeline.removal import PayloadRemoval
 
 

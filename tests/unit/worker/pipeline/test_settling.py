@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pipelinebench import BadReceiver, Bench, Make
 
-from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable
 from aztask.hooks import Settling
-from aztask.lease.state import LeaseEvent, LeaseState
+from aztask.queues.delivery import Lost, Settled, Unknown
+from aztask.queues.lease.state import LeaseEvent, LeaseState
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Defer
 from aztask.support.hooks import Hook
 from aztask.worker.pipeline.settling import RefusedSettlement, Settler

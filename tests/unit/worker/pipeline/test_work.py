@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from aztask.brokers.delivery import Delivery
-from aztask.lease.state import Lease
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.results.base import Outcome, RunKey, State
+from aztask.queues.delivery import Delivery
+from aztask.queues.lease.state import Lease
 from aztask.settlement import Abandon, Complete, DeadLetter, Lapse
+from aztask.stores.records.base import Outcome, RunKey, State
 from aztask.worker.pipeline.work import (
     TRANSITIONS,
     Decided,

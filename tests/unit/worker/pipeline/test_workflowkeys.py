@@ -6,7 +6,7 @@ from aztask import App, RetryPolicy, chain, chord, group
 from aztask.errors import TaskCancelled, TaskFailed
 from aztask.message.payload import stored_in
 from aztask.operate.deadletters.view import DeadLetters, Selection
-from aztask.results.uniques import uniques_of
+from aztask.stores.records.uniques import uniques_of
 
 
 class Shop:

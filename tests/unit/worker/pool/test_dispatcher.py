@@ -11,11 +11,11 @@ import pytest
 from pipelinebench import Bench, make_bench
 from runtimes import Noting
 
-from aztask.engine import Database
 from aztask.hooks import Hooks
-from aztask.lease.state import LeaseState
-from aztask.results.base import State
+from aztask.queues.engine import Database
+from aztask.queues.lease.state import LeaseState
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
+from aztask.stores.records.base import State
 from aztask.worker.pipeline.work import Stage, Stop, WorkItem, message_of
 from aztask.worker.pool.dispatcher import PoolDispatcher
 from aztask.worker.pool.leaseguard import NO_NEWS

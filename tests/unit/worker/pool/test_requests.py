@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pipelinebench import LEASE, BadBroker, Bench, make_bench
 
-from aztask.brokers.delivery import Lost, Renewed, Unknown
-from aztask.engine import Database
 from aztask.errors import BrokerUnavailable, LeaseLost, MessageTooLarge
-from aztask.lease.state import LeaseState
+from aztask.queues.delivery import Lost, Renewed, Unknown
+from aztask.queues.engine import Database
+from aztask.queues.lease.state import LeaseState
 from aztask.worker.lane import lane_of
 from aztask.worker.mailbox import EventMailbox
 from aztask.worker.pipeline.work import WorkItem, message_of
@@ -243,7 +243,7 @@ def test_a_checkpoint_leaves_room_for_what_a_retry_adds(
     worker.answered("save", b"page 7")
     assert asked == [RETRY_RESERVE] == [1024]
     monkeypatch.undo()
-    monkeypatch.setattr("aztask.brokers.local.broker.MESSAGE_LIMIT", 2_000)
+    monkeypatch.setattr("aztask.queues.local.broker.MESSAGE_LIMIT", 2_000)
     error, _ = worker.answered("save", b"x" * 1_500)
     assert error.startswith("too large: ")
 
@@ -301,7 +301,7 @@ def test_what_a_retry_could_not_carry_is_not_stored_either(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make(kind=WithoutUpdate)
-    monkeypatch.setattr("aztask.brokers.local.broker.MESSAGE_LIMIT", 2_000)
+    monkeypatch.setattr("aztask.queues.local.broker.MESSAGE_LIMIT", 2_000)
     error, _ = worker.answered("save", b"x" * 1_500)
     assert error.startswith("too large: ")
     run = worker.bench.app.results.start([])

@@ -13,14 +13,14 @@ from runtimes import Noting, make_runtime
 from still import Still
 
 from aztask import App
-from aztask.brokers.base import Capabilities
-from aztask.brokers.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.config import Settings
 from aztask.errors import LeaseLost
-from aztask.lease.keeper import LeaseKeeper, LeaseReports
-from aztask.lease.state import Lease, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.queues.base import Capabilities
+from aztask.queues.delivery import Delivery, Lost, Renewed, Unknown
+from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
+from aztask.queues.lease.state import Lease, LeaseState
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.work import Step, WorkItem
 from aztask.worker.pool.leaseguard import STOP_GRACE

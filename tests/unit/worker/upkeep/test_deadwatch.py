@@ -12,12 +12,12 @@ from runtimes import make_runtime
 from still import Still
 
 from aztask import App, chord
-from aztask.brokers.base import QueueOptions
-from aztask.brokers.local.broker import LocalBroker
-from aztask.engine import Database
 from aztask.message.envelope import Envelope
-from aztask.results.base import State
+from aztask.queues.base import QueueOptions
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Abandon, DeadLetter
+from aztask.stores.records.base import State
 from aztask.worker.upkeep.deadwatch import PAGE, DeadWatch
 
 NOW = 1_000_000.0

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from runtimes import Noting, make_runtime
 
-from aztask.brokers.base import Capabilities, QueueStats
 from aztask.errors import QueueNotFound
-from aztask.payloads.payloads import Payloads
-from aztask.payloads.store import Kind, MemoryPayloads
+from aztask.queues.base import Capabilities, QueueStats
+from aztask.stores.payloads.payloads import Payloads
+from aztask.stores.payloads.store import Kind, MemoryPayloads
 from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.worker.upkeep.housekeeping import (

@@ -6,8 +6,8 @@ from still import Still
 
 from aztask import App
 from aztask.message.message import TaskMessage
-from aztask.results.base import Outcome, State
 from aztask.settlement import Complete, DeadLetter, Resubmit
+from aztask.stores.records.base import Outcome, State
 from aztask.worker.pipeline.work import Step
 
 

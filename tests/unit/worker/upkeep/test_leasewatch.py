@@ -4,8 +4,8 @@ import pytest
 from runtimes import make_runtime
 
 from aztask import App
-from aztask.results.base import Outcome, State
 from aztask.settlement import Complete
+from aztask.stores.records.base import Outcome, State
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.work import Run, Stop
 from aztask.worker.upkeep.leasewatch import LOSS_SECONDS, SHARE_SECONDS, LeaseWatch

@@ -8,8 +8,8 @@ from still import Still
 
 from aztask import App
 from aztask.message.message import TaskMessage
-from aztask.results.base import Outcome, State
 from aztask.settlement import Complete, Resubmit
+from aztask.stores.records.base import Outcome, State
 from aztask.worker.upkeep.tasklog import LINES_A_SECOND, SUMMARY_SECONDS, TaskLog
 
 

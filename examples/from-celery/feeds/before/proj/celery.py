@@ -4,7 +4,7 @@ import os
 
 from celery import Celery
 
-from aztask import transport
+from aztask.celery import transport
 
 transport.register()
 app = Celery("proj", include=["proj.tasks"])

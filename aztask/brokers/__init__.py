@@ -1,1 +1,0 @@
-"""Brokers: one protocol, `aztask.brokers.base`, and an adapter for each queue service."""

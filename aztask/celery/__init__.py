@@ -1,0 +1,1 @@
+"""Everything about Celery: a transport, a result backend, what messages embed, and moving here."""

@@ -1,0 +1,226 @@
+"""The backend that Celery loads: results as documents, chords without polling.
+
+Rules
+1. A success is never overwritten. Every write is compare-and-set.
+2. The members of a chord count themselves, see `aztask.celery.embedded.chords`. The last one sends
+   the body: there is no ``chord_unlock``. Members on aztask workers count in the same place.
+3. The results of tasks that ran on aztask workers are read from their records. The ends of tasks
+   that aztask sent are recorded for aztask, so that ``app.result(id).get()`` sees them and a
+   redelivery to an aztask worker does not run them again.
+4. Results are deleted `result_expires` after their task ended, by Celery's ``backend_cleanup``, or
+   after `result_retention` by the workers of an aztask app that has the same store.
+
+Crash windows: as in Celery, a result is stored before the message is acknowledged. With
+`task_acks_late`, the task runs again if its worker dies in between. The body of a chord is sent
+before that is noted. If the worker dies in between, the redelivery of the last member sends it once
+more, under the same task id.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from typing import Any, Final
+
+from celery import states
+from celery.backends.base import KeyValueStoreBackend
+from celery.canvas import maybe_signature
+from celery.exceptions import ChordError, ImproperlyConfigured
+
+from aztask.celery.backend.records import meta_of, record_of
+from aztask.celery.embedded.chords import Chords, ChordState, Part
+from aztask.config import read_environment
+from aztask.errors import BrokerUnavailable, ConfigurationError, EncodeError
+from aztask.message.codec import Codec
+from aztask.stores.connections import Connections
+from aztask.stores.records.base import ResultStore
+from aztask.stores.records.workflows import Change, Listed, WorkflowStore, workflows_of
+
+logger = logging.getLogger(__name__)
+
+DOCUMENT: Final = "celery"
+PREFIX: Final = "celery-"
+"""How the names of Celery's documents begin among those of the store."""
+
+TRIES: Final = 16
+PAGE: Final = 500
+_WITHOUT_PLACE: Final = 1_000_000
+
+
+class Backend(KeyValueStoreBackend):
+    """Keeps the results of a Celery app in a result store of aztask."""
+
+    key_t = str
+    supports_native_join = True
+    persistent = True
+
+    def __init__(self, *args: Any, url: str | None = None, **kwargs: Any) -> None:
+        """Called by Celery. Raises ImproperlyConfigured for a wrong address."""
+        super().__init__(*args, url=url, **kwargs)
+        options = self.app.conf.get("result_backend_transport_options") or {}
+        named = url if url and not url.startswith("aztask:") else None
+        address = options.get("results") or named or read_environment("AZTASK_RESULTS")
+        if not address:
+            raise ImproperlyConfigured(
+                "result_backend aztask:// names no store: write aztask+tables://ACCOUNT or"
+                " aztask+local:///path/results.db, or set AZTASK_RESULTS"
+            )
+        try:
+            self._connections = Connections(None, address)
+        except ConfigurationError as error:
+            raise ImproperlyConfigured(f"result_backend: {error}") from None
+        self._codec = Codec()
+
+    # -- stores ------------------------------------------------------------------------------
+
+    @property
+    def results(self) -> ResultStore:
+        """The result store of this process; a forked child opens its own."""
+        store = self._connections.results()
+        if store is None:
+            raise ImproperlyConfigured("result_backend aztask:// names no store")
+        return store
+
+    @property
+    def documents(self) -> WorkflowStore:
+        """The documents of that store."""
+        store = workflows_of(self.results)
+        if store is None:
+            raise ImproperlyConfigured("the result store of result_backend keeps no documents")
+        return store
+
+    @property
+    def chords(self) -> Chords:
+        """The chords of that store."""
+        return Chords(self.documents)
+
+    # -- keys and values ---------------------------------------------------------------------
+
+    def get(self, key: str) -> bytes | None:
+        """The value of a key; for a task that aztask ran, what its record says."""
+        found = self.documents.read([(key, DOCUMENT)])[0]
+        if found is not None:
+            return found.data
+        if not key.startswith(self.task_keyprefix):
+            return None
+        record = self.results.get(key.removeprefix(self.task_keyprefix))
+        if record is None:
+            return None
+        encoded: str | bytes = self.encode(meta_of(record, self._codec))
+        return encoded.encode() if isinstance(encoded, str) else encoded
+
+    def mget(self, keys: list[str]) -> list[bytes | None]:
+        """The values of many keys."""
+        found = self.documents.read([(key, DOCUMENT) for key in keys])
+        return [
+            self.get(key) if each is None else each.data
+            for key, each in zip(keys, found, strict=True)
+        ]
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Store a value. Raises BrokerUnavailable if other writers come first at every try."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        tag: str | None = None
+        for _ in range(TRIES):
+            if self.documents.write([Change(key, DOCUMENT, data, tag)])[0] is not None:
+                return
+            found = self.documents.read([(key, DOCUMENT)])[0]
+            tag = None if found is None else found.tag
+        raise BrokerUnavailable(f"other workers keep changing {key}; try again")
+
+    def _store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Store a result; the end of a task that aztask sent is recorded for aztask, too.
+
+        If the process dies in between, the redelivered task runs again and stores both.
+        """
+        stored = super()._store_result(
+            task_id, result, state, traceback=traceback, request=request, **kwargs
+        )
+        record = record_of(request, result, state, str(traceback or ""), self._value)
+        if record is not None:
+            self.results.bury([record])
+        return stored
+
+    def _set_with_state(self, key: str, value: str | bytes, state: str) -> None:
+        self.set(key, value)
+        if state in states.READY_STATES:
+            now = time.time()
+            self.documents.close_workflow(key, now, now)  # so that `cleanup` finds it
+
+    def delete(self, key: str) -> None:
+        """Delete a value, whatever its age."""
+        self.documents.delete_workflow(Listed(key, 0.0))
+
+    def _forget(self, task_id: str) -> None:
+        """Delete the result of a task, and its record if an aztask worker ran it."""
+        super()._forget(task_id)
+        self.results.forget(task_id)
+
+    def cleanup(self) -> None:
+        """Delete what ended longer than `result_expires` ago; called by ``backend_cleanup``."""
+        if not self.expires:
+            return
+        before = time.time() - self.expires
+        for listed in self.documents.ended_workflows(PAGE, before):
+            if listed.workflow.startswith(PREFIX):
+                self.documents.delete_workflow(listed)
+
+    # -- chords ------------------------------------------------------------------------------
+
+    def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
+        """Note a chord before its members are sent."""
+        self.ensure_chords_allowed()
+        self.chords.start(str(header_result_args[0]))
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """Note how many members it has, before the last one is sent."""
+        self.chords.start(str(group_id), chord_size)
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
+        """Count a member; the last one sends the body, or fails the chord."""
+        if not request.group or not request.chord:
+            return
+        group, chords = str(request.group), self.chords
+        index = request.group_index
+        if index is None:
+            index = _WITHOUT_PLACE + zlib.crc32(str(request.id).encode())
+        if state == states.SUCCESS:
+            part = Part(int(index), str(request.id), self._value(result))
+        else:
+            part = Part(int(index), str(request.id), None, _text(result))
+        chord = chords.ended(group, part)
+        if chord is None:
+            chords.start(group)
+            chord = chords.ended(group, part)
+        if chord is not None and chord.full and not chord.sent:
+            self._finish(request, chord)
+            chords.note_sent(group)
+
+    def _finish(self, request: Any, chord: ChordState) -> None:
+        callback = maybe_signature(request.chord, app=self.app)
+        failed = next((part for part in chord.parts if part.value is None), None)
+        if failed is not None:
+            error = ChordError(f"Dependency {failed.task_id} raised {failed.error}")
+            self.chord_error_from_stack(callback=callback, exc=error)
+            return
+        values = [self._codec.decode_value(part.value or b"\xc0") for part in chord.parts]
+        self.app.amqp._retry_publish(callback.delay, values)
+
+    def _value(self, result: Any) -> bytes:
+        """A value as aztask stores it; what only Celery's serializer knows goes through that."""
+        try:
+            return self._codec.encode_value(result)
+        except EncodeError:
+            return self._codec.encode_value(self.decode(self.encode(result)))
+
+    def __reduce__(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Pickle by the address alone."""
+        return super().__reduce__(args, {**(kwargs or {}), "url": self.url})
+
+
+def _text(error: Any) -> str:
+    return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)

@@ -1,0 +1,190 @@
+"""The mailboxes of one connection: temporary queues that other processes publish to by exchange.
+
+Kombu declares a temporary queue (exclusive or deleted with its consumer) and then binds it to an
+exchange: a worker's queue for remote control, a client's queue for replies, a monitor's for events.
+
+Rules
+1. Such a queue becomes a mailbox (`aztask.queues.mailboxes`) when it is bound to an exchange. One
+   that is used without being bound is an ordinary queue: Celery's ``rpc://`` results work so.
+2. A thread keeps the mailboxes while the process lives, however long a task occupies the consumer.
+3. A worker that may not create its mailbox goes on without remote control, and says so. A client
+   that may not create one for its replies gets the error: no answer would look like no worker.
+4. After a fork the parent's mailboxes are the parent's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from aztask.errors import AztaskError, BrokerUnavailable, CapabilityError
+from aztask.message.envelope import Envelope
+from aztask.queues.base import Broker, Receiver
+from aztask.queues.mailboxes import EXCHANGE, ROUTING_KEY, Binding, Broadcaster, Mailboxes
+from aztask.support.parts import Part
+
+logger = logging.getLogger(__name__)
+
+CONTROL: Final = ".pidbox"
+"""How the names of mailboxes for commands end (`kombu.pidbox.Mailbox.get_queue`)."""
+
+NO_CONTROL: Final = (
+    "remote control and events are off for this connection; remove remote_control=False from"
+    " broker_transport_options to use them"
+)
+
+
+@dataclass(slots=True)
+class Box:
+    """One mailbox. usable: False if it could not be created (rule 3)."""
+
+    bindings: set[Binding] = field(default_factory=set)
+    usable: bool = True
+
+
+class Boxes:
+    """The mailboxes and undecided temporary queues of one connection. Any thread may call."""
+
+    def __init__(self, broker: Broker, *, enabled: bool) -> None:
+        self._broker = broker
+        self._enabled = enabled
+        self._mailboxes: Mailboxes | None = None
+        self._undecided: set[str] = set()
+        self._boxes: dict[str, Box] = {}
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._part = Part("mailboxes")
+        self._thread: threading.Thread | None = None
+
+    @property
+    def mailboxes(self) -> Mailboxes:
+        """The broker's mailboxes. Raises CapabilityError if it has none."""
+        if self._mailboxes is None:
+            if not isinstance(self._broker, Broadcaster):
+                name = self._broker.capabilities.name
+                raise CapabilityError(f"the broker {name} has no remote control and no events")
+            self._mailboxes = self._broker.mailboxes()
+        return self._mailboxes
+
+    # -- declaring ---------------------------------------------------------------------------
+
+    def declare(self, queue: str) -> bool:
+        """A temporary queue was declared; returns False if mailboxes are off."""
+        if self._enabled and queue not in self._boxes:
+            self._undecided.add(queue)
+        return self._enabled
+
+    def undecided(self, queue: str | None = None) -> list[str]:
+        """The temporary queues that are used before they were bound: ordinary ones (rule 1)."""
+        if not self._undecided:
+            return []
+        with self._lock:
+            found = [name for name in self._undecided if queue is None or name == queue]
+            self._undecided.difference_update(found)
+        return found
+
+    def bind(self, queue: str, binding: Binding) -> bool:
+        """Bind a temporary queue to an exchange, as a mailbox.
+
+        Returns False if the queue is not temporary. Raises what `Mailboxes.open` raises, unless the
+        mailbox is for broadcasts (rule 3).
+        """
+        with self._lock:
+            if queue not in self._undecided and queue not in self._boxes:
+                return False
+            self._undecided.discard(queue)
+            box = self._boxes.setdefault(queue, Box())
+            box.bindings.add(binding)
+        try:
+            self.mailboxes.open(queue, sorted(box.bindings))
+        except AztaskError as error:
+            if binding.kind != "fanout" or isinstance(error, BrokerUnavailable):
+                self._boxes.pop(queue, None)
+                raise
+            box.usable = False
+            logger.warning("remote control of this process does not work: %s", error)
+        self._keep()
+        return True
+
+    def has(self, queue: str) -> bool:
+        """True if the queue is a mailbox of this connection."""
+        return queue in self._boxes
+
+    def is_control(self, queue: str) -> bool:
+        """True if the mailbox is for commands to this process: a `kombu.pidbox.Node`."""
+        box = self._boxes.get(queue)
+        kinds = {each.kind for each in box.bindings} if box is not None else set()
+        return queue.endswith(CONTROL) and kinds == {"fanout"}
+
+    def usable(self, queue: str) -> bool:
+        """True if the mailbox could be created."""
+        box = self._boxes.get(queue)
+        return box is not None and box.usable
+
+    def receiver(self, queue: str, delete: bool) -> Receiver:
+        """A receiver of the mailbox."""
+        return self.mailboxes.receiver(queue, delete=delete)
+
+    def wanted(self, queue: str, envelope: Envelope) -> bool:
+        """True if the mailbox is bound for this message; a service may send it too many."""
+        box = self._boxes.get(queue)
+        exchange, key = (envelope.headers.get(name) for name in (EXCHANGE, ROUTING_KEY))
+        if box is None or not isinstance(exchange, str) or not isinstance(key, str):
+            return box is not None
+        return any(each.matches(exchange, key) for each in box.bindings)
+
+    def delete(self, queue: str) -> None:
+        """Remove the mailbox; if the broker is unreachable, it expires by itself."""
+        with self._lock:
+            box = self._boxes.pop(queue, None)
+        if box is not None and box.usable:
+            try:
+                self.mailboxes.delete(queue)
+            except AztaskError as error:
+                logger.info("mailbox %s was not removed, it will expire: %s", queue, error)
+
+    # -- publishing --------------------------------------------------------------------------
+
+    def publish(self, exchange: str, key: str, envelope: Envelope, *, recent: bool = False) -> bool:
+        """Send a copy to each mailbox that is bound for it; False if there is none.
+
+        recent: see `Mailboxes.publish`.
+        """
+        if not self._enabled or not isinstance(self._broker, Broadcaster):
+            return False
+        headers = {**envelope.headers, EXCHANGE: exchange, ROUTING_KEY: key}
+        copy = replace(envelope, headers=headers)
+        return self.mailboxes.publish(exchange, key, copy, recent=recent)
+
+    # -- keeping -----------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = self._part.thread(self._run, "aztask-mailboxes")
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.mailboxes.lifetime / 3):
+            for queue in list(self._boxes):
+                try:
+                    self.renew(queue)
+                except AztaskError as error:
+                    logger.info("mailbox %s is not kept, trying again: %s", queue, error)
+                except Exception:  # an SDK may raise anything; the next attempt may succeed
+                    logger.exception("mailbox %s is not kept, trying again", queue)
+
+    def renew(self, queue: str) -> None:
+        """Keep the mailbox, or create it again if the broker has removed it."""
+        box = self._boxes.get(queue)
+        if box is not None and box.usable:
+            self.mailboxes.open(queue, sorted(box.bindings))
+
+    def close(self) -> None:
+        """Remove the mailboxes that are left, and stop the thread."""
+        self._stop.set()
+        self._part.stop()
+        for queue in list(self._boxes):
+            self.delete(queue)

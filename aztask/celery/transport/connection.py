@@ -1,0 +1,324 @@
+"""The Kombu transport itself: one connection, its broker, its channels and their lease keeper."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from time import monotonic, sleep
+from typing import Any, TypeAlias
+
+from kombu.transport import virtual
+
+from aztask.celery.transport.address import address_of, broker_of, shown
+from aztask.celery.transport.boxes import Boxes
+from aztask.celery.transport.changes import Changes
+from aztask.celery.transport.channel import Channel
+from aztask.celery.transport.consumers import QueueConsumer
+from aztask.celery.transport.looped import LoopedConnection
+from aztask.celery.transport.names import translated_name
+from aztask.celery.transport.options import TransportOptions, nothing
+from aztask.celery.transport.reaching import check_reachable, quiet_requests
+from aztask.celery.transport.unacked import LogLost
+from aztask.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigurationError,
+    ContentRefused,
+    SendUnconfirmed,
+)
+from aztask.message.codec import Codec
+from aztask.message.foreign import CONTENT_TYPES
+from aztask.message.payload import inner_type
+from aztask.queues.base import Broker, NameChecker
+from aztask.queues.lease.keeper import LeaseKeeper
+
+_LONGEST_WAIT = 1.0
+_LOCAL_WAIT = 0.05
+_SHARED_WAIT = 0.2
+_SHORTEST_WAIT = 0.15
+_GATHER_SECONDS = 0.002
+"""How long an event loop's thread lets room gather, if the prefetch count leaves little."""
+
+Turn: TypeAlias = tuple[Channel, QueueConsumer]
+
+
+class Transport(virtual.Transport):
+    """One connection: its broker, its channels, and the keeper of the delivered messages."""
+
+    Channel = Channel
+    driver_type = "aztask"
+    driver_name = "aztask"
+    can_parse_url = True
+    connection_errors = (BrokerUnavailable, SendUnconfirmed, ConnectionError, OSError)
+    channel_errors = (BrokerError,)
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset({"direct", "topic"})
+    )
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        named = broker_of(client, os.environ)
+        if (address := address_of(client)) is not None:
+            client.hostname = address  # one form, also after a failover took the URL apart
+        self.options = TransportOptions.read(client.transport_options, named)
+        self._codec = Codec(limits=self.options.limits)
+        self._broker: Broker | None = None
+        self._close_broker: Callable[[], None] = nothing
+        self._keeper: LeaseKeeper | None = None
+        self._boxes: Boxes | None = None
+        if self.options.remote_control:
+            exchanges = frozenset({"direct", "topic", "fanout"})
+            self.implements = self.implements.extend(exchange_type=exchanges)
+        self._changes = Changes()
+        self._looped: LoopedConnection | None = None
+        self._loop_receives = False  # instead of the thread: see `receive_now`
+        self._pid = os.getpid()
+        self._turn = 0
+
+    @property
+    def default_connection_params(self) -> dict[str, Any]:
+        """Empty: an address has no parts that could be filled in."""
+        return {}
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """The URL for banners and logs. Secrets are masked, whatever the arguments say."""
+        return shown(uri)
+
+    @property
+    def broker(self) -> Broker:
+        """The broker of this process; a child opens its own after a fork."""
+        self._notice_fork()
+        if self._broker is None:
+            self._broker, self._close_broker = self.options.open()
+            self._keeper = self._boxes = None
+            quiet_requests(self._broker)
+        return self._broker
+
+    def _notice_fork(self) -> None:
+        """In a child, forget what belongs to the parent: it has threads, or may be locked."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._broker = self._keeper = self._boxes = self._looped = None
+            self._close_broker = nothing
+            self._loop_receives = False
+            self._changes = Changes()
+
+    @property
+    def keeper(self) -> LeaseKeeper:
+        """Renews the messages that this connection's channels deliver; started at the first use."""
+        broker = self.broker
+        if self._keeper is None:
+            self._keeper = LeaseKeeper(broker, reports=LogLost()).start()
+        return self._keeper
+
+    @property
+    def boxes(self) -> Boxes:
+        """The mailboxes of this connection; made at the first use."""
+        broker = self.broker  # forgets the boxes of the parent process
+        if self._boxes is None:
+            self._boxes = Boxes(broker, enabled=self.options.remote_control)
+        return self._boxes
+
+    @property
+    def changes(self) -> Changes:
+        """What may allow this connection's next receive."""
+        self._notice_fork()
+        return self._changes
+
+    def address(self, queue: str) -> str:
+        """The queue's name in the broker, translated if the options say so."""
+        if not self.options.translate_names:
+            return queue
+        broker = self.broker
+        return (
+            translated_name(queue, broker.check_name) if isinstance(broker, NameChecker) else queue
+        )
+
+    def establish_connection(self) -> Any:
+        """Open the broker, and check that its host accepts connections.
+
+        A broker object of an app is not checked: it says itself what is unreachable.
+        Raises BrokerUnavailable, so that Kombu tries again, or tries the next of several URLs.
+        Raises ConfigurationError for a URL that cannot be right, unless there are others to try.
+        """
+        try:
+            if not isinstance(self.options.broker, Broker):
+                check_reachable(self.broker, self.client.connect_timeout)
+        except ConfigurationError as error:
+            if len(self.client.alt) > 1:
+                raise BrokerUnavailable(str(error)) from error
+            raise
+        return super().establish_connection()
+
+    def check_body(self, body: bytes, content_type: str) -> None:
+        """Raise CodecError for a body that cannot be decoded, if aztask knows its format."""
+        if inner_type(content_type) is not None:
+            raise ContentRefused(
+                "its arguments are stored beside the queue, where only aztask's workers read them"
+            )
+        if content_type in CONTENT_TYPES.values():
+            self._codec.decode_body(body, content_type)
+
+    # -- receiving ---------------------------------------------------------------------------
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Deliver one message to its consumer. Raises socket.timeout after `timeout` seconds."""
+        self._notice_fork()
+        ends_at = None if timeout is None else monotonic() + timeout
+        try:
+            while not any(channel.deliver_one() for channel in list(self.channels)):
+                left = _LONGEST_WAIT if ends_at is None else ends_at - monotonic()
+                if not self._wait(max(0.0, min(left, _LONGEST_WAIT))) and left <= 0:
+                    raise TimeoutError
+        finally:
+            if self._looped is not None:
+                self._looped.ring()  # the loop finds the rest, also if a consumer has raised
+
+    def deliver_round(self) -> bool:
+        """Deliver at most one message of each channel; False if there was none."""
+        delivered = [channel.deliver_one() for channel in list(self.channels)]
+        return any(delivered)
+
+    def seconds_to_due(self) -> float | None:
+        """Seconds until a message that is held until its time is due; None without one."""
+        due = [channel.seconds_to_due() for channel in list(self.channels)]
+        return min((each for each in due if each is not None), default=None)
+
+    def _wait(self, wait: float) -> bool:
+        """Receive, waiting at most `wait` seconds and at most until a held message is due."""
+        due = self.seconds_to_due()
+        wait = wait if due is None else min(wait, due)
+        if self._looped is not None:
+            return self.receive_now() or self._looped.wait(wait)
+        if wait < _SHORTEST_WAIT and due is not None:
+            sleep(wait)  # a receive from a remote service may take longer
+            return False
+        seen = self.changes.count
+        turns = self._turns()
+        if not turns:
+            self.changes.wait(seen, min(wait, _LOCAL_WAIT))
+            return False
+        return self._receive(turns, wait)
+
+    def receive_once(self) -> bool:
+        """For an event loop: receive, or wait until a consumer may.
+
+        True if messages came, or still wait to be delivered: nothing is received before they are.
+        """
+        if not self._may_receive():
+            self.changes.wait_until(self._may_receive, _LONGEST_WAIT)
+            if not all(channel.delivered for channel in list(self.channels)):
+                return True
+            if any(channel.scarce for channel in list(self.channels)):
+                sleep(_GATHER_SECONDS)
+        turns = self._turns() if self._may_receive() else []
+        received = bool(turns) and self._receive(turns, _LONGEST_WAIT)
+        self._loop_receives = received and self._loop_may_receive(turns)
+        return received
+
+    def _loop_may_receive(self, turns: Sequence[Turn]) -> bool:
+        """True if the next receive returns at once, or after one round trip of a remote broker.
+
+        A remote queue that has just given as many as it was asked for has more. With several
+        queues one of them may be empty, and a receive would wait for it.
+        """
+        if not self.broker.capabilities.remote:
+            return True
+        return len(turns) == 1 and turns[0][1].gave_all
+
+    def receive_now(self) -> bool:
+        """For the loop's thread: receive, if it is its turn; False if nothing came.
+
+        Its turn begins when messages have come and more are there, and ends when no more come: to
+        receive them costs less than to hand over to the thread that waits for them.
+        """
+        if not self._loop_receives:
+            return False
+        received = more = False
+        try:
+            turns = self._turns()
+            if self._loop_may_receive(turns):  # a consumer may have come since
+                received = any(channel.fetch(source, 0.0) for channel, source in turns)
+                more = received and self._loop_may_receive(turns)
+        finally:
+            if not more:
+                self._loop_receives = False
+                self.changes.note()  # it is the thread's turn
+        return received
+
+    def _may_receive(self) -> bool:
+        """True if it is the thread's turn, all that came was delivered, and there is room."""
+        channels = list(self.channels)
+        return (
+            not self._loop_receives
+            and all(channel.delivered for channel in channels)
+            and any(True for channel in channels for _ in channel.open_sources())
+        )
+
+    def _turns(self) -> list[Turn]:
+        """The consumers that may receive now; another one is the first each time."""
+        sources = [(ch, source) for ch in list(self.channels) for source in ch.open_sources()]
+        self._turn += 1
+        first = self._turn % len(sources) if sources else 0
+        return sources[first:] + sources[:first]
+
+    def _receive(self, turns: list[Turn], wait: float) -> bool:
+        """Receive from the consumers' queues in turns, waiting at most `wait` seconds in all."""
+        if any(channel.may_wake for channel in list(self.channels)):
+            wait = min(wait, _SHARED_WAIT)
+        if len(turns) > 1:
+            if any(channel.fetch(source, 0.0) for channel, source in turns):
+                return True
+            share = _LOCAL_WAIT if not self.broker.capabilities.remote else wait / len(turns)
+            wait = min(wait, share)
+        channel, source = turns[0]
+        return bool(channel.fetch(source, wait))
+
+    # -- an event loop -----------------------------------------------------------------------
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Take part in an event loop of Kombu from now on: see `aztask.celery.transport.looped`."""
+        self._notice_fork()
+        if self._looped is None:
+            self._loop_receives = False
+            self._looped = LoopedConnection(self, loop)
+            for channel in list(self.channels):
+                channel.enter_loop()
+            self._looped.ring()  # for what a blocking connection received and did not deliver
+
+    def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
+        """Leave the event loop, and stop receiving; a blocking drain may go on."""
+        self._notice_fork()
+        looped, self._looped = self._looped, None
+        if looped is not None:
+            looped.close()
+
+    @property
+    def looped(self) -> bool:
+        """True if an event loop of this process delivers this connection's messages."""
+        self._notice_fork()
+        return self._looped is not None
+
+    def consuming(self) -> None:
+        """There is a further consumer: have the event loop's thread receive for it."""
+        if self._looped is not None:
+            self._looped.start()
+        self.changes.note()
+
+    def arrived(self) -> None:
+        """Another thread has something for the one that delivers: wake that one."""
+        if self._looped is not None:
+            self._looped.ring()
+        else:
+            self.changes.note()
+
+    def close_connection(self, connection: Any) -> None:
+        """Close the channels, stop renewing, and close the broker if it was opened here."""
+        self.unregister_from_event_loop(connection, None)
+        super().close_connection(connection)
+        if self._boxes is not None:
+            self._boxes.close()
+        if self._keeper is not None:
+            self._keeper.stop()
+        self._close_broker()
+        self._keeper = self._broker = self._boxes = None

@@ -1,0 +1,223 @@
+"""The consumers of a Kombu channel: each receives from one queue of the broker.
+
+Rules
+1. The lease is the one that the options give for the queue. Without one it is the queue's own lock
+   on Service Bus, else the service's default.
+2. If the lock may not be read, the service's default is tried. The broker compares it with the
+   messages; if it does not fit, the consumer goes on with the lock that the messages show.
+3. A queue with sessions is received one message at a time, so the messages of a session stay in
+   order. A session that still has messages after `SESSION_SHARE` lets the others have their turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, sleep
+from typing import Any, Final
+
+from aztask.celery.transport.boxes import Boxes
+from aztask.celery.transport.content import WHATEVER, Accepted
+from aztask.celery.transport.options import TransportOptions
+from aztask.errors import LeaseRefused, QueueNotFound
+from aztask.queues.base import ANY_SESSION, Broker, Receiver, SessionHolder
+from aztask.queues.delivery import Delivery
+from aztask.queues.inspection import Inspectable, QueueFacts
+from aztask.settlement import Complete
+
+logger = logging.getLogger(__name__)
+
+SESSION_SHARE: Final = 10.0
+"""Seconds after which a session is given back while others may wait."""
+
+
+@dataclass(slots=True)
+class QueueSource:
+    """A queue as a consumer receives from it.
+
+    * `queue`: its name in Kombu.
+    * `address`: its name in the broker.
+    * `lease`: seconds.
+    * `given`: whether the options gave the lease, so that another one is an error.
+    * `sessions`: whether the queue has sessions.
+    """
+
+    queue: str
+    address: str
+    lease: float
+    given: bool = False
+    sessions: bool = False
+
+
+def source_of(
+    broker: Broker, options: TransportOptions, queue: str, address: str | None = None
+) -> QueueSource:
+    """How to receive from `queue`, by rule 1. Asks the service for what the options do not say.
+
+    * `address`: the queue's name in the broker, if it is another one.
+
+    Raises BrokerUnavailable, InvalidQueueName.
+    """
+    address = queue if address is None else address
+    can = broker.capabilities
+    lease = options.leases.get(queue, options.lease)
+    sessions = queue in options.sessions
+    facts = None
+    if (can.fixed_lease and lease is None) or (can.sessions and not sessions):
+        facts = _facts(broker, address)
+    if facts is not None:
+        sessions = sessions or bool(facts.sessions)
+    own = facts.lease_seconds if facts is not None else None
+    return QueueSource(
+        queue, address, lease or own or can.default_lease_seconds, lease is not None, sessions
+    )
+
+
+def _facts(broker: Broker, address: str) -> QueueFacts | None:
+    return broker.inspector().facts(address) if isinstance(broker, Inspectable) else None
+
+
+class QueueConsumer:
+    """One consumer of one queue, whose receiver is opened at the first use."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        source: QueueSource,
+        *,
+        no_ack: bool,
+        consumer_tag: str,
+        callback: Callable[[Any], Any],
+        accepted: Accepted = WHATEVER,
+    ) -> None:
+        self.source = source
+        self.no_ack = no_ack
+        self.consumer_tag = consumer_tag
+        self.callback = callback
+        self.accepted = accepted
+        self.gave_all = False  # the last receive brought as many as it asked for
+        self._session = ""
+        self._session_since = 0.0
+        self.reopen(broker)
+
+    def reopen(self, broker: Broker) -> None:
+        """Receive through `broker` from now on."""
+        self._broker = broker
+        self._receiver: Receiver | None = None
+
+    @property
+    def receiver(self) -> Receiver:
+        """The receiver, opened if it is not open yet."""
+        if self._receiver is None:
+            self._receiver = self._broker.receiver(
+                self.source.address,
+                lease=self.source.lease,
+                delete=self.no_ack,
+                session=ANY_SESSION if self.source.sessions else None,
+            )
+        return self._receiver
+
+    def receive(self, limit: int, wait: float) -> list[Delivery]:
+        """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds.
+
+        Raises LeaseRefused if the options give another lease than the queue's lock.
+        """
+        if self.source.sessions:
+            limit = 1
+            self._take_turns()
+        self.gave_all = False
+        try:
+            deliveries = self.receiver.receive(limit, wait)
+        except LeaseRefused as error:
+            self._adopt(error)
+            return []
+        self.gave_all = len(deliveries) >= limit and not self.source.sessions
+        if self.source.sessions and deliveries and deliveries[0].session != self._session:
+            self._session, self._session_since = deliveries[0].session or "", monotonic()
+        return deliveries
+
+    def _take_turns(self) -> None:
+        """Give back a session that was served for `SESSION_SHARE`. Nothing of it is held now."""
+        receiver = self._receiver
+        if (
+            isinstance(receiver, SessionHolder)
+            and self._session
+            and monotonic() - self._session_since > SESSION_SHARE
+        ):
+            self._session = ""
+            receiver.let_go()
+
+    def _adopt(self, error: LeaseRefused) -> None:
+        """Go on with the lock that the messages have shown (rule 2)."""
+        lease = self.source.lease if error.actual is None else max(1.0, round(error.actual))
+        if self.source.given or lease == self.source.lease:
+            raise error
+        logger.info(
+            "queue %s holds its messages for %g s: this is its lease from now on; the transport"
+            " option leases can give it, so that it need not be found out",
+            self.source.queue,
+            lease,
+        )
+        self.source.lease = lease
+        self.close()
+        self._receiver = None
+
+    def close(self) -> None:
+        """Close the receiver, if it is open."""
+        if self._receiver is not None:
+            self._receiver.close()
+
+
+class MailboxConsumer(QueueConsumer):
+    """A consumer of a mailbox."""
+
+    def __init__(
+        self,
+        boxes: Boxes,
+        broker: Broker,
+        queue: str,
+        *,
+        no_ack: bool,
+        consumer_tag: str,
+        callback: Callable[[Any], Any],
+        accepted: Accepted = WHATEVER,
+    ) -> None:
+        super().__init__(
+            broker,
+            QueueSource(queue, queue, broker.capabilities.default_lease_seconds, given=True),
+            no_ack=no_ack,
+            consumer_tag=consumer_tag,
+            callback=callback,
+            accepted=accepted,
+        )
+        self._boxes = boxes
+
+    @property
+    def receiver(self) -> Receiver:
+        """The receiver, opened if it is not open yet."""
+        if self._receiver is None:
+            self._receiver = self._boxes.receiver(self.source.queue, self.no_ack)
+        return self._receiver
+
+    def receive(self, limit: int, wait: float) -> list[Delivery]:
+        """Up to `limit` messages that the mailbox is bound for; [] after `wait` seconds.
+
+        A mailbox that the broker has removed, because this process did not keep it for long, is
+        created again.
+        """
+        if not self._boxes.usable(self.source.queue):
+            sleep(wait)
+            return []
+        try:
+            found = self.receiver.receive(limit, wait)
+        except QueueNotFound:
+            self.close()
+            self._receiver = None
+            self._boxes.renew(self.source.queue)
+            return []
+        wanted = [each for each in found if self._boxes.wanted(self.source.queue, each.envelope)]
+        if len(wanted) < len(found) and not self.no_ack:
+            rest = [each for each in found if each not in wanted]
+            self.receiver.settle([(each, Complete()) for each in rest])
+        return wanted

@@ -1,0 +1,141 @@
+"""The options of the Kombu transport: read once per connection, checked, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from aztask.errors import ConfigurationError
+from aztask.message.bounds import MessageLimits
+from aztask.message.foreign import CONTENT_TYPES
+from aztask.queues.base import Broker
+from aztask.stores.connections import Connections
+from aztask.support.durations import to_seconds
+
+SHORTEST_LEASE: Final = 0.1
+
+_DANGEROUS = frozenset({"application/x-python-serialize", "application/x-yaml", "pickle", "yaml"})
+
+
+@dataclass(frozen=True, slots=True)
+class TransportOptions:
+    """The checked options of one connection.
+
+    * `broker`: a URL or connection string, a function that returns a Broker, or a Broker.
+    * `lease`: seconds for which each message is held, and renewed until it is acknowledged. None:
+      the queue's own lock on Service Bus, else the service's default (60 s; Storage queues 300 s).
+    * `leases`: the lease of single queues, by name.
+    * `sessions`: the queues that have sessions, by name. Needed only where the transport may not
+      read the queue's settings, and to create such a queue.
+    * `declare`: True if missing queues are created, with the lease and sessions given here.
+    * `remote_control`: True if workers can be controlled and events are sent to all who listen.
+    * `translate_names`: True if a queue name that the service does not allow is translated into one
+      that it allows; see `aztask.celery.transport.names`. False: such a name is refused.
+    * `accept`: content types that consumers receive in addition to those that they accept.
+    * `limits`: of the bodies that are decoded.
+    """
+
+    broker: Any
+    lease: float | None = None
+    leases: Mapping[str, float] = field(default_factory=dict)
+    sessions: frozenset[str] = frozenset()
+    declare: bool = True
+    remote_control: bool = True
+    translate_names: bool = False
+    accept: frozenset[str] = frozenset()
+    limits: MessageLimits = field(default_factory=MessageLimits)
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any], broker: Any = None) -> Self:
+        """Check the options. Raises ConfigurationError.
+
+        * `broker`: what names the broker if the options do not.
+
+        Kombu adds options of its own, so unknown ones are ignored.
+        """
+        limits = options.get("limits", MessageLimits())
+        if not isinstance(limits, MessageLimits):
+            raise ConfigurationError(
+                "the transport option limits must be an aztask.message.bounds.MessageLimits"
+            )
+        given = options.get("broker")
+        lease = options.get("lease")
+        return cls(
+            broker=broker if given is None else given,
+            lease=None if lease is None else _lease(lease, "lease"),
+            leases=_leases(options.get("leases", {})),
+            sessions=_names(options.get("sessions", ()), "sessions"),
+            declare=_flag(options, "declare", default=True),
+            remote_control=_flag(options, "remote_control", default=True),
+            translate_names=_flag(options, "translate_names", default=False),
+            accept=_accepted(options.get("accept", ())),
+            limits=limits,
+        )
+
+    def open(self) -> tuple[Broker, Callable[[], None]]:
+        """(the broker that the options name, a function that closes it). Raises ConfigurationError.
+
+        The function does nothing for a Broker object, which its owner closes.
+        """
+        given = self.broker
+        if isinstance(given, str):
+            connections = Connections(given, None)
+            return connections.broker(), connections.close
+        broker: Any = given() if callable(given) else given
+        if not isinstance(broker, Broker):
+            raise ConfigurationError(
+                "the URL aztask:// names no broker; write one of aztask+local:///path/queues.db,"
+                " aztask+servicebus://NAMESPACE and aztask+storagequeue://ACCOUNT, or set"
+                " AZTASK_BROKER to the address or connection string"
+            )
+        return broker, nothing if broker is given else broker.close
+
+
+def nothing(*_: object) -> None:
+    """Does nothing, as the default of a callback."""
+
+
+def _flag(options: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = options.get(name, default)
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"the transport option {name} must be a bool, not {value!r}")
+    return value
+
+
+def _lease(value: object, name: str) -> float:
+    return to_seconds(value, name, minimum=SHORTEST_LEASE)
+
+
+def _leases(given: object) -> dict[str, float]:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ConfigurationError(
+            'the transport option leases must be a dict of seconds by queue, such as {"slow": 300}'
+        )
+    return {name: _lease(value, f"leases[{name!r}]") for name, value in given.items()}
+
+
+def _names(given: object, name: str) -> frozenset[str]:
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list | tuple | set | frozenset) or not all(
+        isinstance(each, str) for each in names
+    ):
+        raise ConfigurationError(f"the transport option {name} must be a list of queue names")
+    return frozenset(names)
+
+
+def _accepted(names: object) -> frozenset[str]:
+    """Content types, given as such or by the names of Kombu's serializers."""
+    given = [names] if isinstance(names, str) else names
+    if not isinstance(given, list | tuple | set | frozenset):
+        raise ConfigurationError("the transport option accept must be a list of content types")
+    types = set()
+    for name in given:
+        if not isinstance(name, str) or name in _DANGEROUS:
+            raise ConfigurationError(
+                f"the transport option accept does not take {name!r}, because reading it can run"
+                " code; name it where it is read: in Celery's setting accept_content, or in accept"
+                " of the kombu.Consumer"
+            )
+        types.add(CONTENT_TYPES.get(name, name))
+    return frozenset(types)

@@ -1,0 +1,285 @@
+"""Messages that a Kombu channel has delivered and that are not acknowledged yet.
+
+Rules
+1. From receipt to settlement a keeper renews all of them, started or not.
+2. Any thread may settle; each message is settled once. A settlement waits for a renewal that is
+   under way.
+3. A lost lease is logged: once when it is lost, and once when its consumer acknowledges too late.
+   Nothing is settled then, and the message is delivered again.
+4. A message whose lease expired before it was delivered is dropped, and never delivered.
+5. On a remote broker an acknowledgement is carried out in the background, so it raises nothing: see
+   `aztask.celery.transport.completions`. For an event loop, every settlement is.
+6. A message of a session is settled before the next one comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from aztask.celery.transport.changes import Changes
+from aztask.celery.transport.completions import Completions
+from aztask.errors import AlreadySettled, AztaskError, BrokerError, BrokerUnavailable
+from aztask.queues.base import Receiver
+from aztask.queues.delivery import Delivery, Lost, Settled, Unknown
+from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
+from aztask.queues.lease.state import Lease, LeaseState
+from aztask.settlement import Complete, Settlement, name_of
+from aztask.support.clock import boot_seconds
+
+logger = logging.getLogger(__name__)
+
+SETTLE_TRIES = 4
+FIRST_PAUSE = 0.1
+CLOSE_SECONDS = 5.0
+RENEWAL_PAUSE = 0.005
+
+
+Settling: TypeAlias = "tuple[UnackedDelivery, Lease, Settlement]"
+
+
+@dataclass(slots=True, eq=False)
+class UnackedDelivery:
+    """One unacknowledged message. `lease` is None if it was deleted at receipt."""
+
+    tag: int
+    receiver: Receiver
+    delivery: Delivery
+    consumer_tag: str = ""
+    lease: Lease | None = None
+
+    def lapsed(self) -> bool:
+        """True if its lease has expired, so that no consumer may work on it."""
+        return self.lease is not None and not self.lease.alive(boot_seconds())
+
+
+class Unacked:
+    """The unacknowledged messages of one channel."""
+
+    def __init__(
+        self, keeper: LeaseKeeper, changes: Changes | None = None, *, remote: bool = False
+    ) -> None:
+        """The unacknowledged messages of one channel, none at first.
+
+        * `changes`: of the connection; notes every settlement there.
+        * `remote`: whether a settlement waits for a network, so that acknowledgements do not.
+        """
+        self._keeper = keeper
+        self._changes = Changes() if changes is None else changes
+        self._completions = Completions(self._settle_batch) if remote else None
+        self._holdings: dict[int, UnackedDelivery] = {}
+        self._of_sessions: dict[int, UnackedDelivery] = {}  # being settled in the background
+
+    def __len__(self) -> int:
+        return len(self._holdings)
+
+    def hold(self, receiver: Receiver, holdings: list[UnackedDelivery], seconds: float) -> None:
+        """Renew these from now on, each time for `seconds`."""
+        for holding in holdings:
+            holding.lease = Lease.of(holding.delivery, seconds=seconds)
+            self._holdings[holding.tag] = holding
+        self._keeper.hold(receiver, [holding.lease for holding in holdings if holding.lease])
+
+    def holds(self, receiver: Receiver) -> bool:
+        """True if a message of this receiver is not settled yet (rule 6)."""
+        held = [*list(self._holdings.values()), *list(self._of_sessions.values())]
+        return any(each.receiver is receiver for each in held)
+
+    @property
+    def crowded(self) -> bool:
+        """True if so many settlements wait that nothing further should be received."""
+        return self._completions is not None and self._completions.crowded
+
+    def tags_up_to(self, tag: int) -> list[int]:
+        """The tags of messages delivered up to and including `tag`, in order."""
+        return sorted(held for held in list(self._holdings) if held <= tag)
+
+    def settle(self, tag: int, settlement: Settlement, *, background: bool = False) -> bool:
+        """Carry out `settlement`; returns True if it took effect, or will in the background.
+
+        * `background`: True if the caller may not wait for a network: an event loop.
+
+        False: the message is not held here, or its lease was lost. Raises BrokerUnavailable if the
+        broker gave no answer within a few tries: the message may be delivered again then. If the
+        process dies before the broker has answered, the lease expires and the message is delivered
+        again.
+        """
+        holding = self._holdings.get(tag)
+        in_session = holding is not None and holding.delivery.session is not None
+        completions = self._completions
+        if not background and (in_session or not isinstance(settlement, Complete)):
+            completions = None
+        if holding is not None and in_session and completions is not None:
+            self._of_sessions[tag] = holding  # before it is no longer held: see `holds`
+        if self._holdings.pop(tag, None) is None or holding is None or holding.lease is None:
+            self._of_sessions.pop(tag, None)
+            logger.warning(
+                "message %s is not held here (already settled, or received before a fork):"
+                " cannot %s it", tag, name_of(settlement),
+            )  # fmt: skip
+            return False
+        if completions is not None:
+            completions.add((holding, holding.lease, settlement))
+            self._changes.note()
+            return True
+        try:
+            return self._settle(holding, holding.lease, settlement)
+        finally:
+            self._changes.note()
+
+    def give_back(self, tags: Sequence[int], settlement: Settlement) -> None:
+        """Settle messages that will not be acknowledged; never raises.
+
+        If the broker is unreachable, the leases of the rest expire by themselves.
+        """
+        for number, tag in enumerate(tags):
+            try:
+                self.settle(tag, settlement)
+            except BrokerError as error:
+                rest = [self._holdings.pop(left, None) for left in tags[number + 1 :]]
+                self._keeper.drop([held.lease for held in rest if held and held.lease])
+                logger.warning(
+                    "could not give back %d messages; they come back when their leases end: %s",
+                    len(tags) - number,
+                    error,
+                )
+                return
+
+    def drop(self, holding: UnackedDelivery) -> None:
+        """Forget a message whose lease expired before it was delivered; it will be redelivered."""
+        self._holdings.pop(holding.tag, None)
+        self._changes.note()
+        if holding.lease is not None:
+            self._keeper.drop([holding.lease])
+        logger.warning(
+            "message %s of queue %s waited here until its lease expired, it will be redelivered;"
+            " lower the prefetch count or make the lease longer",
+            holding.delivery.envelope.message_id,
+            holding.delivery.queue,
+        )
+
+    def close(self) -> None:
+        """Wait until the settlements in the background are carried out."""
+        if self._completions is not None and not self._completions.close(CLOSE_SECONDS):
+            logger.warning(
+                "acknowledged or rejected messages were not settled within %g s; they are"
+                " delivered again when their leases end",
+                CLOSE_SECONDS,
+            )
+
+    def _settle_batch(self, settling: Sequence[Settling]) -> None:
+        """Settle these, one request for each receiver; one that gets no answer is repeated."""
+        self._changes.note()  # there is room again for further ones
+        ready: dict[Receiver, list[Settling]] = {}
+        for each in settling:
+            holding, lease, settlement = each
+            if self._begin(lease):
+                ready.setdefault(holding.receiver, []).append(each)
+            else:
+                self._too_late(holding, lease, settlement)
+        try:
+            for receiver, held in ready.items():
+                self._settle_together(receiver, held)
+        finally:
+            for holding, _, _ in settling:
+                if self._of_sessions.pop(holding.tag, None) is not None:
+                    self._changes.note()
+
+    def _settle_together(self, receiver: Receiver, held: Sequence[Settling]) -> None:
+        answers: Sequence[Settled | Lost | Unknown]
+        leases = [lease for _, lease, _ in held]
+        try:
+            answers = receiver.settle(
+                [(holding.delivery, settlement) for holding, _, settlement in held]
+            )
+        except AztaskError as error:
+            answers = [Unknown(str(error))] * len(held)
+        except Exception:  # an SDK may raise anything; other queues' messages go on
+            logger.exception("could not settle %d messages; they are delivered again", len(held))
+            self._keeper.drop(leases)
+            return
+        self._keeper.book(list(zip(leases, answers, strict=True)))
+        for (holding, lease, settlement), answer in zip(held, answers, strict=True):
+            if isinstance(answer, Lost):
+                self._too_late(holding, lease, settlement)
+            elif isinstance(answer, Unknown):
+                self._settle_alone(holding, lease, settlement)
+
+    def _settle_alone(self, holding: UnackedDelivery, lease: Lease, settlement: Settlement) -> None:
+        try:
+            self._settle(holding, lease, settlement)
+        except AztaskError as error:
+            logger.warning("%s", error)
+        except Exception:  # an SDK may raise anything; the messages beside it go on
+            logger.exception("could not %s a message; it is delivered again", name_of(settlement))
+            self._keeper.drop([lease])
+
+    def _settle(self, holding: UnackedDelivery, lease: Lease, settlement: Settlement) -> bool:
+        for attempt in range(SETTLE_TRIES):
+            if not self._begin(lease):
+                self._too_late(holding, lease, settlement)
+                return False
+            try:
+                answer = self._answer(holding, settlement)
+            except AztaskError:
+                self._keeper.drop([lease])
+                raise
+            self._keeper.book([(lease, answer)])
+            if isinstance(answer, Settled):
+                return True
+            if isinstance(answer, Lost):
+                self._too_late(holding, lease, settlement)
+                return False
+            if attempt < SETTLE_TRIES - 1:
+                time.sleep(FIRST_PAUSE * 2**attempt)
+        self._keeper.drop([lease])
+        raise BrokerUnavailable(
+            f"the broker did not confirm to {name_of(settlement)} message"
+            f" {holding.delivery.envelope.message_id}: it may be delivered again"
+        )
+
+    def _begin(self, lease: Lease) -> bool:
+        """True if the lease may be settled now, after waiting for a renewal that is under way."""
+        while not self._keeper.begin_settlement([lease])[0]:
+            if lease.state is not LeaseState.RENEWING or boot_seconds() >= lease.deadline:
+                return False
+            time.sleep(RENEWAL_PAUSE)
+        return True
+
+    @staticmethod
+    def _answer(holding: UnackedDelivery, settlement: Settlement) -> Settled | Lost | Unknown:
+        try:
+            answer = holding.receiver.settle([(holding.delivery, settlement)])[0]
+        except BrokerUnavailable as error:
+            logger.warning("could not %s a message: %s", name_of(settlement), error)
+            return Unknown(str(error))
+        except AlreadySettled:
+            return Settled()
+        return answer
+
+    @staticmethod
+    def _too_late(holding: UnackedDelivery, lease: Lease, settlement: Settlement) -> None:
+        logger.warning(
+            "too late to %s message %s of queue %s, whose lease was lost (%s):"
+            " it is delivered again; make the lease longer or the task shorter",
+            name_of(settlement),
+            holding.delivery.envelope.message_id,
+            holding.delivery.queue,
+            lease.lost_reason or lease.state.value,
+        )
+
+
+class LogLost(LeaseReports):
+    """What a connection does about its keeper's reports."""
+
+    def lost(self, lease: Lease) -> None:
+        """Log once that a lease was lost while its message is being worked on."""
+        logger.warning(
+            "the lease of message %s of queue %s was lost (%s): another consumer may have it",
+            lease.delivery.envelope.message_id,
+            lease.delivery.queue,
+            lease.lost_reason,
+        )

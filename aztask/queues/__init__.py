@@ -1,0 +1,1 @@
+"""Brokers: one protocol, `aztask.queues.base`, and an adapter for each queue service."""

@@ -1,0 +1,437 @@
+"""The broker protocol: what every queue service looks like to the rest of aztask.
+
+Rules
+1. Batch in, batch out: every call takes many items and answers for each one, in order.
+2. A delivery's ``deadline`` is counted from the instant *before* the granting request was sent, on
+   the clock of `aztask.support.clock`. After the deadline no caller may act on the delivery, even
+   if the service would still allow it.
+3. Renewal and settlement of one delivery never run at the same time; the adapter serialises them.
+   After a settlement no renewal is sent.
+4. Answers are values: `Settled`, `Lost` (the service says that we no longer hold the lease) or
+   `Unknown` (no answer: it may or may not have happened). A call raises only if the service is
+   unreachable or the queue does not exist.
+5. What a service cannot do is declared in `Capabilities`; asking for it raises CapabilityError.
+6. After a fork the child must not use its parent's handles; ``close`` in the child does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final, Protocol, runtime_checkable
+
+from aztask.message.envelope import Envelope
+from aztask.queues.delivery import Delivery, Lost, Position, Renewed, Settled, Unknown
+from aztask.retry import RETRY_STRATEGIES
+from aztask.settlement import Settlement
+
+__all__ = [
+    "ANY_SESSION",
+    "AnySession",
+    "Broker",
+    "Capabilities",
+    "Delivery",
+    "Listing",
+    "Lost",
+    "MessageState",
+    "NameChecker",
+    "Peeked",
+    "Position",
+    "QueueOptions",
+    "QueueStats",
+    "Receiver",
+    "ReceiverOptions",
+    "Renewed",
+    "SessionHolder",
+    "Settled",
+    "Transactional",
+    "Unknown",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Sorted names of queues.
+
+    queues: those that aztask can use.
+    foreign: queues of other programs, whose names aztask never uses. aztask does not read, change
+    or delete them.
+    """
+
+    queues: tuple[str, ...]
+    foreign: tuple[str, ...] = ()
+
+
+class AnySession(Enum):
+    """Receive from any session that has messages and no receiver."""
+
+    ANY = "any"
+
+
+ANY_SESSION: Final = AnySession.ANY
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a service can do, and its limits.
+
+    fixed_lease: the queue decides how long a lease lasts, not the receiver.
+    update: a message can be changed in place, so checkpoints travel in it.
+    own_limits: a queue has its own delivery limit and its own time to live.
+    atomic_resubmit: sending the clone and completing the original is one operation.
+    resubmit_in_place: a resubmission changes the message itself, so its delivery count continues.
+    native_dead_letter: dead letters are a sub-queue of the service.
+    dead_by_position: ``receive_deferred`` of a dead-letter receiver leases any dead letter.
+    peek_limit: how many messages a peek shows where it cannot go on behind them (`paged_peek`).
+    peeks_leases: a peek tells leased messages from waiting ones.
+    purges_leased: a purge deletes leased messages too.
+    remote: calls wait for a network, so callers keep several in progress.
+    default_lease_seconds: the lease if you give none; longer where every renewal is a risk.
+    max_lease_seconds: the longest lease that one request grants.
+    receives_at_once: how many parallel receives are worthwhile on a busy queue, where one receive
+    takes long and returns few messages.
+    inline_bytes: what a message holds in itself by default: what fits beside headers, counters and
+    reasons. Larger arguments are stored apart.
+    checkpoint_share: a checkpoint in the message has this part of that, where messages are small.
+    port: where the service listens, unless its address names another one.
+    lead: seconds before its due time at which a message for a Kombu consumer becomes visible, so
+    that the consumer has it in time.
+    telemetry_system, azure_namespace: ``messaging.system`` and ``az.namespace`` of its spans.
+    path_in_url: a path follows the name in its URLs, and begins with a slash.
+    """
+
+    name: str
+    sessions: bool = False
+    defer: bool = False
+    update: bool = False
+    release: bool = False
+    fixed_lease: bool = False
+    duplicate_detection: bool = False
+    own_limits: bool = False
+    atomic_resubmit: bool = False
+    resubmit_in_place: bool = False
+    native_dead_letter: bool = False
+    dead_by_position: bool = False
+    paged_peek: bool = False
+    peek_limit: int = 32
+    cancel_scheduled: bool = False
+    peeks_leases: bool = False
+    purges_leased: bool = False
+    remote: bool = True
+    default_lease_seconds: float = 60.0
+    max_lease_seconds: float = 7 * 86400.0
+    max_message_bytes: int = 256 * 1024
+    receive_limit: int = 100
+    receives_at_once: int = 1
+    inline_bytes: int = 32 * 1024
+    checkpoint_share: int = 8
+    port: int = 443
+    lead: float = 0.0
+    telemetry_system: str = "aztask"
+    azure_namespace: str = ""
+    path_in_url: bool = False
+
+    @property
+    def retry_strategies(self) -> tuple[str, ...]:
+        """The retry strategies that work here: all, except `defer` if the service cannot defer."""
+        return tuple(each for each in RETRY_STRATEGIES if each != "defer" or self.defer)
+
+
+class MessageState(Enum):
+    """The state of a peeked message."""
+
+    ACTIVE = "active"
+    LEASED = "leased"
+    SCHEDULED = "scheduled"
+    DEFERRED = "deferred"
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """A message that was read without leasing it. enqueued_at, due: UTC epoch seconds."""
+
+    envelope: Envelope
+    position: Position
+    state: MessageState
+    delivery_count: int
+    enqueued_at: float
+    due: float | None = None
+    dead_letter_reason: str | None = None
+    dead_letter_description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """Counts of one queue's messages; None if the service does not report the number.
+
+    total: all messages except dead letters, if the service reports only their sum.
+    """
+
+    queue: str
+    active: int | None
+    leased: int | None
+    scheduled: int | None
+    deferred: int | None
+    dead: int | None
+    total: int | None = None
+
+    @property
+    def living(self) -> int:
+        """The number of messages without dead letters."""
+        if self.total is not None:
+            return self.total
+        counts = (self.active, self.leased, self.scheduled, self.deferred)
+        return sum(count or 0 for count in counts)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """Settings for `Broker.declare`; None keeps the service's default.
+
+    lease: seconds (Service Bus: the lock duration).
+    duplicate_window: seconds within which a message id is stored once; 0 switches detection off.
+    max_deliveries: the broker's own limit.
+    time_to_live: seconds.
+    implied: names of the settings that come from defaults. They apply to a new queue and never
+    change an existing one.
+    """
+
+    lease: float | None = None
+    duplicate_window: float | None = None
+    max_deliveries: int | None = None
+    time_to_live: float | None = None
+    sessions: bool | None = None
+    implied: frozenset[str] = frozenset()
+
+    def explicit(self) -> QueueOptions:
+        """These options without the implied ones: what may change an existing queue."""
+        return replace(self, **dict.fromkeys(self.implied), implied=frozenset())
+
+    def with_explicit(self, **given: Any) -> QueueOptions:
+        """These options with `given` set explicitly, so no longer implied."""
+        return replace(self, **given, implied=self.implied - given.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverOptions:
+    """The options that the receivers of all adapters share.
+
+    lease: seconds that a lease lasts, until `Receiver.set_lease` changes it.
+    session: the session to receive from, or `ANY_SESSION`; None for a queue without sessions.
+    dead_letter: receive the queue's dead letters.
+    delete: receive-and-delete, at most once.
+    max_state_bytes: the largest state that a session may have.
+    """
+
+    queue: str
+    lease: float
+    session: str | AnySession | None = None
+    dead_letter: bool = False
+    delete: bool = False
+    max_state_bytes: int = 256 * 1024
+
+
+class Receiver(Protocol):
+    """Takes deliveries from one queue (or one of its sessions). Safe to call from any thread."""
+
+    def receive(self, limit: int, wait: float) -> list[Delivery]:
+        """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds."""
+        ...
+
+    def set_lease(self, seconds: float) -> None:
+        """Set the lease, in seconds, for the next receives.
+
+        Has no effect if the queue decides the lease (capability ``fixed_lease``).
+        """
+        ...
+
+    def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
+        """Lease deferred messages by position; missing and leased ones are skipped.
+
+        A dead-letter receiver leases dead letters too, if the service has the capability
+        ``dead_by_position``.
+        """
+        ...
+
+    def renew(
+        self, deliveries: Sequence[Delivery], seconds: float | None = None
+    ) -> list[Renewed | Lost | Unknown]:
+        """Extend each lease to `seconds` from now (the receiver's lease by default).
+
+        The new deadline is also stored in the delivery.
+        """
+        ...
+
+    def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
+        """Replace the message's content in place and renew its lease (checkpoints)."""
+        ...
+
+    def settle(
+        self, pairs: Sequence[tuple[Delivery, Settlement]]
+    ) -> list[Settled | Lost | Unknown]:
+        """Carry out each settlement. A second one of the same delivery raises AlreadySettled."""
+        ...
+
+    def close(self) -> None:
+        """Stop receiving. Leased messages stay leased until their leases end."""
+        ...
+
+
+@runtime_checkable
+class Networked(Protocol):
+    """A broker that is reached over a network."""
+
+    @property
+    def server(self) -> tuple[str, int | None]:
+        """The service's host name, and its port if the address names one."""
+        ...
+
+
+@runtime_checkable
+class NameChecker(Protocol):
+    """A broker that can say whether it allows a queue name, without asking the service."""
+
+    def check_name(self, queue: str) -> None:
+        """Raise InvalidQueueName unless the name is allowed here."""
+        ...
+
+
+@runtime_checkable
+class SessionHolder(Protocol):
+    """A receiver of sessions: it can also release its session and store a state with it."""
+
+    def let_go(self) -> None:
+        """Release the session and its leased messages now, without counting a delivery.
+
+        A receiver of `ANY_SESSION` looks for the next session in its next receive.
+        """
+        ...
+
+    def session_state(self, session: str) -> bytes | None:
+        """The bytes that were last stored with the session, or None.
+
+        Raises LeaseLost if the receiver does not hold the session, and BrokerUnavailable.
+        """
+        ...
+
+    def set_session_state(self, session: str, state: bytes | None) -> None:
+        """Store bytes with the session; None removes them. They outlive the session's messages.
+
+        Raises the same errors as `session_state`, and MessageTooLarge. After BrokerUnavailable the
+        state may be stored or not.
+        """
+        ...
+
+
+@runtime_checkable
+class Broker(Protocol):
+    """One queue service. Thread rules are the adapter's business: any thread may call."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this service can do, and its limits."""
+        ...
+
+    def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
+        """Create the queue if it is missing, or apply the options to the existing one.
+
+        Implied options never change an existing queue. Needs the permission to manage.
+        """
+        ...
+
+    def delete(self, queue: str) -> None:
+        """Delete the queue and everything in it. Raises QueueNotFound."""
+        ...
+
+    def listing(self) -> Listing:
+        """All queues of the service, split into those that aztask can use and the others.
+
+        Raises BrokerUnavailable, and ConfigurationError without the permission to list queues.
+        """
+        ...
+
+    def queues(self) -> list[str]:
+        """The sorted names of the queues that aztask can use. Raises the errors of `listing`."""
+        ...
+
+    def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Store all envelopes; when this returns, they are accepted and will not be lost.
+
+        Raises SendUnconfirmed if some may or may not be stored: send those again under the same
+        ids. If it raises BrokerUnavailable, QueueNotFound, QueueFull or MessageTooLarge, nothing
+        was stored.
+        """
+        ...
+
+    def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
+        """Raise EncodeError or MessageTooLarge if this broker could not store the envelope.
+
+        Used for clones and checkpoints before they are needed. Nothing is stored. reserve: bytes
+        of free space that the message must have in addition to its content.
+        """
+        ...
+
+    def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
+        """Remove scheduled messages by message id; returns how many were removed."""
+        ...
+
+    def receiver(
+        self,
+        queue: str,
+        *,
+        lease: float,
+        prefetch: int = 0,
+        session: str | AnySession | None = None,
+        dead_letter: bool = False,
+        delete: bool = False,
+        poll_ceiling: float | None = None,
+    ) -> Receiver:
+        """A receiver whose leases last `lease` seconds.
+
+        prefetch: how many messages the caller means to hold in advance.
+        session: see `ReceiverOptions`.
+        dead_letter: receive the queue's dead letters.
+        delete: receive-and-delete, at most once; such deliveries cannot be settled.
+        poll_ceiling: the longest pause in seconds between two polls of an empty queue, if the
+        service has to be polled; None uses the broker's setting.
+        """
+        ...
+
+    def stats(self, queue: str) -> QueueStats:
+        """The queue's counts. Raises QueueNotFound."""
+        ...
+
+    def peek(
+        self,
+        queue: str,
+        *,
+        dead_letter: bool = False,
+        after: Position | None = None,
+        limit: int = 100,
+    ) -> list[Peeked]:
+        """Read messages without leasing them, in order of position, starting behind `after`."""
+        ...
+
+    def purge(self, queue: str, *, dead_letter: bool = False) -> int:
+        """Delete the queue's messages, or its dead letters; returns how many were deleted."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections and files of the broker."""
+        ...
+
+
+@runtime_checkable
+class Transactional(Protocol):
+    """A broker whose sends and settlements can join one transaction with other stores' writes."""
+
+    @property
+    def transaction_key(self) -> str:
+        """Two objects with equal keys use the same file, so they can share a transaction."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Everything that this thread does inside is committed together or not at all. Nests."""
+        ...

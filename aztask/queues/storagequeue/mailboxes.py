@@ -1,0 +1,146 @@
+"""Mailboxes on Storage queues: a queue for each, which says in its metadata what it is bound to.
+
+Rules
+1. Publishing lists the mailboxes, with one request, and sends one message to each that is bound.
+   Events use the list of the last `FRESH` seconds.
+2. A mailbox is polled every `POLL` seconds: 172,800 requests a day. It is kept by one request every
+   `LIFETIME` / 3 seconds.
+3. The service removes nothing by itself. Opening a mailbox removes those that have expired: their
+   processes have died.
+4. Opening and removing need the permission to create, list and delete queues; publishing needs the
+   permission to list them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from azure.core.exceptions import AzureError
+
+from aztask.errors import AztaskError, QueueNotFound
+from aztask.message.envelope import Envelope
+from aztask.queues.base import Receiver
+from aztask.queues.mailboxes import PREFIX, Binding, queue_name
+from aztask.queues.storagequeue.client import StorageClient
+from aztask.queues.storagequeue.errors import failure_of
+from aztask.support.clock import Clock
+
+LIFETIME: Final = 900.0
+FRESH: Final = 10.0
+POLL: Final = 0.5
+SECONDS: Final = 10.0
+
+_UNTIL, _BINDINGS = "expires_at", "bindings"
+
+
+class StorageMailboxes:
+    """The mailboxes of one account.
+
+    * `send`: sends envelopes to a queue.
+    * `receiver`: opens a receiver of a queue that polls every `POLL` seconds, deleting or not.
+    """
+
+    def __init__(
+        self,
+        client: StorageClient,
+        clock: Clock,
+        send: Callable[[str, Sequence[Envelope]], None],
+        receiver: Callable[[str, bool], Receiver],
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._send = send
+        self._receiver = receiver
+        self._listed: dict[str, list[Binding]] = {}
+        self._listed_at = float("-inf")
+
+    @property
+    def lifetime(self) -> float:
+        """Seconds after which a mailbox is removed that was not opened again."""
+        return LIFETIME
+
+    def open(self, name: str, bindings: Sequence[Binding]) -> None:
+        """Create the mailbox or keep it, with exactly these bindings; remove expired ones."""
+        queue = queue_name(name)
+        text = json.dumps([[each.exchange, each.key, each.kind] for each in bindings])
+        metadata = {
+            _UNTIL: f"{self._clock.wall() + LIFETIME:.0f}",
+            _BINDINGS: base64.b64encode(text.encode("utf-8", "surrogatepass")).decode("ascii"),
+        }
+        if not self._create(queue, metadata):
+            self._do(queue, "set_queue_metadata", metadata)
+        self._list(remove=True)
+
+    def _create(self, queue: str, metadata: dict[str, str]) -> bool:
+        """Create the queue; returns False if it exists."""
+        try:
+            self._client.queue(queue).create_queue(metadata=metadata, read_timeout=SECONDS)
+        except AzureError as error:
+            failure = failure_of(error, queue)
+            if failure.code != "QueueAlreadyExists":
+                raise failure.error from None
+            return False
+        return True
+
+    def _do(self, queue: str, call: str, *arguments: Any) -> None:
+        try:
+            getattr(self._client.queue(queue), call)(*arguments, read_timeout=SECONDS)
+        except AzureError as error:
+            raise failure_of(error, queue).error from None
+
+    def _list(self, *, remove: bool = False) -> dict[str, list[Binding]]:
+        """The bindings of each mailbox that has not expired, by its queue."""
+        now, found, expired = self._clock.wall(), {}, []
+        try:
+            listed = self._client.service.list_queues(
+                name_starts_with=PREFIX, include_metadata=True, read_timeout=SECONDS
+            )
+            for each in listed:
+                until, bindings = _read(each.metadata or {})
+                if until < now:
+                    expired.append(str(each.name))
+                else:
+                    found[str(each.name)] = bindings
+        except AzureError as error:
+            raise failure_of(error, None).error from None
+        for queue in expired if remove else ():
+            with suppress(AztaskError):  # another process may remove it too
+                self._do(queue, "delete_queue")
+        self._listed, self._listed_at = found, self._clock.monotonic()
+        return found
+
+    def receiver(self, name: str, *, delete: bool) -> Receiver:
+        """A receiver of the mailbox."""
+        return self._receiver(queue_name(name), delete)
+
+    def publish(self, exchange: str, key: str, envelope: Envelope, *, recent: bool = False) -> bool:
+        """Send a copy to each mailbox that is bound for it; False if there is none."""
+        fresh = recent and self._clock.monotonic() - self._listed_at < FRESH
+        listed = self._listed if fresh else self._list()
+        reached = False
+        for queue, bindings in listed.items():
+            if any(binding.matches(exchange, key) for binding in bindings):
+                with suppress(QueueNotFound):  # removed since
+                    self._send(queue, [envelope])
+                    reached = True
+        return reached
+
+    def delete(self, name: str) -> None:
+        """Remove the mailbox with its messages; nothing happens if there is none."""
+        with suppress(QueueNotFound):
+            self._do(queue_name(name), "delete_queue")
+
+
+def _read(metadata: Mapping[str, str]) -> tuple[float, list[Binding]]:
+    """(UTC epoch seconds when it expires, its bindings); what is damaged expires now."""
+    try:
+        until = float(metadata[_UNTIL])
+        rows = json.loads(base64.b64decode(metadata[_BINDINGS], validate=True))
+        return until, [Binding(str(exchange), str(key), str(kind)) for exchange, key, kind in rows]
+    except (KeyError, ValueError, TypeError, binascii.Error):
+        return 0.0, []

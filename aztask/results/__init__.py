@@ -1,1 +1,0 @@
-"""Result stores: one protocol, `aztask.results.base`, in a local file or in Azure Tables."""

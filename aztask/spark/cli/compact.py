@@ -1,0 +1,64 @@
+"""``aztask spark compact``: JSON lines of closed hours become Parquet files."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from aztask.operate.cli.options import Duration, app_option, json_option
+from aztask.operate.cli.output import Progress, print_json
+from aztask.spark.cli.session import SessionOptions, events_options, open_session
+from aztask.support.display import plural
+
+
+@click.command("compact")
+@app_option
+@events_options
+@click.option(
+    "--closed-for",
+    type=Duration(),
+    default="1h",
+    help="Wait so long after an hour's end: files of dead workers arrive late.",
+)
+@click.option("--keep", is_flag=True, help="Keep the compacted lines too; readers skip them.")
+@json_option
+def command(
+    path: str,
+    account_variable: str | None,
+    closed_for: float,
+    keep: bool,
+    spark_options: SessionOptions,
+    as_json: bool,
+) -> None:
+    """Compact the events of closed hours into Parquet files.
+
+    PATH is a directory or blob://ACCOUNT/CONTAINER. A compacted file appears completely or not at
+    all, and its lines are removed only after that. You can run it again at any time, also after a
+    crash.
+    """
+    with open_session(spark_options, "aztask compact") as spark:
+        from aztask.spark import compact, place_of
+        from aztask.spark.session import translated_errors
+
+        shown: list[Progress] = []
+
+        def progress(done: int, total: int) -> None:
+            if not shown:
+                shown.append(Progress(total, "files"))
+            shown[0].show(done, last=done == total)
+
+        with translated_errors():
+            place = place_of(path, account_variable)
+            report = compact(spark, place, closed_seconds=closed_for, keep=keep, progress=progress)
+    if as_json:
+        print_json(asdict(report))
+        return
+    click.echo(
+        f"{plural(report.hours, 'hour')}: {plural(report.source_files, 'file')} of lines "
+        f"({report.bytes_before / 1e6:,.1f} MB) became {report.compacted_files:,} compacted "
+        f"({report.bytes_after / 1e6:,.1f} MB), {plural(report.events, 'event')}, "
+        f"{plural(report.duplicates, 'duplicate')}, {plural(report.odd, 'damaged line')}; "
+        f"{plural(report.removed, 'file')} removed"
+        + (f"; {plural(report.unreadable, 'unreadable file')} left" if report.unreadable else "")
+    )

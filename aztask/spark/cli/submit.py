@@ -1,0 +1,108 @@
+"""``aztask spark submit``: one task for each row of files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from aztask.errors import SubmitFailed
+from aztask.operate.cli.options import app_option, json_option
+from aztask.operate.cli.output import Progress, print_fields, print_json
+from aztask.spark.cli.session import SessionOptions, open_session, session_options, submit_options
+
+POLL_SECONDS = 0.3
+
+
+@click.command("submit")
+@app_option
+@submit_options
+@click.option("--submission-id", required=True, help="A name; use the same one in a rerun.")
+@click.option("--schema", help="The columns, as in SQL: path STRING, width INT.")
+@click.option(
+    "--check-keys/--no-check-keys",
+    default=True,
+    help="Check the keys for nulls and duplicates first.",
+)
+@click.option("--dry-run", is_flag=True, help="Do everything but the sending.")
+@session_options
+@json_option
+def command(
+    path: str,
+    kind: str | None,
+    schema: str | None,
+    task: str,
+    options: dict[str, Any],
+    spark_options: SessionOptions,
+    as_json: bool,
+    **about: Any,
+) -> None:
+    """Send one task for each row of files.
+
+    Task ids come from --submission-id and the --key column. If you submit again under the same
+    name, workers with a result store still run each row once. Without -A, AZTASK_BROKER names the
+    broker, here and on the executors, and --columns is required.
+    """
+    with open_session(spark_options, f"aztask submit {task}") as session:
+        from aztask.spark import submit
+        from aztask.spark.submission.target import read_table
+
+        table = read_table(session, path, kind=kind, schema=schema)
+        try:
+            with watched(session):
+                report = submit(table, task, **about, **options)
+        except SubmitFailed as error:
+            if error.report is not None:
+                _print(error.report, as_json)
+            raise
+        _print(report, as_json)
+
+
+def _print(report: Any, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_dict())
+        return
+    print_fields(
+        [
+            ("submission", report.submission_id),
+            ("task", report.task),
+            ("queue", report.queue),
+            ("rows", report.rows),
+            ("would be sent" if report.dry_run else "sent", report.sent),
+            ("sent again", report.retried),
+            ("failed", report.failed),
+            ("partitions", report.partitions),
+            ("seconds", report.seconds),
+        ]
+    )
+
+
+@contextmanager
+def watched(session: Any) -> Iterator[None]:
+    """Show the finished partitions of the newest stage while the block runs Spark jobs."""
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(session.sparkContext, ended), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _watch(context: Any, ended: threading.Event) -> None:
+    tracker = context.statusTracker()
+    shown: tuple[int, Progress] | None = None
+    while not ended.wait(POLL_SECONDS):
+        stage = max(tracker.getActiveStageIds(), default=None)
+        about = None if stage is None else tracker.getStageInfo(stage)
+        if stage is None or about is None:
+            continue
+        if shown is None or shown[0] != stage:
+            shown = (stage, Progress(about.numTasks, "partitions"))
+        shown[1].show(about.numCompletedTasks, f", step {stage + 1}")
+    if shown is not None:
+        shown[1].clear()

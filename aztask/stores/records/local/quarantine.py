@@ -1,0 +1,71 @@
+"""Damaged rows in the local result file: which ones, since when, and why.
+
+Rules
+1. A row in quarantine stays unchanged in its table, so that you can inspect it. This table has its
+   number and the reason; as long as they are here, the row counts as damaged.
+2. The number is deleted together with the row, whatever deletes it: SQLite gives the number to a
+   later row.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from typing import Final
+
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.queues.engine import Database
+from aztask.stores.local.reading import rows_of
+from aztask.stores.records.base import UNFINISHED_SECONDS, RunRecord
+from aztask.stores.records.damage import KEPT
+from aztask.stores.records.local.rows import COLUMNS, StoredRun, run_of
+from aztask.stores.records.local.runowners import OURS, PURGED
+
+logger = logging.getLogger(__name__)
+
+_STEPS: Final = (
+    """
+    CREATE TABLE damaged_runs (id INTEGER PRIMARY KEY, at REAL NOT NULL, reason TEXT NOT NULL);
+    CREATE TRIGGER damaged_run_gone AFTER DELETE ON runs
+    BEGIN DELETE FROM damaged_runs WHERE id = OLD.id; END;
+    """,
+)
+_NOTE: Final = "INSERT INTO damaged_runs VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_LIST: Final = (
+    f"SELECT {COLUMNS} FROM runs WHERE id IN "  # constants
+    f"(SELECT damaged_runs.id FROM damaged_runs JOIN runs USING (id) WHERE {OURS} "
+    "OR typeof(runs.broker) <> 'text' ORDER BY at DESC LIMIT :limit) ORDER BY id DESC"
+)
+_PURGE: Final = f"""
+    DELETE FROM runs WHERE id IN (
+        SELECT damaged_runs.id FROM damaged_runs JOIN runs USING (id)
+        WHERE at < CASE WHEN typeof(runs.broker) = 'text' THEN :before ELSE :unowned END
+        AND ({PURGED} OR typeof(runs.broker) <> 'text') LIMIT :rows)
+"""
+PURGE_ROWS: Final = 2_000
+
+
+class LocalQuarantine:
+    """The damaged rows. Each call runs in the caller's transaction or read."""
+
+    def __init__(self, database: Database, owner: Owner = NO_OWNER) -> None:
+        """owner: whose rows it deletes."""
+        self._mine = owner.broker
+        database.migrate("damaged_runs", _STEPS)
+
+    def note(self, connection: sqlite3.Connection, run: StoredRun, reason: str, at: float) -> None:
+        """Put a damaged row into quarantine, and log it the first time."""
+        if connection.execute(_NOTE, (run.id, at, reason)).rowcount:
+            key = run.record.key
+            logger.error(KEPT, key.task_id, key.generation, key.hop, reason)
+
+    def runs(self, connection: sqlite3.Connection, limit: int, mine: str) -> list[RunRecord]:
+        """The runs in quarantine, the newest first. mine: whose, "" for those of everyone."""
+        values = {"mine": mine, "limit": limit}
+        return [run_of(row).record for row in rows_of(connection, _LIST, values)]
+
+    def purge(self, connection: sqlite3.Connection, before: float) -> int:
+        """Delete rows that were put into quarantine before that time; returns how many."""
+        unowned = before - UNFINISHED_SECONDS if self._mine else before
+        values = {"mine": self._mine, "before": before, "unowned": unowned, "rows": PURGE_ROWS}
+        return connection.execute(_PURGE, values).rowcount

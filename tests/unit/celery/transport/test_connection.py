@@ -1,0 +1,75 @@
+"""One Kombu connection: its broker, its keeper, and the bodies that it lets through."""
+
+import pytest
+from kombu import Connection
+
+from aztask import App
+from aztask.celery.transport.connection import Transport
+from aztask.errors import CodecError, ContentRefused
+from aztask.message.envelope import Envelope
+from aztask.queues.base import QueueOptions
+
+
+def connected(broker="local://:memory:", **options):
+    connection = Connection(transport=Transport, transport_options={"broker": broker, **options})
+    return connection, connection.transport
+
+
+def test_broker_and_keeper_are_opened_at_the_first_use_and_closed():
+    connection, transport = connected()
+    assert transport._broker is None
+    assert transport.keeper is transport.keeper
+    assert transport.broker is transport.broker
+    connection.connect()
+    connection.release()
+    assert transport._broker is None
+
+
+def test_a_broker_that_was_given_stays_open():
+    app = App("shop", broker="local://:memory:")
+    connection, transport = connected(app.broker)
+    assert transport.broker is app.broker
+    connection.connect()
+    connection.release()
+    app.broker.declare("orders")
+    assert app.broker.stats("orders").active == 0
+    app.close()
+
+
+def test_only_bodies_that_can_be_decoded_pass():
+    _, transport = connected()
+    transport.check_body(b"[1]", "application/json")
+    transport.check_body(b"\xff", "application/x-own")
+    with pytest.raises(CodecError):
+        transport.check_body(b"[1", "application/json")
+    with pytest.raises(ContentRefused, match="only aztask's workers"):
+        transport.check_body(b"", "application/x-aztask-payload+json")
+
+
+def test_waiting_for_messages_is_bounded():
+    connection, _ = connected()
+    channel = connection.channel()
+    channel.queue_declare("orders")
+    channel.basic_consume("orders", False, print, "tag")
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.01)
+    connection.release()
+
+
+def test_a_connection_rests_while_a_message_of_a_session_is_worked_on(monkeypatch):
+    connection, transport = connected()
+    transport.broker.declare("orders", QueueOptions(sessions=True))
+    body = {"content_type": "application/json", "session": "a"}
+    transport.broker.send("orders", [Envelope(b"1", **body), Envelope(b"2", **body)])
+    channel, got, waits = connection.channel(), [], []
+    channel.basic_consume("orders", False, got.append, "tag")
+    connection.drain_events(timeout=5)
+    rest = transport._wait
+    monkeypatch.setattr(transport, "_wait", lambda wait: waits.append(wait) or rest(wait))
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.3)
+    assert len(waits) < 30, "it asks again and again"
+    got[0].ack()
+    connection.drain_events(timeout=5)
+    assert [message.payload for message in got] == [1, 2]
+    connection.release()

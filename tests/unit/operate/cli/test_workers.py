@@ -1,0 +1,40 @@
+import json
+import time
+
+import pytest
+
+from aztask.stores.records.base import WorkerRecord
+
+
+@pytest.fixture
+def workers(filled):
+    now = time.time()
+    for name, seen_at, stopped in (("a", now, False), ("b", now - 60, False), ("c", now, True)):
+        record = WorkerRecord(name, now - 7200, seen_at, ("x", "y"), 2, 5, stopped)
+        filled.results.heartbeat(record)
+    return filled
+
+
+def test_alive_silent_or_stopped(cli, workers):
+    lines = [json.loads(line) for line in cli("workers", "--json").out.splitlines()]
+    assert {each["worker"]: each["state"] for each in lines} == {
+        "a": "alive",
+        "b": "silent",
+        "c": "stopped",
+    }
+    assert lines[0]["queues"] == ["x", "y"]
+
+
+def test_as_a_table(cli, workers):
+    lines = cli("workers").out.splitlines()
+    assert lines[0].split() == [
+        "WORKER",
+        "STATE",
+        "QUEUES",
+        "RUNNING",
+        "LEASED",
+        "FINISHED",
+        "STARTED",
+        "SEEN",
+    ]
+    assert "2h ago" in lines[1]

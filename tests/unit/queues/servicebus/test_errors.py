@@ -1,0 +1,71 @@
+"""The SDK's errors as ours."""
+
+import pytest
+from azure.core.exceptions import HttpResponseError
+from azure.servicebus import exceptions as sdk
+
+from aztask.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    LeaseLost,
+    MessageTooLarge,
+    QueueFull,
+    QueueNotFound,
+)
+from aztask.queues.servicebus.errors import error_of, is_lost, is_no_session, is_refusal
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (sdk.MessagingEntityNotFoundError(), QueueNotFound),
+        (sdk.MessageSizeExceededError(), MessageTooLarge),
+        (sdk.ServiceBusQuotaExceededError(), QueueFull),
+        (sdk.ServiceBusAuthenticationError(), ConfigurationError),
+        (sdk.ServiceBusAuthorizationError(), ConfigurationError),
+        (sdk.ServiceBusServerBusyError(), BrokerUnavailable),
+        (sdk.ServiceBusConnectionError(), BrokerUnavailable),
+        (ConnectionResetError(), BrokerUnavailable),
+    ],
+)
+def test_each_error_is_named(error, kind):
+    made = error_of(error, "orders")
+    assert type(made) is kind
+    assert "orders" in str(made)
+    assert "\n" not in str(made)
+
+
+@pytest.mark.parametrize("kind", [ValueError, TypeError, AttributeError, KeyError, RuntimeError])
+def test_an_error_of_python_is_no_outage(kind):
+    bug = kind("a bug")
+    with pytest.raises(kind) as caught:
+        error_of(bug, "orders")
+    assert caught.value is bug
+
+
+def test_our_own_errors_pass():
+    ours = LeaseLost("it was")
+    assert error_of(ours, "orders") is ours
+
+
+def test_missing_rights_over_http_say_which():
+    error = HttpResponseError("no")
+    error.status_code = 401
+    assert "permission to manage" in str(error_of(error, "orders"))
+
+
+def test_no_key_is_shown():
+    error = sdk.ServiceBusError("Endpoint=sb://x/;SharedAccessKeyName=a;SharedAccessKey=c2VjcmV0")
+    assert "c2VjcmV0" not in str(error_of(error, "orders"))
+
+
+def test_what_is_known_of_the_effect():
+    assert is_lost(sdk.MessageLockLostError())
+    assert is_lost(sdk.SessionLockLostError())
+    assert is_lost(sdk.MessageNotFoundError())
+    assert not is_lost(sdk.ServiceBusConnectionError())
+    assert is_refusal(sdk.ServiceBusServerBusyError())
+    busy = error_of(sdk.ServiceBusServerBusyError(), "bulk")
+    assert busy.retry_after == 10.0
+    assert not is_refusal(sdk.OperationTimeoutError())
+    assert is_no_session(sdk.SessionCannotBeLockedError())
