@@ -5,10 +5,9 @@ Rules
    with Celery's prefork pool one thread acknowledges for all processes.
 2. Messages gather for `GATHER` before a request, and while another one is under way: a consumer of
    quick tasks acknowledges one message at a time, and one request for each would cost more than
-   the task. No caller waits for the request; its message may be delivered again for so much longer if
-   the process dies. If `MOST` or more wait, the connection
-   receives nothing further until there is room. An acknowledgement never waits: an event loop
-   would stand still with it.
+   the task. No caller waits for the request; its message may be delivered again for so much longer
+   if the process dies. If `MOST` or more wait, the connection receives nothing further until there
+   is room. An acknowledgement never waits: an event loop would stand still with it.
 3. If the process dies before the answer, the message is delivered again, as after any late
    acknowledgement.
 """
