@@ -30,8 +30,9 @@ from aztask.stores.records.tables.index import count_down
 from aztask.stores.records.tables.rows import broker_in
 from aztask.stores.records.tables.runowners import PARTITION as OWNERS
 from aztask.stores.records.workflows import ROOT, Addition, Change, Document, Listed
-from aztask.stores.tables.client import TableRequests, TimeBudget
+from aztask.stores.tables.client import PAUSES, TableRequests, TimeBudget
 from aztask.stores.tables.errors import OutcomeUnknown, RowNotFound
+from aztask.support.clock import sleep
 
 ROW: Final = "d"
 BATCH: Final = 256
@@ -98,18 +99,33 @@ class TablesWorkflows:
         entity: dict[str, Any] = {"PartitionKey": partition, "RowKey": ROW, **self._stamp}
         entity.update({"body_blob": blob} if blob else {"data": data})
         old_etag, old_blob = _parts(change.tag)
-        try:
-            if change.tag is None:
-                etag = self._requests.insert(call, entity)
-            else:
-                etag = self._requests.replace(call, entity, old_etag)
-        except OutcomeUnknown:
-            etag = self._written(call, entity)
+        etag = self._put(call, entity, None if change.tag is None else old_etag)
         if etag is None:
             self._blobs.delete(blob)
             return None
         self._blobs.delete(old_blob)
         return _tag(etag, blob)
+
+    def _put(self, call: TimeBudget, entity: Mapping[str, Any], tag: str | None) -> str | None:
+        """Insert or replace a row; returns its ETag, None if it exists or has changed since.
+
+        While it is unknown whether that was carried out, it is repeated: None would say that the
+        document is there, and who starts a workflow would go on without its plan.
+        """
+        doubtful = False
+        while True:
+            try:
+                if tag is None:
+                    etag = self._requests.insert(call, entity)
+                else:
+                    etag = self._requests.replace(call, entity, tag)
+            except OutcomeUnknown as lost:
+                doubtful = True
+                if call.remaining <= PAUSES[0]:
+                    raise call.stop(lost.error) from lost
+                sleep(PAUSES[0])
+            else:
+                return self._written(call, entity) if etag is None and doubtful else etag
 
     def append(self, additions: Sequence[Addition]) -> list[Document | None]:
         """Append pieces, in parallel; each costs two requests, however many writers there are."""
