@@ -35,7 +35,12 @@ def state(pid):
     except OSError:
         return ""
 """
-SLOW = "import pathlib, time\npathlib.Path('{folder}/importing').touch()\ntime.sleep(60)\n"
+SLOW = """
+import pathlib, time
+pathlib.Path('{folder}/importing').touch()
+for _ in range(600):  # one long sleep would miss a signal that comes just before it begins
+    time.sleep(0.1)
+"""
 
 
 @pytest.fixture
