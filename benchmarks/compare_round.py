@@ -31,7 +31,6 @@ from celery_round import celery_local, celery_servicebus, celery_storagequeue
 from common import processor_seconds
 
 from aztask import App, chord
-from aztask.queues.base import QueueOptions
 
 SENDS, BATCHED = 2_000, 30_000
 BUS_SENDS, BUS_BATCHED = 1_000, 5_000
@@ -188,7 +187,7 @@ def emulator_process() -> Iterator[tuple[str, int]]:
         os.environ["AZTASK_SERVICEBUS_ADMIN"] = ready["admin_connection_string"]
         address: str = ready["connection_string"]
         app = App("compare", broker=address)
-        app.broker.declare("default", QueueOptions())
+        app.broker.declare("default")
         app.close()
         yield address, process.pid
     finally:
