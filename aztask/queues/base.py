@@ -299,6 +299,15 @@ class NameChecker(Protocol):
 
 
 @runtime_checkable
+class MessageWaiter(Protocol):
+    """A receiver that can also wait for a message without taking it."""
+
+    def await_message(self, seconds: float) -> bool:
+        """True once there may be a message, which is left there; False after `seconds`."""
+        ...
+
+
+@runtime_checkable
 class SessionHolder(Protocol):
     """A receiver of sessions: it can also release its session and store a state with it."""
 

@@ -65,6 +65,7 @@ class Channel(RoutingChannel):
         self._retired: list[QueueConsumer] = []
         self._pumps: dict[str, Pump] = {}
         self._feeding: set[str] = set()
+        self._mail_lock = threading.Lock()  # what a thread takes of a mailbox is in `_ready` then
         self._ending: SystemExit | None = None
         self._ready: deque[UnackedDelivery] = deque()
         self._ready_lock = threading.Lock()  # a message goes to `_ready` or its consumer is gone
@@ -121,10 +122,22 @@ class Channel(RoutingChannel):
         if self._sources:
             self.link.consuming()
 
-    def _pump(self, source: QueueConsumer, wait: float) -> None:
+    def _pump(self, source: MailboxConsumer, wait: float) -> None:
         """On a pump's thread: receive, so that the draining thread delivers."""
-        if self.fetch(source, wait):
+        if self.link.broker.capabilities.remote:
+            arrived = self.fetch(source, wait)
+        elif arrived := source.await_message(wait):
+            with self._mail_lock:
+                arrived = self.fetch(source, 0.0)
+        if arrived:
             self.link.arrived()
+
+    def fetch_mail(self) -> None:
+        """Receive what is in the mailboxes, of a local broker and in an event loop."""
+        for tag in list(self._feeding):
+            with self._mail_lock:
+                while (source := self._sources.get(tag)) is not None and self.fetch(source, 0.0):
+                    pass
 
     def _serve(self, source: QueueConsumer, wait: float) -> None:
         """On a pump's thread: receive a command for this process, and run it here.
@@ -210,6 +223,11 @@ class Channel(RoutingChannel):
         self.unacked.settle(tag, settlement, background=self.link.looped)
 
     @property
+    def feeding(self) -> bool:
+        """True if other threads receive mailboxes for the one that delivers."""
+        return bool(self._feeding)
+
+    @property
     def delivered(self) -> bool:
         """True if every message that was received has been delivered, or is held until its time."""
         return not self._ready
@@ -248,7 +266,7 @@ class Channel(RoutingChannel):
 
         It receives a mailbox's message, or settles a message whose session has more.
         """
-        feeding = bool(self._feeding) and not self.link.looped  # there it rings
+        feeding = self.feeding and not self.link.looped  # there it rings
         return feeding or any(map(self._holds_session, list(self._sources.values())))
 
     def deliver_one(self) -> bool:
@@ -278,9 +296,12 @@ class Channel(RoutingChannel):
     def fetch(self, source: QueueConsumer, wait: float) -> bool:
         """Receive from `source`, waiting at most `wait` seconds; True if any message came.
 
-        What comes after the consumer was cancelled is given back.
+        What comes after the consumer was cancelled is given back. A local broker keeps the order
+        of a command and a task that was sent after it: the mailboxes are emptied in between.
         """
         holdings = self._receive(source, wait, BATCH)
+        if holdings and not isinstance(source, MailboxConsumer):
+            self.link.before_tasks()
         with self._ready_lock:
             wanted = self._sources.get(source.consumer_tag) is source
             if wanted:
@@ -456,6 +477,7 @@ class Channel(RoutingChannel):
             self._getters.clear()
             self._pumps.clear()
             self._feeding.clear()
+            self._mail_lock = threading.Lock()
             self.mailboxes.clear()
             for tag, source in list(self._sources.items()):
                 if isinstance(source, MailboxConsumer):

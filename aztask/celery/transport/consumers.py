@@ -21,7 +21,7 @@ from aztask.celery.transport.boxes import Boxes
 from aztask.celery.transport.content import WHATEVER, Accepted
 from aztask.celery.transport.options import TransportOptions
 from aztask.errors import LeaseRefused, QueueNotFound
-from aztask.queues.base import ANY_SESSION, Broker, Receiver, SessionHolder
+from aztask.queues.base import ANY_SESSION, Broker, MessageWaiter, Receiver, SessionHolder
 from aztask.queues.delivery import Delivery
 from aztask.queues.inspection import Inspectable, QueueFacts
 from aztask.settlement import Complete
@@ -199,6 +199,19 @@ class MailboxConsumer(QueueConsumer):
         if self._receiver is None:
             self._receiver = self._boxes.receiver(self.source.queue, self.no_ack)
         return self._receiver
+
+    def await_message(self, seconds: float) -> bool:
+        """True once a message may be there, which is left there; False after `seconds`.
+
+        For receivers that can wait so, which are those of a local broker.
+        """
+        receiver = self.receiver
+        if not self._boxes.usable(self.source.queue) or not isinstance(receiver, MessageWaiter):
+            return True
+        try:
+            return receiver.await_message(seconds)
+        except QueueNotFound:  # the receive finds out, too, and creates it again
+            return True
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` messages that the mailbox is bound for; [] after `wait` seconds.

@@ -68,6 +68,10 @@ class ChannelConnection(Protocol):
         """True if an event loop of this process delivers this connection's messages."""
         ...
 
+    def before_tasks(self) -> None:
+        """Receive the commands that were sent before the messages that have just come."""
+        ...
+
     def consuming(self) -> None:
         """Tell the connection that there is a further consumer."""
         ...

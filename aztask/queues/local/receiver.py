@@ -10,9 +10,9 @@ Rules
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from aztask.errors import ConfigurationError
 from aztask.message.envelope import Envelope
@@ -45,6 +45,13 @@ RETRY_SECONDS: Final = 0.05
 """Pause before the next check if all messages belong to sessions that other receivers hold."""
 
 GONE: Final = Lost("the lease has ended, or the message was settled before")
+
+
+_T = TypeVar("_T")
+
+
+def _something() -> bool:
+    return True
 
 
 class WakeUp:
@@ -93,10 +100,18 @@ class LocalReceiver:
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds."""
-        until = time.monotonic() + wait
         deliveries = [] if self._ended else self._take(limit)
+        return deliveries or self._once_there(partial(self._take, limit), wait) or []
+
+    def await_message(self, seconds: float) -> bool:
+        """True once there may be a message, which is left there; False after `seconds`."""
+        return bool(self._once_there(_something, seconds))
+
+    def _once_there(self, take: Callable[[], _T], seconds: float) -> _T | None:
+        """What `take` finds, as soon as there may be a message; None after `seconds`."""
+        until = time.monotonic() + seconds
         known_changes, next_check = -1, 0.0
-        while not deliveries and not self._ended:
+        while not self._ended:
             left = until - time.monotonic()
             if left <= 0:
                 break
@@ -108,12 +123,10 @@ class LocalReceiver:
                 known_changes = changes
                 pending = self._engine.pending(self._queue, dead_letter=self._dead_letter)
                 next_check = now + (pending or RETRY_SECONDS)
-                if pending == 0.0:
-                    deliveries = self._take(limit)
-                    if deliveries:
-                        break
+                if pending == 0.0 and (found := take()):
+                    return found
             self._waiter.wait(min(left, max(0.0, next_check - now)), partial(self._notified, count))
-        return deliveries
+        return None
 
     def _notified(self, count: int) -> bool:
         return self._wakeup.count != count

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from kombu import Connection, Consumer, Queue
+from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.asynchronous import Hub
 
 from aztask import App
@@ -451,3 +451,28 @@ def test_a_forked_child_touches_neither_the_loop_nor_its_threads(site):
     assert not looped._bell.wait(0.1), "the child has woken its parent"
     site.send(b"1")
     site.run(lambda: site.got)
+
+
+def test_a_command_comes_before_a_task_that_was_sent_after_it(site):
+    """Celery's `revoke_by_stamped_headers` must be known when the stamped task comes."""
+    events = Exchange("commands", type="fanout")
+    box = Queue("w@host.celery.pidbox", events, auto_delete=True, durable=False)
+    came = []
+    commands = Consumer(
+        site.connection.channel(), [box], no_ack=True,
+        on_message=lambda message: came.append(message.payload),
+    )  # fmt: skip
+    site.receive = lambda message: came.append(message.payload)
+    with Connection(transport=Transport, transport_options={"broker": site.broker}) as sender:
+        producer = Producer(sender.channel(), events)
+        site.consume(no_ack=True)
+        commands.consume()
+        for number in range(0, 200, 2):
+            producer.publish(number)
+            site.send(b"%d" % (number + 1))
+            if number % 20 == 0:
+                site.run(lambda: len(came) == number + 2)  # noqa: B023
+        site.run(lambda: len(came) == 200)
+    assert [each for each in came if each % 2] == list(range(1, 200, 2))
+    places = {each: place for place, each in enumerate(came)}
+    assert [n for n in range(0, 200, 2) if places[n] > places[n + 1]] == []
