@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from aztask.emulator.amqp import encode
 from aztask.emulator.amqp.connection import Connection, ConnectionLimits
-from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp.decode import decode
+from aztask.emulator.amqp.errors import DECODE_ERROR, AmqpError
 from aztask.emulator.amqp.frames import (
     HEADER_AMQP,
     Splitter,
@@ -14,6 +15,14 @@ from aztask.emulator.amqp.link import ReceivingLink, SendingLink
 from aztask.emulator.amqp.performatives import parse
 
 TAG = bytes(16)
+
+
+def decode_exactly(buffer):
+    """The one value that `buffer` holds. Raises AmqpError if more bytes follow it."""
+    value, end = decode(buffer)
+    if end != len(buffer):
+        raise AmqpError(DECODE_ERROR, f"{len(buffer) - end} bytes follow the value")
+    return value
 
 
 class Recorder:

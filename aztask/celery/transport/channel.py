@@ -470,14 +470,13 @@ class Channel(RoutingChannel):
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._ready.clear()
-            self._ready_lock = threading.Lock()
             self._early.clear()
             self._unacked = None
             self._retired.clear()
             self._getters.clear()
             self._pumps.clear()
             self._feeding.clear()
-            self._mail_lock = threading.Lock()
+            self._ready_lock, self._mail_lock = threading.Lock(), threading.Lock()
             self.mailboxes.clear()
             for tag, source in list(self._sources.items()):
                 if isinstance(source, MailboxConsumer):

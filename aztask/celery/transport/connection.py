@@ -183,9 +183,7 @@ class Transport(virtual.Transport):
         for channel in channels:
             while channel.feeding and channel.deliver_one():
                 delivered = True
-        for channel in channels:
-            delivered |= channel.deliver_one()
-        return delivered
+        return sum(channel.deliver_one() for channel in channels) > 0 or delivered
 
     def before_tasks(self) -> None:
         """Receive the commands that were sent before the messages that have just come.

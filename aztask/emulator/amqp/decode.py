@@ -38,14 +38,6 @@ def decode(buffer: bytes, position: int = 0) -> tuple[Any, int]:
         raise _malformed(f"malformed value near byte {position}: {error}") from None
 
 
-def decode_exactly(buffer: bytes) -> Any:
-    """Return the one value that `buffer` holds. Raises AmqpError if more bytes follow it."""
-    value, end = decode(buffer)
-    if end != len(buffer):
-        raise _malformed(f"{len(buffer) - end} bytes follow the value")
-    return value
-
-
 def skip(buffer: bytes, position: int) -> int:
     """Return the position after the value at `position`, without decoding the value.
 

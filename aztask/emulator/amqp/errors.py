@@ -16,16 +16,12 @@ NOT_ALLOWED = "amqp:not-allowed"
 NOT_FOUND = "amqp:not-found"
 NOT_IMPLEMENTED = "amqp:not-implemented"
 RESOURCE_LIMIT_EXCEEDED = "amqp:resource-limit-exceeded"
-RESOURCE_DELETED = "amqp:resource-deleted"
 UNAUTHORIZED_ACCESS = "amqp:unauthorized-access"
-PRECONDITION_FAILED = "amqp:precondition-failed"
 CONNECTION_FORCED = "amqp:connection:forced"
 HANDLE_IN_USE = "amqp:session:handle-in-use"
 UNATTACHED_HANDLE = "amqp:session:unattached-handle"
-ERRANT_LINK = "amqp:session:errant-link"
 WINDOW_VIOLATION = "amqp:session:window-violation"
 MESSAGE_SIZE_EXCEEDED = "amqp:link:message-size-exceeded"
-LINK_STOLEN = "amqp:link:stolen"
 
 
 class AmqpError(Exception):

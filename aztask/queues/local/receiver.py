@@ -50,10 +50,6 @@ GONE: Final = Lost("the lease has ended, or the message was settled before")
 _T = TypeVar("_T")
 
 
-def _something() -> bool:
-    return True
-
-
 class WakeUp:
     """Wakes the threads that wait for a queue's messages. watch: the watch they wait on."""
 
@@ -105,7 +101,7 @@ class LocalReceiver:
 
     def await_message(self, seconds: float) -> bool:
         """True once there may be a message, which is left there; False after `seconds`."""
-        return bool(self._once_there(_something, seconds))
+        return bool(self._once_there(lambda: True, seconds))
 
     def _once_there(self, take: Callable[[], _T], seconds: float) -> _T | None:
         """What `take` finds, as soon as there may be a message; None after `seconds`."""

@@ -7,7 +7,7 @@ broker and app as properties, too, since a mark cannot be read back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from aztask.address.owner import Owner
@@ -55,24 +55,6 @@ class UnownedRows:
     def seen(self) -> None:
         """Note that there is one."""
         self._until = self._clock.monotonic() + MIXED_SECONDS
-
-
-def rows_in(
-    requests: TableRequests, partition: str, first: str, last: str
-) -> Iterator[dict[str, Any]]:
-    """All rows of one partition from the row key `first` to before `last`, page by page."""
-    text = "PartitionKey eq @partition and RowKey gt @after and RowKey lt @last"
-    if rows := requests.query(
-        TimeBudget(),
-        text.replace("gt @after", "ge @after"),
-        {"partition": partition, "after": first, "last": last},
-        1000,
-    ):
-        yield from rows
-    while len(rows) == 1000:
-        values = {"partition": partition, "after": rows[-1]["RowKey"], "last": last}
-        rows = requests.query(TimeBudget(), text, values, 1000)
-        yield from rows
 
 
 def exists(requests: TableRequests, first: str, last: str) -> bool:

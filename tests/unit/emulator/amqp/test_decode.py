@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from amqpwire import decode_exactly
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.emulator.amqp import encode
-from aztask.emulator.amqp.decode import MAX_DEPTH, decode, decode_exactly, skip
+from aztask.emulator.amqp.decode import MAX_DEPTH, decode, skip
 from aztask.emulator.amqp.encode import Described, Symbol, Timestamp
 from aztask.emulator.amqp.errors import DECODE_ERROR, AmqpError
 

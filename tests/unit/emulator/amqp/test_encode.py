@@ -5,11 +5,11 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
+from amqpwire import decode_exactly
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.emulator.amqp import encode
-from aztask.emulator.amqp.decode import decode_exactly
 
 LONG = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from amqpwire import decode_exactly
 
 from aztask.emulator.amqp import encode
-from aztask.emulator.amqp.decode import decode, decode_exactly
+from aztask.emulator.amqp.decode import decode
 from aztask.emulator.amqp.encode import Described, Symbol
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.link import (

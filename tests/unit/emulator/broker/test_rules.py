@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from amqpwire import decode_exactly
 
-from aztask.emulator.amqp.decode import decode_exactly
 from aztask.emulator.amqp.encode import Described, undescribed
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.broker.entities import Kind
