@@ -186,9 +186,14 @@ def draw(seed: int) -> Course:
     )
 
 
+LONGEST_STORM: Final = 900.0
+"""Seconds. While requests take long somewhere, time passes slowly for every worker."""
+
+
 def _storms(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:
+    long = min(length / 10, LONGEST_STORM)
     for number in range(dice.choice((0, 1, 3))):
-        what = (number, dice.choice((0.02, 0.1, 0.5)), dice.choice((10.0, 60.0, length / 10)))
+        what = (number, dice.choice((0.02, 0.1, 0.5)), dice.choice((10.0, 60.0, long)))
         yield Decision(_time(dice, length), "weather", dice.choice(apps), what)
 
 
