@@ -87,9 +87,8 @@ def test_random_kills_lose_nothing_on_service_bus(tmp_path: Path, capsys) -> Non
         site.extra["LEDGER_MAX_DELIVERIES"] = "1000"
         outsider = Outsider(site, bus.port)
         chaos(site, BUS_TASKS, capsys, outsider)
-        letters = site.app().broker.peek("default", dead_letter=True, limit=1000)
-        undecodable = [each for each in letters if each.dead_letter_reason == "undecodable"]
-        assert len(undecodable) == outsider.unreadable > 0
+        undecodable = DeadLetters(site.app(), "default").find(Selection(reason="undecodable"))
+        assert len(list(undecodable)) == outsider.unreadable > 0
 
 
 @pytest.mark.parametrize("joint", [True, False], ids=["one file", "two files"])
