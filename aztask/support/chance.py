@@ -54,9 +54,7 @@ class SystemChance:
         """A whole number from 0 up to `stop`, which is not reached."""
         return random.randrange(stop)  # noqa: S311  # no secret
 
-    def randbytes(self, count: int) -> bytes:
-        """Bytes that no other process gets."""
-        return os.urandom(count)
+    randbytes = staticmethod(os.urandom)
 
     def shuffle(self, items: list[Any]) -> None:
         """Bring the items into a random order."""

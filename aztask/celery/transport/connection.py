@@ -87,7 +87,8 @@ class Transport(virtual.Transport):
     @property
     def broker(self) -> Broker:
         """The broker of this process; a child opens its own after a fork."""
-        self._notice_fork()
+        if self._pid != os.getpid():  # without a call: each send comes here
+            self._notice_fork()
         if self._broker is None:
             self._broker, self._close_broker = self.options.open()
             self._keeper = self._boxes = None
@@ -114,9 +115,8 @@ class Transport(virtual.Transport):
     @property
     def boxes(self) -> Boxes:
         """The mailboxes of this connection; made at the first use."""
-        broker = self.broker  # forgets the boxes of the parent process
-        if self._boxes is None:
-            self._boxes = Boxes(broker, enabled=self.options.remote_control)
+        if self._boxes is None or self._pid != os.getpid():
+            self._boxes = Boxes(self.broker, enabled=self.options.remote_control)
         return self._boxes
 
     @property
