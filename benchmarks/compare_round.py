@@ -32,11 +32,11 @@ from common import processor_seconds
 
 from aztask import App, chord
 
-SENDS, BATCHED = 2_000, 30_000
+SENDS, BATCHED = 4_000, 30_000
 BUS_SENDS, BUS_BATCHED = 1_000, 5_000
 STORAGE_BATCHED = 1_000
 RAW = 2_000
-SLICES = 5
+SLICES, DRAINS = 5, 2
 LIMITED, UNIQUE, MEMBERS, OCCURRENCES = 5_000, 2_500, 5_000, 250
 REMOTE = 200
 """Tasks of each part whose requests to Tables are counted."""
@@ -147,13 +147,15 @@ def tasks(
 ) -> None:
     """Measure single sends, a batch of sends, and a worker that runs them all."""
     noop = app.tasks["compare.noop"]
-    noop.delay()
-    few, many = single // SLICES, batched // SLICES
-    for _ in range(SLICES):
-        if single:
-            timed(figures, "single sends", few, lambda: [noop.delay() for _ in range(few)])
-        timed(figures, "batched sends", many, lambda: noop.map([()] * many))
-    timed(figures, "tasks run, with the worker's start", single + batched + 1, drain)
+    few, many = single // SLICES // DRAINS, batched // SLICES // DRAINS
+    for _ in range(DRAINS):
+        noop.delay()
+        for _ in range(SLICES):
+            if single:
+                timed(figures, "single sends", few, lambda: [noop.delay() for _ in range(few)])
+            timed(figures, "batched sends", many, lambda: noop.map([()] * many))
+        count = SLICES * (few + many) + 1
+        timed(figures, "tasks run, with the worker's start", count, drain)
 
 
 def local() -> dict[str, float]:
