@@ -54,18 +54,19 @@ def noop() -> None:
     return None
 
 
-app.limit("rate", rate="1000000/s", burst=1000)
-app.limit("permits", concurrency=1000)
+if results is not None:  # limits and unique tasks need a store
+    app.limit("rate", rate="1000000/s", burst=1000)
+    app.limit("permits", concurrency=1000)
 
 
-@app.task(limits=["rate", "permits"])
-def limited(number: int) -> None:
-    return None
+    @app.task(limits=["rate", "permits"])
+    def limited(number: int) -> None:
+        return None
 
 
-@app.task(unique="arguments")
-def unique(number: int) -> None:
-    return None
+    @app.task(unique="arguments")
+    def unique(number: int) -> None:
+        return None
 
 
 @app.task
@@ -131,11 +132,12 @@ def apps(broker: str, results: str) -> Iterator[tuple[App, Callable[[], None]]]:
 
         app = App("compare", broker=broker, results=results or None)
         app.task(name="compare.noop")(lambda: None)
-        app.limit("rate", rate="1000000/s", burst=1000)
-        app.limit("permits", concurrency=1000)
-        limits = ["rate", "permits"]
-        app.task(name="compare.limited", limits=limits)(lambda number: None)
-        app.task(name="compare.unique", unique="arguments")(lambda number: None)
+        if results:
+            app.limit("rate", rate="1000000/s", burst=1000)
+            app.limit("permits", concurrency=1000)
+            limits = ["rate", "permits"]
+            app.task(name="compare.limited", limits=limits)(lambda number: None)
+            app.task(name="compare.unique", unique="arguments")(lambda number: None)
         app.task(name="compare.member")(lambda number: number)
         app.task(name="compare.body")(len)
         yield app, drain
