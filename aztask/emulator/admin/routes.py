@@ -31,6 +31,7 @@ from aztask.errors import (
 MAX_PAGE = 1000
 _ATOM_ENTRY = "application/atom+xml;type=entry;charset=utf-8"
 _ATOM_FEED = "application/atom+xml;type=feed;charset=utf-8"
+_HEALTHY = '{"status":"healthy","message":"Service is healthy."}'
 _Item = TypeVar("_Item")
 
 
@@ -91,7 +92,12 @@ class Routes:
         self._scheme = "https" if secure else "http"
 
     def answer(self, request: HttpRequest) -> HttpResponse:
-        """Return the response to a request. An error becomes a status and a document."""
+        """Return the response to a request. An error becomes a status and a document.
+
+        Anybody may ask for the health, as of Microsoft's emulator; a queue may have that name.
+        """
+        if request.path.strip("/") == "health" and "api-version" not in request.query:
+            return HttpResponse(200, _HEALTHY, "application/json")
         if not (self._broker.access.required or _names_this_machine(request)):
             return failed(
                 421,

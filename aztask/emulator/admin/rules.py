@@ -137,7 +137,8 @@ def _pairs(name: str, values: dict[str, Any]) -> str:
         kind, text = _typed(value)
         pairs.append(
             f"<KeyValueOfstringanyType>{tag('Key', key)}"
-            f'<Value xmlns:d="{SCHEMA}" i:type="d:{kind}">{escape(text)}</Value>'
+            # The service's prefix: JavaScript's SDK compares the type with it, unparsed.
+            f'<Value xmlns:d6p1="{SCHEMA}" i:type="d6p1:{kind}">{escape(text)}</Value>'
             "</KeyValueOfstringanyType>"
         )
     return f"<{name}>{''.join(pairs)}</{name}>"

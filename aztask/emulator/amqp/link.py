@@ -232,15 +232,13 @@ class Link:
         self._attach(source or ends[0], ends[1], max_message_size, properties)
 
     def refuse(self, reason: AmqpError) -> None:
-        """Answer with an attach whose terminus is null, then detach (part 2.6.3).
+        """Answer with an attach whose termini are null, then detach (part 2.6.3).
 
-        Only the terminus on our side is null: clients recognise a refusal by it.
+        The specification asks for one of them; the service nulls both, and go-amqp waits for it.
         """
         if self.state is not LinkState.PENDING:
             return
-        ends = [end.raw if end else NULL_TERMINUS for end in (self.source, self.target)]
-        ends[1 if self.receiving else 0] = NULL_TERMINUS
-        self._attach(ends[0], ends[1], 0, NULL_TERMINUS)
+        self._attach(NULL_TERMINUS, NULL_TERMINUS, 0, NULL_TERMINUS)
         self.detach(reason)
 
     def detach(self, reason: AmqpError | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from pathlib import Path
 
@@ -183,3 +184,10 @@ def test_damaged_files_are_named_and_skipped(tmp_path: Path) -> None:
 def test_a_circular_import_ends(tmp_path: Path) -> None:
     write(tmp_path, a="from b import app\napp.task\n# celery", b="from a import app\n# celery")
     assert found(tmp_path) == []
+
+
+def test_what_is_no_file_is_left_alone(tmp_path):
+    """Nobody may ever write to a FIFO: reading it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe.py")
+    write(tmp_path, shop=APP)
+    assert read_project(tmp_path).unread == []

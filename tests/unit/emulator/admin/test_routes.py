@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from xml.etree import ElementTree
 
 import pytest
@@ -30,7 +31,10 @@ class Admin:
     def __call__(self, method, path, body=b"", headers=None, **query):
         headers = {"host": "localhost:5300", **(headers or {})}
         named = {f"${name}": value for name, value in query.items()}
-        return self._routes.answer(HttpRequest(method, path, named, headers, body))
+        return self.answer(HttpRequest(method, path, named, headers, body))
+
+    def answer(self, request):
+        return self._routes.answer(request)
 
 
 @pytest.fixture
@@ -41,6 +45,21 @@ def admin(bench):
 def titles(response):
     root = ElementTree.fromstring(response.body)
     return [children(each)["title"].text for each in root if local(each) == "entry"]
+
+
+def test_anybody_may_ask_for_the_health(admin):
+    """As images and Testcontainers do, also by the name of a container."""
+    answer = admin("GET", "/health", headers={"host": "emulator:5300"})
+    assert (answer.status, answer.content_type) == (200, "application/json")
+    assert json.loads(answer.body) == {"status": "healthy", "message": "Service is healthy."}
+
+
+def test_a_queue_may_be_called_health(admin):
+    query = {"api-version": "2021-05"}
+    request = HttpRequest("PUT", "/health", query, {"host": "localhost:5300"}, QUEUE)
+    assert admin.answer(request).status == 201
+    request = HttpRequest("GET", "/health", query, {"host": "localhost:5300"}, b"")
+    assert admin.answer(request).content_type.startswith("application/atom+xml")
 
 
 def test_the_life_of_a_queue(admin, bench):
