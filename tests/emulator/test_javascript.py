@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from programs import need_node
 
 from aztask.emulator.broker.entities import Entity, Kind
+from aztask.testing import emulator
 
 FOLDER = Path(__file__).parent / "node"
 
@@ -47,3 +49,26 @@ def test_queues_sessions_and_subscriptions(node, bus, queue):
         "sessions": 2,
         "subscriptions": 2,
     }
+
+
+def test_rules_with_typed_values(node):
+    """It reads the types by the length of the service's prefix."""
+    with emulator(tls=True) as bus:
+        done = subprocess.run(
+            [node, "rules.js", bus.admin_connection_string],
+            cwd=FOLDER,
+            env={**os.environ, "NODE_EXTRA_CA_CERTS": str(bus.certificate)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["correlated"]["applicationProperties"] == {
+        "number": 5,
+        "text": "x",
+        "flag": True,
+        "moment": "1970-01-01T00:00:00.000Z",
+    }
+    assert found["sql"]["sqlParameters"] == {"@p": 7}

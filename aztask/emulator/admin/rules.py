@@ -137,7 +137,7 @@ def _pairs(name: str, values: dict[str, Any]) -> str:
         kind, text = _typed(value)
         pairs.append(
             f"<KeyValueOfstringanyType>{tag('Key', key)}"
-            # The service's prefix: JavaScript's SDK compares the type with it, unparsed.
+            # The service's prefix: JavaScript's SDK cuts off five characters.
             f'<Value xmlns:d6p1="{SCHEMA}" i:type="d6p1:{kind}">{escape(text)}</Value>'
             "</KeyValueOfstringanyType>"
         )

@@ -55,7 +55,7 @@ def test_a_rule_is_read_back_as_it_was_written(rule_filter):
 
 
 def test_types_are_written_with_the_prefix_of_the_service():
-    """JavaScript's SDK knows ``d6p1:long``, as text: with another prefix it refuses all rules."""
+    """JavaScript's SDK cuts off five characters: with another prefix it refuses all rules."""
     text = description_of(SubscriptionRule("r", CorrelationFilter({}, {"n": 5, "t": "x"})))
     assert 'i:type="d6p1:long">5<' in text
     assert 'i:type="d6p1:string">x<' in text
