@@ -1,12 +1,15 @@
 """The configuration file: the JSON of Microsoft's emulator, as its documentation describes it.
 
 ``{"UserConfig": {"Namespaces": [{"Name", "Queues": [...], "Topics": [...]}]}}``. There must be one
-namespace. An unknown property is an error that names it, because a typo must not become a default.
+namespace. Comments may be in it, as in the files that Microsoft publishes. A property that is not
+known is ignored with a warning: it may be one that changes nothing here, or a typo.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,9 @@ from aztask.emulator.broker.filters import CorrelationFilter, Filter, SqlFilter,
 from aztask.emulator.durations import MAX_DURATION, parse_duration
 from aztask.errors import ConfigurationError, did_you_mean
 
+logger = logging.getLogger(__name__)
+
+_TEXT_OR_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _DEFAULT_WINDOW = 600.0
 _DURATIONS = {"LockDuration": "lock_seconds", "DefaultMessageTimeToLive": "time_to_live"}
 _PLAIN = {
@@ -27,6 +33,7 @@ _PLAIN = {
 }
 _DUPLICATES = ("RequiresDuplicateDetection", "DuplicateDetectionHistoryTimeWindow")
 _KNOWN = [*_DURATIONS, *_PLAIN, *_DUPLICATES]
+_FILTERS = ("Sql", "Correlation")
 _SYSTEM = {
     "ContentType": "ContentType",
     "CorrelationId": "CorrelationId",
@@ -45,7 +52,8 @@ def read_config(path: Path) -> list[Entity]:
     Raises ConfigurationError with the file and the place of the mistake.
     """
     try:
-        document = json.loads(path.read_text("utf-8-sig"))
+        text = path.read_text("utf-8-sig")
+        document = json.loads(_TEXT_OR_COMMENT.sub(lambda found: found[1] or " ", text))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: cannot be read as JSON: {error}") from error
     try:
@@ -64,13 +72,25 @@ def entities_of(document: Any) -> list[Entity]:
     for topic in _part(namespace, "Topics", list):
         entities.append(_entity(topic, _name(topic), Kind.TOPIC))
         entities += _subscriptions(topic)
-    return sorted(entities, key=_order)
+    return list(_in_order(entities))
 
 
-def _order(entity: Entity) -> tuple[bool, bool]:
-    """Sort the target of a forwarding before its source, a topic before its subscriptions."""
-    forwards = bool(entity.forward_to or entity.forward_dead_letters_to)
-    return (forwards, entity.kind is Kind.SUBSCRIPTION)
+def _in_order(entities: list[Entity]) -> Iterator[Entity]:
+    """The target of a forwarding comes before its source, a topic before its subscriptions.
+
+    What forwards in a circle stays as it is: creating it says what is wrong.
+    """
+    while entities:
+        later = {entity.path.lower() for entity in entities}
+        now = [entity for entity in entities if later.isdisjoint(_needs(entity))] or entities
+        yield from now
+        entities = [entity for entity in entities if entity not in now]
+
+
+def _needs(entity: Entity) -> Iterator[str]:
+    topic = [entity.path.split(SUBSCRIPTIONS)[0]] if entity.kind is Kind.SUBSCRIPTION else []
+    targets = [entity.forward_to, entity.forward_dead_letters_to, *topic]
+    return (target.lower() for target in targets if target)
 
 
 def _subscriptions(topic: Any) -> Iterator[Entity]:
@@ -102,9 +122,7 @@ def _entity(item: Any, path: str, kind: Kind, rules: tuple[SubscriptionRule, ...
     properties = _part(item, "Properties", dict)
     for name in properties:
         if name not in _KNOWN:
-            raise ConfigurationError(
-                f"{path}: unknown property {name!r}.{did_you_mean(name, _KNOWN)}"
-            )
+            logger.warning("%s: %r is ignored.%s", path, name, did_you_mean(name, _KNOWN))
     values: dict[str, Any] = {}
     for name, attribute in _DURATIONS.items():
         if properties.get(name) is not None:
@@ -134,7 +152,10 @@ def _filter(where: str, properties: dict[str, Any]) -> Filter:
     action = properties.get("Action")
     if isinstance(action, dict) and action.get("SqlExpression"):
         raise ConfigurationError(f"{where}: rule actions are not run here; remove the Action")
-    kind = properties.get("FilterType")
+    given = [name for name in _FILTERS if properties.get(f"{name}Filter") is not None]
+    kind = properties.get("FilterType") or (given or [None])[0]
+    if given not in ([], [kind]):
+        raise ConfigurationError(f"{where}: FilterType is {kind}, not {' and '.join(given)}")
     if kind == "Sql":
         return SqlFilter(str(_part(properties, "SqlFilter", dict).get("SqlExpression", "")))
     if kind == "Correlation":

@@ -202,7 +202,7 @@ def test_a_guessed_lock_token_settles_nothing(bus, victim):
         body = encode.map_of(
             [
                 (encode.string("disposition-status"), encode.string("completed")),
-                (encode.string("lock-tokens"), encode.uuid_array([UUID(int=7)])),
+                (encode.string("lock-tokens"), encode.array_of(0x98, [UUID(int=7).bytes])),
             ]
         )
         operation = (encode.string("operation"), encode.string("com.microsoft:update-disposition"))

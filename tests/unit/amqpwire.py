@@ -17,6 +17,11 @@ from aztask.emulator.amqp.performatives import parse
 TAG = bytes(16)
 
 
+def uuid_array(values):
+    """AMQP's array of UUIDs."""
+    return encode.array_of(0x98, [value.bytes for value in values])
+
+
 def decode_exactly(buffer):
     """The one value that `buffer` holds. Raises AmqpError if more bytes follow it."""
     value, end = decode(buffer)

@@ -168,10 +168,6 @@ def symbol_array(values: Sequence[str]) -> bytes:
     return array_of(0xA3, [bytes((len(value),)) + value.encode("ascii") for value in values])
 
 
-def uuid_array(values: Sequence[UUID]) -> bytes:
-    return array_of(0x98, [value.bytes for value in values])
-
-
 def described(code: int, value: bytes) -> bytes:
     """Put a numeric descriptor below 256 before an encoded value."""
     return bytes((0x00, 0x53, code)) + value

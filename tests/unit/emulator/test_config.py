@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 
 import pytest
 
@@ -48,8 +49,33 @@ def test_targets_are_sorted_before_their_users():
     entities = entities_of(
         document([queue("a", ForwardTo="z"), queue("z")], [subscription(FilterType="True")])
     )
-    assert [entity.path for entity in entities] == ["z", "t", "t/Subscriptions/s", "a"]
-    assert entities[2].kind is Kind.SUBSCRIPTION
+    assert [entity.path for entity in entities] == ["z", "t", "a", "t/Subscriptions/s"]
+    assert entities[3].kind is Kind.SUBSCRIPTION
+
+
+def test_a_chain_of_forwards_in_any_order():
+    chain = [queue("a", ForwardTo="B"), queue("b", ForwardDeadLetteredMessagesTo="c"), queue("c")]
+    for order in permutations(chain):
+        assert [each.path for each in entities_of(document(order))] == ["c", "b", "a"]
+
+
+def test_a_circle_of_forwards_is_left_to_the_service():
+    circle = [queue("a", ForwardTo="b"), queue("b", ForwardTo="a"), queue("c")]
+    assert [each.path for each in entities_of(document(circle))] == ["c", "a", "b"]
+
+
+def test_what_is_not_known_is_ignored_with_a_warning(caplog):
+    (entity,) = entities_of(document([queue(EnableBatchedOperations=True, LockDurations="PT30S")]))
+    assert entity.lock_seconds != 30.0
+    assert "q: 'EnableBatchedOperations' is ignored." in caplog.text
+    assert "'LockDurations' is ignored. Did you mean" in caplog.text
+
+
+def test_comments(tmp_path):
+    path = tmp_path / "config.json"
+    text = json.dumps(document([queue("a//b", ForwardTo="")]), indent=1)
+    path.write_text(text.replace("[", "[ // the queues, \n /* of \n all */", 1))
+    assert [each.path for each in read_config(path)] == ["a//b"]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +83,8 @@ def test_targets_are_sorted_before_their_users():
     [
         ({}, TrueFilter()),
         ({"FilterType": "Sql", "SqlFilter": {"SqlExpression": "a = 1"}}, SqlFilter("a = 1")),
+        ({"SqlFilter": {"SqlExpression": "a = 1"}}, SqlFilter("a = 1")),
+        ({"CorrelationFilter": {"Label": "l"}}, CorrelationFilter({"Label": "l"}, {})),
         (
             {
                 "FilterType": "Correlation",
@@ -78,7 +106,14 @@ def test_filters_of_rules(properties, expected):
         ({"UserConfig": {"Namespaces": {}}}, "must be a list"),
         ({"UserConfig": {"Namespaces": [{}, {}]}}, "2 entries"),
         (document([{}]), "needs a 'Name'"),
-        (document([queue(LockDurations="PT1M")]), "Did you mean|did you mean"),
+        (
+            document(topics=[subscription(FilterType="Sql", CorrelationFilter={"Label": "l"})]),
+            "FilterType is Sql, not Correlation",
+        ),
+        (
+            document(topics=[subscription(SqlFilter={}, CorrelationFilter={})]),
+            "FilterType is Sql, not Sql and Correlation",
+        ),
         (document([queue(MaxDeliveryCount=True)]), "must be int"),
         (document([queue(RequiresSession="yes")]), "must be bool"),
         (document(topics=[subscription(FilterType="Magic")]), "Sql or Correlation"),
@@ -90,7 +125,7 @@ def test_filters_of_rules(properties, expected):
             "Lable",
         ),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_mistakes_are_explained(text, said):
     with pytest.raises(ConfigurationError, match=said):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
-from amqpwire import decode_exactly
+from amqpwire import decode_exactly, uuid_array
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 
 def test_arrays():
     identifiers = [UUID(int=1), UUID(int=2)]
-    assert decode_exactly(encode.uuid_array(identifiers)) == identifiers
+    assert decode_exactly(uuid_array(identifiers)) == identifiers
     assert decode_exactly(encode.long_array([-1, 2**62])) == [-1, 2**62]
     assert decode_exactly(encode.timestamp_array([5])) == [5]
     assert decode_exactly(encode.string_array(["a", "\u2603" * 300])) == ["a", "\u2603" * 300]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
+from amqpwire import uuid_array
 from emulatorbench import body_of, message
 
 from aztask.emulator.amqp import encode
@@ -48,11 +49,11 @@ def test_locks_are_renewed(bench, ask):
     bench.put("q", message())
     token = lock(bench)
     bench.now += 20
-    status, _, answer = ask("renew-lock", lock_tokens=encode.uuid_array([token]))
+    status, _, answer = ask("renew-lock", lock_tokens=uuid_array([token]))
     assert (status, answer) == (200, {"expirations": [int((bench.now + 30) * 1000)]})
     assert bench.broker.locks.get(token.hex).until == bench.now + 30
     bench.now += 31
-    status, condition, _ = ask("renew-lock", lock_tokens=encode.uuid_array([token]))
+    status, condition, _ = ask("renew-lock", lock_tokens=uuid_array([token]))
     assert (status, condition) == (410, "com.microsoft:message-lock-lost")
 
 
@@ -68,7 +69,7 @@ def test_locks_are_renewed(bench, ask):
 def test_locked_messages_are_settled(bench, ask, word, counts):
     bench.create("q")
     bench.put("q", message())
-    tokens = encode.uuid_array([lock(bench)])
+    tokens = uuid_array([lock(bench)])
     status, _, _ = ask(
         "update-disposition", lock_tokens=tokens, disposition_status=encode.string(word)
     )
@@ -84,7 +85,7 @@ def test_one_lost_lock_settles_none(bench, ask):
     held = lock(bench)
     status, condition, _ = ask(
         "update-disposition",
-        lock_tokens=encode.uuid_array([held, lost]),
+        lock_tokens=uuid_array([held, lost]),
         disposition_status=encode.string("completed"),
     )
     assert (status, condition) == (410, "com.microsoft:message-lock-lost")
