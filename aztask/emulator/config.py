@@ -153,7 +153,7 @@ def _filter(where: str, properties: dict[str, Any]) -> Filter:
     if isinstance(action, dict) and action.get("SqlExpression"):
         raise ConfigurationError(f"{where}: rule actions are not run here; remove the Action")
     given = [name for name in _FILTERS if properties.get(f"{name}Filter") is not None]
-    kind = properties.get("FilterType") or (given or [None])[0]
+    kind = properties.get("FilterType") or next(iter(given), None)
     if given not in ([], [kind]):
         raise ConfigurationError(f"{where}: FilterType is {kind}, not {' and '.join(given)}")
     if kind == "Sql":
