@@ -138,7 +138,7 @@ def project_files(root: Path) -> Iterator[Path]:
             hidden = path.name.startswith(".") or path.name in SKIPPED_FOLDERS
             if not (hidden or path.is_symlink() or (path / "pyvenv.cfg").exists()):
                 yield from project_files(path)
-        elif path.is_file() or not path.exists():  # nobody may ever write to a FIFO
+        elif path.is_file() or not path.exists():  # reading a FIFO waits for a writer
             yield path
 
 

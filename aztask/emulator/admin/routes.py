@@ -94,7 +94,7 @@ class Routes:
     def answer(self, request: HttpRequest) -> HttpResponse:
         """Return the response to a request. An error becomes a status and a document.
 
-        Anybody may ask for the health, as of Microsoft's emulator; a queue may have that name.
+        Every client may ask for the health, as of Microsoft's emulator; a queue may have that name.
         """
         if request.path.strip("/") == "health" and "api-version" not in request.query:
             return HttpResponse(200, _HEALTHY, "application/json")
