@@ -248,11 +248,6 @@ def test_the_official_configuration_file(tmp_path):
         ('{"UserConfig": {"Namespaces": [{"Queues": [{}]}]}}', "Name"),
         (
             '{"UserConfig": {"Namespaces": [{"Queues": [{"Name": "q", "Properties":'
-            ' {"LockDurations": "PT1M"}}]}]}}',
-            "LockDuration",
-        ),
-        (
-            '{"UserConfig": {"Namespaces": [{"Queues": [{"Name": "q", "Properties":'
             ' {"LockDuration": "1 minute"}}]}]}}',
             "PT1M",
         ),
