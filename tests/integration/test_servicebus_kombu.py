@@ -13,9 +13,9 @@ import kombu
 import pytest
 import test_celery
 from bus import broker_at
-from originalnames import original_name
 
 import aztask.celery.transport
+from aztask.celery.transport.names import original_name
 from aztask.errors import ConfigurationError, InvalidQueueName
 from aztask.message.envelope import Envelope
 from aztask.queues.base import QueueOptions

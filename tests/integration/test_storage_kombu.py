@@ -14,11 +14,11 @@ import kombu
 import pytest
 import test_celery
 from harness import ROOT
-from originalnames import original_name
 from storage import broker_at
 
 import aztask.celery.transport
 from aztask import App
+from aztask.celery.transport.names import original_name
 from aztask.errors import InvalidQueueName
 
 EXAMPLE = ROOT / "examples" / "storagequeue"

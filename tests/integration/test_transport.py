@@ -12,9 +12,9 @@ import zlib
 
 import kombu
 import pytest
-from originalnames import original_name
 
 from aztask.celery import transport
+from aztask.celery.transport.names import original_name
 from aztask.errors import ConfigurationError, EncodeError, InvalidQueueName, QueueNotFound
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope

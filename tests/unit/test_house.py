@@ -25,7 +25,7 @@ house = _house()
 LIMITS = {
     "rooms": 34,
     "files": 592,
-    "lines of code": 66_150,
+    "lines of code": 66_165,
     "longest file": 405,
     "files with one importer": 139,
     "corridors": 13,

@@ -3,9 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from originalnames import original_name
 
-from aztask.celery.transport.names import translated_name
+from aztask.celery.transport.names import original_name, translated_name
 from aztask.errors import InvalidQueueName
 from aztask.queues.local.kind import KIND as LOCAL
 from aztask.queues.storagequeue.kind import KIND as STORAGE
