@@ -163,6 +163,8 @@ def _filter(where: str, properties: dict[str, Any]) -> Filter:
         unknown = sorted(set(named) - set(_SYSTEM) - {"Properties"})
         if unknown:
             raise ConfigurationError(f"{where}: unknown correlation property {unknown[0]!r}")
+        if not any(named.values()):
+            raise ConfigurationError(f"{where}: a correlation filter without a property fits all")
         system = {name: str(named[name]) for name in _SYSTEM if named.get(name) is not None}
         return CorrelationFilter(system, dict(_part(named, "Properties", dict)))
     if kind in (None, "True"):

@@ -101,6 +101,9 @@ THEMES: Final = (
 )
 
 
+LONGEST_STORM: Final = 900.0
+"""Seconds. While requests take long somewhere, time passes slowly for every worker."""
+
 SLOW: Final = ("rated", "permitted", "step", "lapse")
 """Of these, many at once would take long."""
 
@@ -184,10 +187,6 @@ def draw(seed: int) -> Course:
         tuple(decisions),
         kind=kind,
     )
-
-
-LONGEST_STORM: Final = 900.0
-"""Seconds. While requests take long somewhere, time passes slowly for every worker."""
 
 
 def _storms(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:

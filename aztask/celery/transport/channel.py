@@ -12,6 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -65,7 +66,8 @@ class Channel(RoutingChannel):
         self._retired: list[QueueConsumer] = []
         self._pumps: dict[str, Pump] = {}
         self._feeding: set[str] = set()
-        self._mail_lock = threading.Lock()  # what a thread takes of a mailbox is in `_ready` then
+        self.commands: set[str] = set()  # mailboxes that are emptied before tasks are delivered
+        self._command_lock = threading.Lock()  # what a thread takes of these is in `_ready` then
         self._ending: SystemExit | None = None
         self._ready: deque[UnackedDelivery] = deque()
         self._ready_lock = threading.Lock()  # a message goes to `_ready` or its consumer is gone
@@ -106,11 +108,14 @@ class Channel(RoutingChannel):
         queue = source.source.queue
         # In an event loop, the loop's thread runs the commands: it does not stand still, and only
         # this thread may change Celery's pool.
-        if self.link.boxes.is_control(queue) and not self.link.looped:
+        control, remote = self.link.boxes.is_control(queue), self.link.broker.capabilities.remote
+        if control and not self.link.looped:
             self._pumps[consumer_tag] = Pump(partial(self._serve, source), queue)
-        elif self.link.broker.capabilities.remote or self.link.looped:
-            self._pumps[consumer_tag] = Pump(partial(self._pump, source), queue)
+        elif remote or self.link.looped:
+            if control and not remote:  # no network keeps the order of two queues
+                self.commands.add(consumer_tag)
             self._feeding.add(consumer_tag)
+            self._pumps[consumer_tag] = Pump(partial(self._pump, source), queue)
 
     def enter_loop(self) -> None:
         """An event loop delivers from now on: have it run the commands, too."""
@@ -124,18 +129,18 @@ class Channel(RoutingChannel):
 
     def _pump(self, source: MailboxConsumer, wait: float) -> None:
         """On a pump's thread: receive, so that the draining thread delivers."""
-        if self.link.broker.capabilities.remote:
+        if source.consumer_tag not in self.commands:
             arrived = self.fetch(source, wait)
         elif arrived := source.await_message(wait):
-            with self._mail_lock:
+            with self._command_lock:
                 arrived = self.fetch(source, 0.0)
         if arrived:
             self.link.arrived()
 
-    def fetch_mail(self) -> None:
-        """Receive what is in the mailboxes, of a local broker and in an event loop."""
-        for tag in list(self._feeding):
-            with self._mail_lock:
+    def fetch_commands(self) -> None:
+        """Receive the commands that are there. What prevents it, the pump finds and logs."""
+        for tag in list(self.commands):
+            with self._command_lock, suppress(AztaskError):
                 while (source := self._sources.get(tag)) is not None and self.fetch(source, 0.0):
                     pass
 
@@ -159,6 +164,7 @@ class Channel(RoutingChannel):
         if source is None:
             return
         self._feeding.discard(consumer_tag)
+        self.commands.discard(consumer_tag)
         pump = self._pumps.pop(consumer_tag, None)
         if pump is not None:
             pump.stop()
@@ -223,11 +229,6 @@ class Channel(RoutingChannel):
         self.unacked.settle(tag, settlement, background=self.link.looped)
 
     @property
-    def feeding(self) -> bool:
-        """True if other threads receive mailboxes for the one that delivers."""
-        return bool(self._feeding)
-
-    @property
     def delivered(self) -> bool:
         """True if every message that was received has been delivered, or is held until its time."""
         return not self._ready
@@ -266,7 +267,7 @@ class Channel(RoutingChannel):
 
         It receives a mailbox's message, or settles a message whose session has more.
         """
-        feeding = self.feeding and not self.link.looped  # there it rings
+        feeding = bool(self._feeding) and not self.link.looped  # there it rings
         return feeding or any(map(self._holds_session, list(self._sources.values())))
 
     def deliver_one(self) -> bool:
@@ -296,16 +297,18 @@ class Channel(RoutingChannel):
     def fetch(self, source: QueueConsumer, wait: float) -> bool:
         """Receive from `source`, waiting at most `wait` seconds; True if any message came.
 
-        What comes after the consumer was cancelled is given back. A local broker keeps the order
-        of a command and a task that was sent after it: the mailboxes are emptied in between.
+        What comes after the consumer was cancelled is given back. Commands that were sent before a
+        task that has come are received before it is delivered.
         """
         holdings = self._receive(source, wait, BATCH)
-        if holdings and not isinstance(source, MailboxConsumer):
-            self.link.before_tasks()
-        with self._ready_lock:
-            wanted = self._sources.get(source.consumer_tag) is source
-            if wanted:
-                self._ready.extend(holdings)
+        try:
+            if holdings and not isinstance(source, MailboxConsumer):
+                self.link.fetch_commands()
+        finally:  # whatever happens there, what has come is not lost
+            with self._ready_lock:
+                wanted = self._sources.get(source.consumer_tag) is source
+                if wanted:
+                    self._ready.extend(holdings)
         if not wanted:
             self._return(source, holdings)
         return wanted and bool(holdings)
@@ -476,7 +479,8 @@ class Channel(RoutingChannel):
             self._getters.clear()
             self._pumps.clear()
             self._feeding.clear()
-            self._ready_lock, self._mail_lock = threading.Lock(), threading.Lock()
+            self.commands.clear()
+            self._ready_lock, self._command_lock = threading.Lock(), threading.Lock()
             self.mailboxes.clear()
             for tag, source in list(self._sources.items()):
                 if isinstance(source, MailboxConsumer):

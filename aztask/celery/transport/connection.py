@@ -175,25 +175,19 @@ class Transport(virtual.Transport):
                 self._looped.ring()  # the loop finds the rest, also if a consumer has raised
 
     def deliver_round(self) -> bool:
-        """Deliver at most one message of each channel; False if there was none.
-
-        A channel with mailboxes delivers all that it has, before the others.
-        """
+        """Deliver at most one message of each channel, and all commands before; False if none."""
         channels, delivered = list(self.channels), False
         for channel in channels:
-            while channel.feeding and channel.deliver_one():
+            while channel.commands and channel.deliver_one():
                 delivered = True
-        return sum(channel.deliver_one() for channel in channels) > 0 or delivered
+        for channel in channels:
+            delivered |= channel.deliver_one()
+        return delivered
 
-    def before_tasks(self) -> None:
-        """Receive the commands that were sent before the messages that have just come.
-
-        Only in an event loop on a local broker: others receive them in turns, or from a network
-        that keeps no order between two queues.
-        """
-        if self._looped is not None and not self.broker.capabilities.remote:
-            for channel in list(self.channels):
-                channel.fetch_mail()
+    def fetch_commands(self) -> None:
+        """Receive the commands of all channels, before messages that have just come."""
+        for channel in list(self.channels):
+            channel.fetch_commands()
 
     def seconds_to_due(self) -> float | None:
         """Seconds until a message that is held until its time is due; None without one."""

@@ -68,8 +68,8 @@ class ChannelConnection(Protocol):
         """True if an event loop of this process delivers this connection's messages."""
         ...
 
-    def before_tasks(self) -> None:
-        """Receive the commands that were sent before the messages that have just come."""
+    def fetch_commands(self) -> None:
+        """Receive the commands of all channels, before messages that have just come."""
         ...
 
     def consuming(self) -> None:

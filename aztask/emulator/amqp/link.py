@@ -234,7 +234,8 @@ class Link:
     def refuse(self, reason: AmqpError) -> None:
         """Answer with an attach whose termini are null, then detach (part 2.6.3).
 
-        The specification asks for one of them; the service nulls both, and go-amqp waits for it.
+        The specification asks for the one on our side only. But go-amqp (`link.go`) expects the
+        detach only after an attach without both, and loses the connection otherwise.
         """
         if self.state is not LinkState.PENDING:
             return

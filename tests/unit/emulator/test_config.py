@@ -110,6 +110,8 @@ def test_filters_of_rules(properties, expected):
             document(topics=[subscription(FilterType="Sql", CorrelationFilter={"Label": "l"})]),
             "FilterType is Sql, not Correlation",
         ),
+        (document(topics=[subscription(FilterType="Correlation")]), "fits all"),
+        (document(topics=[subscription(CorrelationFilter={"Properties": {}})]), "fits all"),
         (
             document(topics=[subscription(SqlFilter={}, CorrelationFilter={})]),
             "FilterType is Sql, not Sql and Correlation",
@@ -125,7 +127,7 @@ def test_filters_of_rules(properties, expected):
             "Lable",
         ),
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_mistakes_are_explained(text, said):
     with pytest.raises(ConfigurationError, match=said):

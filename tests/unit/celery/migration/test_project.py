@@ -187,7 +187,7 @@ def test_a_circular_import_ends(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_left_alone(tmp_path):
-    """Nobody may ever write to a FIFO: reading it would wait for ever."""
+    """Reading a FIFO waits for somebody to write to it, perhaps for ever."""
     os.mkfifo(tmp_path / "pipe.py")
     write(tmp_path, shop=APP)
     assert read_project(tmp_path).unread == []

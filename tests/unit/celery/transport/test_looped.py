@@ -471,7 +471,7 @@ def test_a_command_comes_before_a_task_that_was_sent_after_it(site):
             producer.publish(number)
             site.send(b"%d" % (number + 1))
             if number % 20 == 0:
-                site.run(lambda: len(came) == number + 2)  # noqa: B023
+                site.run(lambda sent=number + 2: len(came) == sent)
         site.run(lambda: len(came) == 200)
     assert [each for each in came if each % 2] == list(range(1, 200, 2))
     places = {each: place for place, each in enumerate(came)}
