@@ -24,7 +24,7 @@ house = _house()
 # What each figure may be at most. A change that makes one better lowers it here.
 LIMITS = {
     "rooms": 34,
-    "files": 592,
+    "files": 590,
     "lines of code": 66_165,
     "longest file": 405,
     "files with one importer": 139,

@@ -96,34 +96,40 @@ class Channel(RoutingChannel):
     ) -> None:
         """Deliver messages of `queue` to `callback`; with `no_ack` they are deleted at receipt."""
         self._declare_undecided(queue)
-        source = self._sources[consumer_tag] = self._source(queue, no_ack, consumer_tag, callback)
+        source = self._source(queue, no_ack, consumer_tag, callback)
         if no_ack:
             self.no_ack_consumers.add(consumer_tag)
-        if isinstance(source, MailboxConsumer):
-            self._start_pump(consumer_tag, source)
+        self._add(consumer_tag, source)
         self.link.consuming()
 
-    def _start_pump(self, consumer_tag: str, source: MailboxConsumer) -> None:
-        """Receive a mailbox on a thread, where the draining thread should not or could be late."""
-        queue = source.source.queue
+    def _add(self, tag: str, source: QueueConsumer) -> None:
+        """Receive for a consumer from now on, on a thread if it is a mailbox that needs one.
+
+        The draining thread should not wait at such a mailbox, or could be late.
+        """
+        queue, pump = source.source.queue, None
+        control, remote = self.link.boxes.is_control(queue), self.link.broker.capabilities.remote
         # In an event loop, the loop's thread runs the commands: it does not stand still, and only
         # this thread may change Celery's pool.
-        control, remote = self.link.boxes.is_control(queue), self.link.broker.capabilities.remote
-        if control and not self.link.looped:
-            self._pumps[consumer_tag] = Pump(partial(self._serve, source), queue)
-        elif remote or self.link.looped:
-            if control and not remote:  # no network keeps the order of two queues
-                self.commands.add(consumer_tag)
-            self._feeding.add(consumer_tag)
-            self._pumps[consumer_tag] = Pump(partial(self._pump, source), queue)
+        if isinstance(source, MailboxConsumer) and (control or remote or self.link.looped):
+            serves = control and not self.link.looped
+            pump = Pump(partial(self._serve if serves else self._pump, source), queue)
+            if not serves:
+                self._feeding.add(tag)
+                if control and not remote:  # no network keeps the order of two queues
+                    self.commands.add(tag)
+            self._pumps[tag] = pump
+        self._sources[tag] = source  # after its pump, or the draining thread would receive, too
+        if pump is not None:
+            pump.start()
 
     def enter_loop(self) -> None:
         """An event loop delivers from now on: have it run the commands, too."""
         for tag, source in list(self._sources.items()):
             if isinstance(source, MailboxConsumer):
-                if (pump := self._pumps.pop(tag, None)) is not None:
+                if (pump := self._pumps.get(tag)) is not None:
                     pump.stop()
-                self._start_pump(tag, source)
+                self._add(tag, source)
         if self._sources:
             self.link.consuming()
 
@@ -138,9 +144,12 @@ class Channel(RoutingChannel):
             self.link.arrived()
 
     def fetch_commands(self) -> None:
-        """Receive the commands that are there. What prevents it, the pump finds and logs."""
+        """Receive the commands that are there.
+
+        Never raises: if there is a command, the pump meets the error too, logs it and goes on.
+        """
         for tag in list(self.commands):
-            with self._command_lock, suppress(AztaskError):
+            with self._command_lock, suppress(Exception):
                 while (source := self._sources.get(tag)) is not None and self.fetch(source, 0.0):
                     pass
 
@@ -301,14 +310,12 @@ class Channel(RoutingChannel):
         task that has come are received before it is delivered.
         """
         holdings = self._receive(source, wait, BATCH)
-        try:
-            if holdings and not isinstance(source, MailboxConsumer):
-                self.link.fetch_commands()
-        finally:  # whatever happens there, what has come is not lost
-            with self._ready_lock:
-                wanted = self._sources.get(source.consumer_tag) is source
-                if wanted:
-                    self._ready.extend(holdings)
+        if holdings and not isinstance(source, MailboxConsumer):
+            self.link.fetch_commands()
+        with self._ready_lock:
+            wanted = self._sources.get(source.consumer_tag) is source
+            if wanted:
+                self._ready.extend(holdings)
         if not wanted:
             self._return(source, holdings)
         return wanted and bool(holdings)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+from urllib.request import getproxies
 
 from kombu.transport import virtual
 
@@ -17,7 +20,6 @@ from aztask.celery.transport.consumers import QueueConsumer
 from aztask.celery.transport.looped import LoopedConnection
 from aztask.celery.transport.names import translated_name
 from aztask.celery.transport.options import TransportOptions, nothing
-from aztask.celery.transport.reaching import check_reachable, quiet_requests
 from aztask.celery.transport.unacked import LogLost
 from aztask.errors import (
     BrokerError,
@@ -29,9 +31,15 @@ from aztask.errors import (
 from aztask.message.codec import Codec
 from aztask.message.foreign import CONTENT_TYPES
 from aztask.message.payload import inner_type
-from aztask.queues.base import Broker, NameChecker
+from aztask.queues.base import Broker, NameChecker, Networked
 from aztask.queues.lease.keeper import LeaseKeeper
 
+REQUEST_LOG: Final = "azure.core.pipeline.policies.http_logging_policy"
+"""azure-core logs each request and each answer there, at INFO."""
+
+LONGEST_CHECK: Final = 10.0
+
+_OTHER_WAYS: Final = ("AZTASK_SERVICEBUS_TRANSPORT", "AZTASK_SERVICEBUS_ENDPOINT")
 _LONGEST_WAIT = 1.0
 _LOCAL_WAIT = 0.05
 _SHARED_WAIT = 0.2
@@ -332,3 +340,36 @@ class Transport(virtual.Transport):
             self._keeper.stop()
         self._close_broker()
         self._keeper = self._broker = self._boxes = None
+
+
+def check_reachable(broker: Broker, seconds: float | None) -> None:
+    """Raise BrokerUnavailable unless the service's host accepts a TCP connection.
+
+    It costs nothing and sends nothing, so it proves neither the credentials nor the queues. It is
+    skipped where the service is not reached directly: through a proxy, or another endpoint.
+
+    * `seconds`: the time-out; None for `LONGEST_CHECK`.
+    """
+    if not isinstance(broker, Networked):
+        return
+    if getproxies() or any(os.environ.get(name) for name in _OTHER_WAYS):
+        return
+    host, port = broker.server
+    port = port or broker.capabilities.port
+    try:
+        socket.create_connection((host, port), min(seconds or LONGEST_CHECK, LONGEST_CHECK)).close()
+    except OSError as error:
+        raise BrokerUnavailable(
+            f"{host}:{port} does not accept connections: {error.strerror or error}; check the"
+            " address, the network and the firewall"
+        ) from error
+
+
+def quiet_requests(broker: Broker) -> None:
+    """Keep azure-core's lines about each request out of the log.
+
+    Celery logs everything from INFO on. Your own level for that logger is left as it is.
+    """
+    log = logging.getLogger(REQUEST_LOG)
+    if broker.capabilities.remote and log.level == logging.NOTSET:
+        log.setLevel(logging.WARNING)

@@ -205,13 +205,12 @@ class MailboxConsumer(QueueConsumer):
 
         For receivers that can wait so, which are those of a local broker.
         """
-        receiver = self.receiver
-        if not self._boxes.usable(self.source.queue) or not isinstance(receiver, MessageWaiter):
-            return True
         try:
-            return receiver.await_message(seconds)
+            if self._boxes.usable(self.source.queue) and isinstance(self.receiver, MessageWaiter):
+                return self.receiver.await_message(seconds)
         except QueueNotFound:  # the receive finds out, too, and creates it again
-            return True
+            pass
+        return True
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` messages that the mailbox is bound for; [] after `wait` seconds.

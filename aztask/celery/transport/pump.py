@@ -23,7 +23,7 @@ PAUSE_SECONDS: Final = 2.0
 
 
 class Pump:
-    """Calls `fetch` again and again until it is stopped.
+    """Calls `fetch` again and again, from `start` until it is stopped.
 
     * `fetch`: receives, waiting at most the given seconds, and hands over what came.
     """
@@ -34,6 +34,9 @@ class Pump:
         self._stop = threading.Event()
         self._part = Part(f"mailbox {queue}")
         self._thread = self._part.thread(self._run, "aztask-mailbox")
+
+    def start(self) -> None:
+        """Begin."""
         self._thread.start()
 
     def stop(self) -> None:

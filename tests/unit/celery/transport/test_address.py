@@ -10,7 +10,7 @@ from kombu.transport import TRANSPORT_ALIASES
 import aztask_kombu
 from aztask.celery import transport
 from aztask.celery.transport.address import address_of, broker_of
-from aztask.celery.transport.reaching import REQUEST_LOG, check_reachable, quiet_requests
+from aztask.celery.transport.connection import REQUEST_LOG, check_reachable, quiet_requests
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.queues.base import Capabilities
 
@@ -103,7 +103,7 @@ class Service:
 def test_a_host_that_does_not_answer_is_reported(monkeypatch):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("aztask.celery.transport.reaching.getproxies", dict)
+    monkeypatch.setattr("aztask.celery.transport.connection.getproxies", dict)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         check_reachable(Service(port), 5.0)

@@ -150,6 +150,7 @@ def test_a_pump_goes_on_after_errors_and_ends_when_it_is_stopped(monkeypatch, ca
         enough.wait(0.01)
 
     pump = Pump(fetch, "box")
+    pump.start()
     assert enough.wait(10)
     pump.stop()
     count = len(calls)

@@ -1,5 +1,6 @@
 """A connection in a real event loop of Kombu: who receives, who delivers, and when it wakes."""
 
+import logging
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from kombu.asynchronous import Hub
 from aztask import App
 from aztask.celery.transport.changes import Changes
 from aztask.celery.transport.connection import Transport
+from aztask.celery.transport.consumers import MailboxConsumer
 from aztask.errors import BrokerUnavailable
 from aztask.message.envelope import Envelope
 from aztask.message.headers import to_iso
@@ -476,3 +478,28 @@ def test_a_command_comes_before_a_task_that_was_sent_after_it(site):
     assert [each for each in came if each % 2] == list(range(1, 200, 2))
     places = {each: place for place, each in enumerate(came)}
     assert [n for n in range(0, 200, 2) if places[n] > places[n + 1]] == []
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("the file is away"), ValueError("a bug")])
+def test_an_error_of_a_command_mailbox_loses_no_task(site, monkeypatch, caplog, error):
+    """Not even one that was deleted at receipt, and is only in memory. The pump logs the error."""
+    caplog.set_level(logging.INFO)
+    exchange = Exchange("commands", type="fanout")
+    box = Queue("w@host.celery.pidbox", exchange, auto_delete=True, durable=False)
+    commands = Consumer(site.connection.channel(), [box], no_ack=True, on_message=print)
+    site.consume(no_ack=True)
+    commands.consume()
+    monkeypatch.setattr(MailboxConsumer, "receive", raising(error))
+    with Connection(transport=Transport, transport_options={"broker": site.broker}) as sender:
+        Producer(sender.channel(), exchange).publish("command")
+    site.send(b"1", b"2")
+    site.run(lambda: len(site.got) == 2)
+    assert sorted(message.payload for message in site.got) == [1, 2]
+    eventually(lambda: str(error) in caplog.text)
+
+
+def raising(error):
+    def receive(*_):
+        raise error
+
+    return receive
