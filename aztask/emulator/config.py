@@ -33,7 +33,6 @@ _PLAIN = {
 }
 _DUPLICATES = ("RequiresDuplicateDetection", "DuplicateDetectionHistoryTimeWindow")
 _KNOWN = [*_DURATIONS, *_PLAIN, *_DUPLICATES]
-_FILTERS = ("Sql", "Correlation")
 _SYSTEM = {
     "ContentType": "ContentType",
     "CorrelationId": "CorrelationId",
@@ -52,8 +51,7 @@ def read_config(path: Path) -> list[Entity]:
     Raises ConfigurationError with the file and the place of the mistake.
     """
     try:
-        text = path.read_text("utf-8-sig")
-        document = json.loads(_TEXT_OR_COMMENT.sub(lambda found: found[1] or " ", text))
+        document = json.loads(_TEXT_OR_COMMENT.sub(r"\1", path.read_text("utf-8-sig")))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: cannot be read as JSON: {error}") from error
     try:
@@ -152,7 +150,7 @@ def _filter(where: str, properties: dict[str, Any]) -> Filter:
     action = properties.get("Action")
     if isinstance(action, dict) and action.get("SqlExpression"):
         raise ConfigurationError(f"{where}: rule actions are not run here; remove the Action")
-    given = [name for name in _FILTERS if properties.get(f"{name}Filter") is not None]
+    given = [name for name in ("Sql", "Correlation") if properties.get(f"{name}Filter") is not None]
     kind = properties.get("FilterType") or next(iter(given), None)
     if given not in ([], [kind]):
         raise ConfigurationError(f"{where}: FilterType is {kind}, not {' and '.join(given)}")

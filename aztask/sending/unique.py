@@ -42,13 +42,13 @@ class UniqueSender:
         Raises ConfigurationError without a result store that keeps unique tasks.
         """
         results = self._connections.results()
-        store = uniques_of(results)
-        if results is None or store is None:
-            raise ConfigurationError(
-                f"task {task} is unique, which needs a result store that all senders share: give "
-                'the App results="local://" or another'
-            )
-        if self._engine is None or self._engine.store is not store:
+        if self._engine is None or self._engine.results is not results:
+            store = uniques_of(results)
+            if results is None or store is None:
+                raise ConfigurationError(
+                    f"task {task} is unique, which needs a result store that all senders share: "
+                    'give the App results="local://" or another'
+                )
             self._engine = UniqueEngine(results, store, self._codec, self._connections.broker)
         return self._engine
 

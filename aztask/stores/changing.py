@@ -61,14 +61,16 @@ def change(
       it does nothing else that lasts.
     * `what`: names the cell in the error.
 
-    Writers that meet pause for some milliseconds, so that one of them goes first. Raises
-    BrokerUnavailable if others come first at every try, and what the cell raises.
+    Writers that meet twice pause for some milliseconds, so that one of them goes first. (The first
+    write may have been made without a look, as for a new row.) Raises BrokerUnavailable if others
+    come first at every try, and what the cell raises.
     """
     for attempt in range(tries):
         before = cell.read()
         decided = decide(before)
         if isinstance(decided, Kept) or cell.write(decided.data, before):
             return decided.result
-        longest = _FIRST_PAUSE * 2 ** min(attempt, _DOUBLED)
-        clock.current().sleep(chance.uniform(0.0, longest))  # spreads the writers
+        if attempt:
+            longest = _FIRST_PAUSE * 2 ** min(attempt - 1, _DOUBLED)
+            clock.current().sleep(chance.uniform(0.0, longest))  # spreads the writers
     raise BrokerUnavailable(f"other processes keep changing {what}; try again")

@@ -199,10 +199,11 @@ class Launch:
             self._members(_tasks(part), values, seed, Membership(group, None), depth, options)
         elif kind == "chord":
             header = part.get("header")
-            members = _tasks(header.get("kwargs") or {}) if isinstance(header, dict) else header
+            if isinstance(header, dict):  # a group in the place of its members
+                header = _tasks(signature(header, "a header").get("kwargs") or {})
             body = signature(part.get("body"), "the body of a chord")
             body = _with_links(body, options)
-            self._chord(_list(members), body, options, values, seed, chain, joins, depth)
+            self._chord(_list(header), body, options, values, seed, chain, joins, depth)
         else:
             self._task(sig, options, values, seed, chain, joins)
 

@@ -36,7 +36,7 @@ class Pump:
         self._thread = self._part.thread(self._run, "aztask-mailbox")
 
     def start(self) -> None:
-        """Begin."""
+        """Call it from now on, on a thread of its own."""
         self._thread.start()
 
     def stop(self) -> None:

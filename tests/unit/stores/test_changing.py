@@ -6,6 +6,7 @@ import pytest
 
 from aztask.errors import BrokerUnavailable
 from aztask.stores.changing import TRIES, Kept, New, change
+from aztask.support import clock
 
 
 class Number:
@@ -60,6 +61,15 @@ def test_a_cell_that_always_changes_is_given_up(tries: int) -> None:
     with pytest.raises(BrokerUnavailable, match="other processes keep changing the number; try"):
         change(cell, plus_one, "the number", tries=tries)
     assert cell.reads == tries
+
+
+def test_writers_pause_from_their_second_meeting_on() -> None:
+    """A row that is made without a look first, such as a unique key's, is often there."""
+    for others, pauses in ([10], 0), ([10, 20, 30], 2):
+        slept: list[float] = []
+        with clock.replaced(clock.Clock(sleep=slept.append)):
+            change(Number(*others), plus_one, "the number")
+        assert len(slept) == pauses
 
 
 def test_an_error_of_the_decision_ends_it() -> None:

@@ -75,6 +75,7 @@ def test_any_embed_is_read_or_refused(embed: Any) -> None:
 
 @given(SIGNATURES, st.lists(SIGNATURES, max_size=2))
 @example({"task": "t", "subtask_type": "chain", "kwargs": {"tasks": {"kwargs": 1}}}, [])
+@example({"task": "t", "subtask_type": "chord", "kwargs": {"header": {"kwargs": True}}}, [])
 def test_any_signature_is_launched_or_refused(sig: Any, chain: Any) -> None:
     launch = Launch(CODEC, message({}), lambda task: None, 1_000_000.0)
     try:
