@@ -73,11 +73,11 @@ class Core:
 
     def __init__(self, app: App, app_spec: str, options: WorkerOptions, shell: Shell) -> None:
         runtime = self.runtime = WorkerRuntime.create(app, options, shell, self)
-        self._app, self._options, self._clock = app, options, shell.clock
+        self._app, self._options, self._clock = app, options, runtime.clock
         self._mailbox, self.deliveries = runtime.mailbox, runtime.deliveries
         self._keeper, self._journal = runtime.keeper, runtime.journal
         pipeline = self.pipeline = Pipeline(
-            app, runtime.keeper, name=runtime.name, clock=shell.clock
+            app, runtime.keeper, name=runtime.name, clock=runtime.clock
         )
         plan = PoolPlan(app_spec, options.processes, options.slots, runtime.name, options.pool)
         pool = self.pool = Pool(plan, shell.starter(runtime.mailbox), clock=shell.clock)

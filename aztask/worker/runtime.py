@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from aztask.app import App
+from aztask.limits.storeclock import StoreClock
 from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.queues.lease.state import Lease
+from aztask.stores.records.controls import controls_of
 from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.support.masking import mask
@@ -54,7 +56,7 @@ class WorkerRuntime:
 
     name: the worker's, unique among all workers. shell: what makes threads and processes. mailbox:
     how other threads reach the supervisor's loop. deliveries: all that the worker holds. journal:
-    where they are reported.
+    where they are reported. clock: corrected by store_clock, that of a remote result store.
     """
 
     name: str
@@ -66,6 +68,7 @@ class WorkerRuntime:
     mailbox: Mailbox
     deliveries: Deliveries
     clock: Clock
+    store_clock: StoreClock | None = None
 
     @classmethod
     def create(cls, app: App, options: WorkerOptions, shell: Shell, core: Stages) -> WorkerRuntime:
@@ -75,11 +78,16 @@ class WorkerRuntime:
         """
         # Masked: the name goes into events, rows and file names that other programs read.
         name = mask(options.name) or f"{socket.gethostname()}-{os.getpid()}-{chance.token(3)}"
-        clock, mailbox = shell.clock, shell.mailbox()
+        clock, mailbox, store_clock = shell.clock, shell.mailbox(), None
+        controls = controls_of(app.results)
+        if controls is not None and app.results is not None and app.results.remote:
+            store_clock = StoreClock(controls, clock)
+            clock = store_clock.corrected()
         keeper = shell.keeper(app.broker, app.settings.renew_at, PostedReports(mailbox, core))
         journal = Journal(worker_sink(app, name), clock, TaskLog(clock, options.log_tasks))
         deliveries = Deliveries(name, clock, weights_of(app, options))
-        return cls(name, app, options, shell, keeper, journal, mailbox, deliveries, clock)
+        parts = (keeper, journal, mailbox, deliveries, clock, store_clock)
+        return cls(name, app, options, shell, *parts)
 
     @property
     def lane_threads(self) -> int:

@@ -1,7 +1,8 @@
 """Housekeeping of open workflows: it does what no delivery will do.
 
 Rules
-1. Parts without a root, left behind by a sender that died, are deleted after `SWEEP_SECONDS`.
+1. Parts without a root, left behind by a sender that died, are deleted after `SWEEP_SECONDS`, if
+   no root has come for `ROOTLESS_SECONDS`: the wall clock of the sender may be wrong.
 2. If a sender dies after the root, its lease on the root lapses. One worker takes the lease over
    and sends the first nodes.
 3. A workflow whose bits did not change since the last look is compared with the recorded outcomes:
@@ -45,6 +46,7 @@ CHECKED: Final = 500
 """Tasks whose outcomes one look compares; the next look continues behind them."""
 
 SWEEP_SECONDS: Final = 600.0
+ROOTLESS_SECONDS: Final = 60.0
 EMPTY_SECONDS: Final = 60.0
 LOST_SECONDS: Final = 86400.0
 MEMBER_LOST: Final = "member-lost"
@@ -59,12 +61,14 @@ class _Watched:
     * `missing`: since when each task is missing, on the clock of the deadlines, and whether its
       queue was empty all the time.
     * `resent`: nodes that were sent again.
+    * `rootless`: since when it has parts and no root, on the same clock.
     """
 
     seen: int = -1
     next: int = 0
     missing: dict[int, tuple[float, bool]] = field(default_factory=dict)
     resent: set[int] = field(default_factory=set)
+    rootless: float | None = None
 
 
 @dataclass(slots=True)
@@ -137,7 +141,14 @@ class Repair:
         now, workflow = self._clock.wall(), listed.workflow
         root = self._engine.graphs.root(workflow)
         if root is None:
-            if now - listed.at > SWEEP_SECONDS:
+            watched, looked_at = (
+                self._watched.setdefault(workflow, _Watched()),
+                self._clock.monotonic(),
+            )
+            if watched.rootless is None:
+                watched.rootless = looked_at
+            old = now - listed.at > SWEEP_SECONDS
+            if old and looked_at - watched.rootless > ROOTLESS_SECONDS:
                 logger.warning("workflow %s was never started, its parts are deleted", workflow)
                 self._engine.store.delete_workflow(listed)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class Actor:
     * `held`: the deliveries that it has received and not settled, each with the key of its run.
     * `unsaid`: the tasks whose end it has recorded, and written no event of.
     * `parked`: where it stands still in the middle of a step, if it does.
+    * `ahead`: by how much its machine's wall clock is ahead of the services'.
     """
 
     def __init__(self, world: World, name: str, site: Site, version: int) -> None:
@@ -38,6 +40,8 @@ class Actor:
         self.alive = True
         self.frozen_until = 0.0
         self.parked: Any = None
+        skew = world.course.skew
+        self.ahead = random.Random(f"{world.course.seed} {name}").uniform(-skew, skew)
         self.unsaid: set[str] = set()
         self.held: dict[Any, tuple[str, int, int]] = {}
         self.broker, self.results = watch(self, *site.open(self))
@@ -121,7 +125,8 @@ class SimulatedMachine(Machine):
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         world = worker.world
-        super().__init__(world.time, worker.app, world.program.script, poll=POLL)
+        script = world.program.script
+        super().__init__(world.time, worker.app, script, lambda: worker.ahead, poll=POLL)
 
     def turn(self) -> None:
         """One turn of the loop; at its end the worker closes."""

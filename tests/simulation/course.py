@@ -134,7 +134,8 @@ class Course:
     * `apps`: their labels; `workers`: how many each begins with; `slots`: tasks at once of each.
     * `every`: seconds between the occurrences of the schedule; 0: there is none.
     * `quiet_at`: from then on there are no faults.
-    * `leaps`: whether time passes quickly while nothing is due.
+    * `shuffled`: which actor steps next is drawn; else the first that can.
+    * `skew`: seconds by which wall clocks of actors are ahead of the services', or behind, at most.
     """
 
     seed: int
@@ -147,6 +148,7 @@ class Course:
     decisions: tuple[Decision, ...]
     shuffled: bool = True
     kind: str = "local"
+    skew: float = 0.0
 
     def with_decisions(self, decisions: tuple[Decision, ...]) -> Course:
         """The same course with these decisions alone."""
@@ -173,8 +175,11 @@ def draw(seed: int) -> Course:
     kind = dice.choice(("local", "local", "storage", "bus"))
     theme = dice.choice(THEMES)
     decisions = [*_programs(dice, apps, length, theme), *_faults(dice, apps, length, theme)]
+    skew = 0.0
     if kind != "local":
         decisions += _storms(dice, apps, length)
+        skew = dice.choice((0.0, 0.0, 2.0, 60.0, 3600.0))
+        decisions += _jumps(dice, apps, length)
     decisions.sort(key=lambda each: each.at)
     return Course(
         seed,
@@ -186,6 +191,7 @@ def draw(seed: int) -> Course:
         length,
         tuple(decisions),
         kind=kind,
+        skew=skew,
     )
 
 
@@ -194,6 +200,12 @@ def _storms(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterat
     for number in range(dice.choice((0, 1, 3))):
         what = (number, dice.choice((0.02, 0.1, 0.5)), dice.choice((10.0, 60.0, long)))
         yield Decision(_time(dice, length), "weather", dice.choice(apps), what)
+
+
+def _jumps(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:
+    for _ in range(dice.choice((0, 0, 1, 3))):
+        what = (dice.random(), dice.choice((-4000.0, -20.0, 20.0, 4000.0)))
+        yield Decision(_time(dice, length), "clock-jumps", dice.choice(apps), what)
 
 
 def _programs(

@@ -104,6 +104,14 @@ def deploy(world: World, decision: Decision) -> None:
     world.start_worker(decision.app, version)
 
 
+def jump(world: World, decision: Decision) -> None:
+    """The wall clock of a worker's machine is set."""
+    worker = _one(world, decision)
+    if worker is not None:
+        world.faults["jump of a clock"] += 1
+        worker.ahead += decision.what[1]
+
+
 def weather(world: World, decision: Decision) -> None:
     """For some time, requests of an app are lost, refused, or slow."""
     seed, share, seconds = decision.what
@@ -122,6 +130,7 @@ FAULTS: Final[dict[str, Callable[[World, Decision], None]]] = {
     "drain": drain,
     "deploy": deploy,
     "weather": weather,
+    "clock-jumps": jump,
 }
 
 

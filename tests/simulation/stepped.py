@@ -59,11 +59,11 @@ class Time:
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def clock(self, ahead: float = 0.0) -> Clock:
-        """A clock whose wall is so many seconds ahead of the others."""
+    def clock(self, ahead: Callable[[], float] = float) -> Clock:
+        """A clock whose wall is so many seconds ahead of the services'."""
         return Clock(
             monotonic=lambda: self.now,
-            wall=lambda: START + self.now + ahead,
+            wall=lambda: START + self.now + ahead(),
             sleep=self.move,
         )
 
@@ -709,7 +709,7 @@ class Step:
 class Machine:
     """The machine of one worker: it makes the parts, as `Shell`, and takes their steps.
 
-    ahead: by how much its wall clock is ahead of the others.
+    ahead: by how much its wall clock is ahead of the services'.
     poll: seconds between two receives from an empty queue, at least.
     trace: what was noted, each with its time.
     """
@@ -717,7 +717,7 @@ class Machine:
     time: Time
     app: App
     script: Script = at_once
-    ahead: float = 0.0
+    ahead: Callable[[], float] = float
     poll: float = 0.0
     trace: list[tuple[float, str, str]] = field(default_factory=list)
     dead: list[SteppedProcess] = field(default_factory=list)

@@ -78,6 +78,19 @@ def test_a_task_with_a_permit_runs_on_while_others_wait_for_one() -> None:
     assert report.text == ""
 
 
+@pytest.mark.parametrize("seconds", [-10_000_000.0, 4000.0, 10_000_000.0])
+def test_a_clock_that_jumps_deletes_nothing_early(seconds: float) -> None:
+    """What was old was reckoned by the wall clock of the worker that deleted."""
+    decisions = (
+        Decision(1.0, "send", "a", ("plain", 3, "o", 0, 0.0)),
+        Decision(1.0, "workflow", "a", (("t", "n1", "o"), "f1")),
+        Decision(20.0, "clock-jumps", "a", (0.0, seconds)),
+        Decision(30.0, "send", "a", ("plain", 3, "o", 0, 0.0)),
+    )
+    report = run(replace(CALM, kind="storage", quiet_at=300.0, decisions=decisions))
+    assert report.text == ""
+
+
 def test_a_message_that_was_hidden_twice_until_one_time_is_received_once() -> None:
     """A model's fault: the update that was repeated after a lost answer made two entries."""
     queues = StorageQueues(Time().clock())

@@ -54,7 +54,8 @@ class World:
         self.course = course
         self.dice = random.Random(course.seed)
         self.time = Time()
-        self.clock = replace(self.time.clock(), sleep=self.sleep)
+        clock = self.time.clock(lambda: self.actor.ahead if self.actor else 0.0)
+        self.clock = replace(clock, sleep=self.sleep)
         self.fate = Weather(self)
         self.wire = Wire(self.time, self.fate)
         self.began = self.time.now

@@ -32,7 +32,6 @@ from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import Kind, Listed, belongs, broker_in, may_remove, owner_digits
 from aztask.stores.records.base import ResultStore, Scannable
 from aztask.stores.records.workflows import workflow_of, workflows_of
-from aztask.support import clock
 
 PAGE: Final = 500
 ALL: Final = 1_000_000
@@ -221,17 +220,17 @@ def ended(each: Listed, now: float, retention: float, lifetime: float) -> bool:
     return age > (retention + HOUR if each.kind == Kind.RESULT else lifetime)
 
 
-def remove_ended(payloads: Payloads, retention: float, holders: Holders) -> int:
+def remove_ended(payloads: Payloads, retention: float, holders: Holders, now: float) -> int:
     """Remove results and values whose time has passed; returns how many. Workers do this hourly.
 
     What is old is known from the names; only if there are old results, the index of workflows is
     read.
 
-    * `retention`: of results, in seconds.
+    * `retention`: of results, in seconds; `now`: UTC epoch seconds.
 
     Raises BrokerUnavailable.
     """
-    now, mark = clock.wall(), payloads.mark
+    mark = payloads.mark
     unowned = retention + UNOWNED_SECONDS if mark else retention
     old = [
         each

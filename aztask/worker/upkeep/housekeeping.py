@@ -12,9 +12,11 @@ from pathlib import Path
 from aztask.address.owner import NO_OWNER
 from aztask.errors import AztaskError, QueueNotFound
 from aztask.limits.rates import ENTRY_PREFIX, ENTRY_SECONDS
+from aztask.limits.storeclock import KEPT_SECONDS
 from aztask.queues.base import QueueStats
 from aztask.stores.events.retention import remove_old
 from aztask.stores.payloads.holders import Holders, remove_ended
+from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.records.base import ResultStore, WorkerRecord
 from aztask.stores.records.controls import controls_of
 from aztask.stores.records.schedules import schedules_of
@@ -84,7 +86,8 @@ class Housekeeping(Work[Chore]):
         self._graphs_at = 0.0
         self._repair: Repair | None = None
         self._app = app
-        self._clock = clock
+        self._clock, self._store_clock = clock, runtime.store_clock
+        self._clock_at = 0.0
         self._mailbox = runtime.mailbox
         self._lane = runtime.lane("chores", self, threads=1)
         self._again: dict[str, tuple[float, Callable[[], object]]] = {}
@@ -110,14 +113,17 @@ class Housekeeping(Work[Chore]):
         if len(self._lane):
             return
         self._try_again(now)
-        if now >= self._events_at and self._app.settings.events is not None:
+        if self._store_clock is not None and now >= self._clock_at:
+            self._clock_at = now + KEPT_SECONDS
+            self._submit("clock", self._store_clock.refresh)
+        # Until the store's clock is known, nothing is known to be old.
+        deletes = self._store_clock is None or self._store_clock.known
+        if deletes and now >= self._events_at and self._app.settings.events is not None:
             self._events_at = now + EVENTS_SECONDS
             self._submit("old events", self._remove_old_events)
-        if now >= self._payloads_at and self._app.payloads is not None:
+        if deletes and now >= self._payloads_at and self._app.payloads is not None:
             self._payloads_at = now + PAYLOAD_SECONDS
-            retention = self._app.settings.result_retention_seconds
-            holders = Holders(None, self._app.results)
-            self._submit("payloads", partial(remove_ended, self._app.payloads, retention, holders))
+            self._submit("payloads", partial(self._remove_old_payloads, self._app.payloads))
         results = self._app.results
         if results is None:
             return
@@ -135,12 +141,11 @@ class Housekeeping(Work[Chore]):
         if now >= self._unique_at and uniques_of(results) is not None:
             self._unique_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
             self._submit("unique tasks", partial(self._look_after_unique_tasks, results))
-        if now >= self._purge_at:
+        if deletes and now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
             if self._scheduling is not None and schedules_of(results) is not None:
                 self._submit("schedules", self._scheduling.start_if_wanted)
-            before = self._clock.wall() - self._app.settings.result_retention_seconds
-            self._submit("purge", partial(self._purge, results, before))
+            self._submit("purge", partial(self._purge, results))
 
     def _remove_old_events(self) -> None:
         settings = self._app.settings
@@ -149,6 +154,11 @@ class Housekeeping(Work[Chore]):
             self._clock.wall() - settings.events_retention_seconds,
             uploaded_only=settings.events_container is not None,
         )
+
+    def _remove_old_payloads(self, payloads: Payloads) -> None:
+        holders = Holders(None, self._app.results)
+        retention = self._app.settings.result_retention_seconds
+        remove_ended(payloads, retention, holders, self._clock.wall())
 
     def _look_for_cancelled(self, results: ResultStore, ids: Sequence[str]) -> None:
         if found := results.to_stop(ids):
@@ -182,7 +192,8 @@ class Housekeeping(Work[Chore]):
             ),
         )
 
-    def _purge(self, results: ResultStore, before: float) -> None:
+    def _purge(self, results: ResultStore) -> None:
+        before = self._clock.wall() - self._app.settings.result_retention_seconds
         if self._repair is not None:
             self._repair.purge(before)
         controls = controls_of(results)

@@ -12,7 +12,7 @@ A world is built like this::
     wire = Wire(time, fate)                       # fate: the scheduler's; default: no faults
 
     queues = StorageQueues(time.clock())          # the services, one of each for the whole world;
-    tables = Tables(time.clock())                 # a service's clock may differ: time.clock(3600.0)
+    tables = Tables(time.clock())                 # its clock may differ: time.clock(lambda: 3600.0)
     blobs = Blobs(time.clock())
     bus = ServiceBus(time.clock())
 

@@ -16,7 +16,13 @@ from aztask.workflows.edits import RowEdit, row_name
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.packing import pack_late
 from aztask.workflows.place import Place
-from aztask.workflows.repair import EMPTY_SECONDS, LOST_SECONDS, SWEEP_SECONDS, Repair
+from aztask.workflows.repair import (
+    EMPTY_SECONDS,
+    LOST_SECONDS,
+    ROOTLESS_SECONDS,
+    SWEEP_SECONDS,
+    Repair,
+)
 from aztask.workflows.starting import LEASE_SECONDS, Starter
 
 
@@ -77,11 +83,24 @@ def test_parts_without_a_root_are_swept_when_they_are_old(shop):
     store.announce("w", 1000.0)
     store.write([Change("w", "plan-x", b"plan")])
     shop.wall = 1000.0
+    shop.look()
     shop.look(SWEEP_SECONDS - 1)
     assert store.read([("w", "plan-x")]) != [None]
     shop.look(2.0)
     assert store.read([("w", "plan-x")]) == [None]
     assert store.open_workflows(5) == []
+
+
+def test_parts_of_a_sender_whose_clock_is_behind_are_not_swept_while_it_sends(shop):
+    store = shop.engine.store
+    store.announce("w", 1000.0)
+    store.write([Change("w", "plan-x", b"plan")])
+    shop.wall = 1000.0 + 86400.0
+    shop.look()
+    shop.look(ROOTLESS_SECONDS - 1)
+    assert store.read([("w", "plan-x")]) != [None]
+    shop.look(2.0)
+    assert store.read([("w", "plan-x")]) == [None]
 
 
 def test_a_start_whose_sender_died_is_finished_once_its_lease_has_lapsed(shop):
@@ -239,6 +258,7 @@ def test_parts_are_kept_for_exactly_ten_minutes(shop):
     store.announce("w", 1000.0)
     store.write([Change("w", "plan-x", b"plan")])
     shop.wall = 1000.0
+    shop.look()
     shop.look(600.0)
     assert store.read([("w", "plan-x")]) != [None]
     shop.look(0.5)

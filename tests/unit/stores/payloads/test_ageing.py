@@ -53,7 +53,7 @@ def test_workers_remove_results_and_values_only():
     for kind in Kind:
         payloads.keep(kind, b"old", time.time() - 1000 * HOUR)
         payloads.keep(kind, b"new", time.time() + 2 * HOUR)
-    assert remove_ended(payloads, 10 * HOUR, Holders(None, None)) == 2
+    assert remove_ended(payloads, 10 * HOUR, Holders(None, None), time.time()) == 2
     left = sorted((each.kind, store.stored[each.name]) for each in store.list())
     assert left == [
         ("args", b"new"), ("args", b"old"), ("results", b"new"),
@@ -86,8 +86,10 @@ def test_each_owner_removes_its_own_payloads():
     }
     for broker, payloads in of.items():
         payloads.keep(Kind.RESULT, broker.encode(), time.time() - 100 * HOUR)
-    assert remove_ended(of["local://a"], 10 * HOUR, NOTHING) == 1
+    assert remove_ended(of["local://a"], 10 * HOUR, NOTHING, time.time()) == 1
     assert sorted(store.stored.values()) == [b"", b"local://b"]
     of[""].keep(Kind.RESULT, b"older", time.time() - 1000 * HOUR)
-    assert remove_ended(of["local://a"], 10 * HOUR, NOTHING) == 1  # whose it was is not known
+    assert (
+        remove_ended(of["local://a"], 10 * HOUR, NOTHING, time.time()) == 1
+    )  # whose it was is not known
     assert sorted(store.stored.values()) == [b"", b"local://b"]

@@ -243,7 +243,7 @@ def test_the_results_of_members_of_an_open_workflow_stay(app):
     app.payloads.store.write(unnamed, LARGE)
     before = f"{new_name(Kind.RESULT, old - LATER).rpartition('/')[0]}/{'0' * 32}"
     app.payloads.store.write(before, LARGE)
-    removed = remove_ended(app.payloads, retention, Holders(None, app.results))
+    removed = remove_ended(app.payloads, retention, Holders(None, app.results), time.time())
     assert removed == 2
     assert names(app, Kind.RESULT) == {mine.name, unnamed}
     collect(app)
@@ -253,7 +253,7 @@ def test_the_results_of_members_of_an_open_workflow_stay(app):
     assert names(app, Kind.RESULT) == {mine.name, unnamed}, "it is kept for a retention time more"
     (listed,) = app.results.workflows.ended_workflows(9)
     app.results.workflows.delete_workflow(listed)
-    assert remove_ended(app.payloads, retention, Holders(None, app.results)) == 2
+    assert remove_ended(app.payloads, retention, Holders(None, app.results), time.time()) == 2
 
 
 def test_a_members_large_result_carries_its_workflow(app):

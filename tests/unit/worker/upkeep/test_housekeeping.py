@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 from runtimes import Noting, make_runtime
 
-from aztask.errors import QueueNotFound
+from aztask.errors import BrokerUnavailable, QueueNotFound
+from aztask.limits.storeclock import KEPT_SECONDS, StoreClock
 from aztask.queues.base import Capabilities, QueueStats
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import Kind, MemoryPayloads
+from aztask.stores.rows import StoreTime
 from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.worker.upkeep.housekeeping import (
@@ -83,6 +86,41 @@ def test_much_that_was_old_brings_the_next_look_forward(
     assert store.asked == [1950.0]
     assert tick(1000.0 + PURGE_SECONDS + pause - 0.1) == 1
     assert tick(1000.0 + PURGE_SECONDS + pause) == 2
+    chores.stop()
+
+
+def test_what_is_old_is_known_from_the_stores_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose wall clock is a year ahead deletes nothing early."""
+    monkeypatch.setattr(chance, "uniform", lambda first, last: first)
+    store = Purging(0)
+    app: Any = SimpleNamespace(
+        results=store,
+        payloads=None,
+        broker=SimpleNamespace(capabilities=Capabilities("made up")),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+    )
+    clock = Clock(monotonic=lambda: 1000.0, wall=lambda: 2000.0 + 365 * 86400.0)
+    answers: list[StoreTime] = []
+
+    def read() -> StoreTime:
+        if not answers:
+            raise BrokerUnavailable("the store is away")
+        return answers[0]
+
+    known = StoreClock(SimpleNamespace(time=read), clock)  # type: ignore[arg-type]
+    runtime = replace(make_runtime(app, clock=known.corrected(), queues=("q",)), store_clock=known)
+    chores, mailbox = Housekeeping(runtime, Idle(), Noting()), runtime.mailbox
+
+    def tick(at: float) -> list[float]:
+        chores.tick(at)
+        while len(chores._lane):
+            mailbox.run()
+        return store.asked
+
+    assert tick(1000.0) == tick(1001.0) == []
+    answers.append(StoreTime(2000.0, 1000.0, 1000.0))
+    assert tick(1001.0 + KEPT_SECONDS) == []
+    assert tick(1002.0 + KEPT_SECONDS) == [1950.0]
     chores.stop()
 
 
