@@ -213,6 +213,15 @@ class Settings:
         "By how much the clocks of senders and workers may differ, for `signature_max_age`.",
         example="60.0",
     )
+    environment: str | None = setting(
+        None,
+        "str",
+        text,
+        "A name that is part of every signature, such as staging: with the same keys, messages of "
+        "another environment are refused. Set it everywhere at once: it ends `old_signatures`.",
+        example='"staging"',
+        variable="AZTASK_ENVIRONMENT",
+    )
     argsrepr: bool = setting(
         False,
         "bool",

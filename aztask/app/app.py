@@ -652,6 +652,7 @@ def _codec_from_settings(
             old=settings.old_signatures,
             max_age=lambda queue: queues.settings_of(queue).signature_max_age_seconds,
             clock_skew=settings.signature_clock_skew_seconds,
+            environment=settings.environment or "",
         ),
         id_key=settings.id_key.reveal().encode() if settings.id_key else None,
         argsrepr=settings.argsrepr,

@@ -30,6 +30,7 @@ class AppOptions(TypedDict, total=False):
     old_signatures: bool
     signature_max_age: float | timedelta
     signature_clock_skew: float | timedelta
+    environment: str
     argsrepr: bool
     poll_ceiling: float | timedelta
     default_queue: str

@@ -258,8 +258,13 @@ class Codec:
 
     # -- messages ----------------------------------------------------------------------------
 
-    def to_envelope(self, message: TaskMessage, *, delay: float = 0.0) -> Envelope:
+    def to_envelope(
+        self, message: TaskMessage, *, delay: float = 0.0, stored: str = ""
+    ) -> Envelope:
         """`message` ready for a broker, to be received `delay` seconds after the send.
+
+        * `stored`: the place in a result store where it waits to be sent; with keys, no queue then
+          accepts it (`aztask.message.signatures`, rule 5).
 
         Raises EncodeError for an id, a name or a time that no reader would accept.
         """
@@ -295,7 +300,7 @@ class Codec:
         if not self._signatures:
             return envelope
         try:
-            return self._signatures.signed(envelope, message.queue)
+            return self._signatures.signed(envelope, message.queue, stored)
         except DecodeError as error:
             raise EncodeError(str(error)) from None
 
@@ -319,12 +324,13 @@ class Codec:
         return "keyed-" + hmac.digest(self._id_key, data, "sha256").hex()
 
     def from_envelope(
-        self, envelope: Envelope, queue: str, *, any_age: bool = False
+        self, envelope: Envelope, queue: str, *, any_age: bool = False, stored: str = ""
     ) -> TaskMessage:
         """The message in `envelope`, received from `queue`; its body is not decoded.
 
         * `any_age`: accept a signature of any age, for messages that were set aside: dead letters
           and deferred messages.
+        * `stored`: the place in a result store where it was found, as `to_envelope` got it.
 
         Celery's protocol 2 is read too, with Kombu's base64 or compressed bodies. Raises
         ContentRefused (signature, size, content type) and DecodeError (headers).
@@ -333,7 +339,8 @@ class Codec:
         if problem or not isinstance(body, bytes) or not isinstance(headers, Mapping):
             raise DecodeError(problem or "an envelope is a body of bytes and a map of headers")
         if self._signatures:
-            self._signatures.verify(envelope, queue, self.limits, any_age=any_age)
+            any_age = any_age or bool(stored)
+            self._signatures.verify(envelope, queue, self.limits, any_age=any_age, stored=stored)
         check_size(len(body), self.limits)
         content_type = checked_content_type(
             envelope.content_type, envelope.content_encoding, self.accept

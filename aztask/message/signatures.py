@@ -11,6 +11,14 @@ Rules
 3. An attacker cannot turn a message of both versions into one of version 1: its content type
    announces version 2 (`ANNOUNCED`), and version 1 covers the content type.
 4. Headers are checked for size, count and depth before a signature is computed over them.
+5. A message that waits in a result store, for its turn in a workflow or for its time, is signed for
+   its place there, which its content type names (`STORED`). No queue accepts it: a program that
+   reads results and may send cannot run a step before its turn. The worker whose turn it is
+   verifies it, checks that it lies in its place, and signs it anew for the queue. Without that
+   parameter a stored message is one of a release before 0.2, and accepted while
+   `SignatureRules.old` is true. Such a release reads messages with the parameter, and drops it when
+   it sends them.
+6. An environment is part of every signature of version 2, and ends version 1.
 
 A signature hides nothing. It does not stop an attacker from sending the same message again, either:
 the recorded outcome of ``(id, generation, hop)`` does, as long as results are kept, and after that
@@ -22,6 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, Final
 
 import msgpack
@@ -43,6 +52,9 @@ The last one is what the Azure SDKs add; the others are those of W3C Trace Conte
 
 ANNOUNCED: Final = "; aztask-signature=2"
 """The parameter of the content type that announces version 2 (rule 3)."""
+
+STORED: Final = "; aztask-stored="
+"""The parameter of the content type that names the place of a stored message (rule 5)."""
 
 VERSION: Final = 2
 _VALUE: Final = re.compile(rf"2:([0-9]{{1,17}}):([0-9]{{1,17}}):({SCHEME}[0-9a-f]{{64}})", re.ASCII)
@@ -66,12 +78,14 @@ class SignatureRules:
       the time at which the message could first be received: when it was sent, plus its delay.
     * `clock_skew`: seconds by which the clocks of sender and worker may differ.
     * `now`: the time, UTC epoch seconds.
+    * `environment`: such as "staging"; messages of another one are refused.
     """
 
     old: bool = True
     max_age: Callable[[str], float] = _no_max_age
     clock_skew: float = 300.0
     now: Callable[[], float] = _now
+    environment: str = ""
 
 
 class Signatures:
@@ -82,41 +96,53 @@ class Signatures:
     def __init__(self, keys: Sequence[bytes], rules: SignatureRules) -> None:
         """Raises ConfigurationError for a wrong key."""
         self._signer = Signer(keys)
-        self._rules = rules
+        self._rules = rules if not rules.environment else replace(rules, old=False)
 
     def __bool__(self) -> bool:
         return bool(self._signer)
 
-    def signed(self, envelope: Envelope, queue: str) -> Envelope:
-        """The envelope with its signatures. Raises DecodeError for a value that has no bytes."""
+    def signed(self, envelope: Envelope, queue: str, stored: str = "") -> Envelope:
+        """The envelope with its signatures. Raises DecodeError for a value that has no bytes.
+
+        * `stored`: the place of a message that is stored (rule 5); "" for one that is sent.
+        """
         old = self._rules.old
-        content_type = envelope.content_type + ANNOUNCED if old else envelope.content_type
+        content_type = envelope.content_type + (_place(stored) if stored else "")
+        content_type += ANNOUNCED if old else ""
         envelope = replace(envelope, content_type=content_type)
         sent = self._rules.now()
         delay = envelope.delay if 0 <= envelope.delay < _LONGEST_DELAY else 0.0
         times = (round(sent * 1e6), round((sent + delay) * 1e6))
-        signature = self._signer.sign(_parts(envelope, queue, times), VERSION)
+        signature = self._signer.sign(self._parts(envelope, queue, times), VERSION)
         headers = {**envelope.headers, SIGNATURE_2: f"2:{times[0]}:{times[1]}:{signature}"}
         if old:
             headers[SIGNATURE] = self._signer.sign(_old_parts(envelope, queue))
         return replace(envelope, headers=headers)
 
     def verify(
-        self, envelope: Envelope, queue: str, limits: MessageLimits, *, any_age: bool = False
+        self,
+        envelope: Envelope,
+        queue: str,
+        limits: MessageLimits,
+        *,
+        any_age: bool = False,
+        stored: str = "",
     ) -> None:
         """Raise ContentRefused unless the envelope is signed for `queue` and not too old.
 
         * `any_age`: skip the check of the age.
+        * `stored`: as in `signed`: the place at which it was found.
 
         Raises DecodeError for headers that exceed the limits (rule 4).
         """
+        self._check_place(str(envelope.content_type), stored)
         check_size(len(envelope.body), limits)
         check_before_signature(envelope.headers, limits)
         signature = envelope.headers.get(SIGNATURE_2)
         found = _VALUE.fullmatch(signature) if isinstance(signature, str) else None
         if found is not None:
             times = (int(found[1]), int(found[2]))
-            if self._signer.matches(_parts(envelope, queue, times), found[3], VERSION):
+            if self._signer.matches(self._parts(envelope, queue, times), found[3], VERSION):
                 if not any_age:
                     self._check_age(times[0] / 1e6, times[1] / 1e6, queue)
                 return
@@ -132,6 +158,26 @@ class Signatures:
             )
         else:
             raise refusal(signature)
+
+    def _check_place(self, content_type: str, stored: str) -> None:
+        if STORED in content_type:
+            if not stored:
+                raise ContentRefused(
+                    "the message was signed to be stored, and not to be sent: another program has"
+                    " sent what waits in the result store for its turn"
+                )
+            if _place(stored) not in content_type:
+                raise ContentRefused(
+                    f"the message was signed for another place than that of {stored}"
+                )
+        elif stored and not self._rules.old:
+            raise ContentRefused(
+                "the message was not signed to be stored; a release before 0.2 did that: set"
+                " old_signatures=True until all that it has stored was sent"
+            )
+
+    def _parts(self, envelope: Envelope, queue: str, times: tuple[int, int]) -> list[bytes]:
+        return _parts(envelope, queue, times, self._rules.environment)
 
     def _check_age(self, sent: float, due: float, queue: str) -> None:
         limit = self._rules.max_age(queue)
@@ -150,7 +196,12 @@ class Signatures:
             )
 
 
-def _parts(envelope: Envelope, queue: str, times: tuple[int, int]) -> list[bytes]:
+def _place(stored: str) -> str:
+    """The parameter for a place; a digest, as names may have any characters."""
+    return STORED + sha256(stored.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _parts(envelope: Envelope, queue: str, times: tuple[int, int], environment: str) -> list[bytes]:
     """What version 2 covers: one msgpack list of everything but the body, then the body."""
     properties = envelope.properties
     covered = [
@@ -164,6 +215,8 @@ def _parts(envelope: Envelope, queue: str, times: tuple[int, int]) -> list[bytes
         properties.get("body_encoding") or None,
         _in_order({name: v for name, v in envelope.headers.items() if name not in NOT_SIGNED}),
     ]
+    if environment:
+        covered.append(environment)
     try:
         return [msgpack.packb(covered), envelope.body]
     except (TypeError, ValueError, OverflowError) as error:

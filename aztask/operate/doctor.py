@@ -104,6 +104,14 @@ def examine(
             "duplicate detection drop a task or its retry",
             "set id_key or AZTASK_ID_KEY, the same for all senders and workers",
         )
+    if app.settings.signing_keys and not app.settings.environment:
+        yield warning(
+            "app",
+            "environment",
+            "messages are signed for no environment: those of another one that has the same keys, "
+            "such as staging, would be accepted here",
+            "set environment or AZTASK_ENVIRONMENT, the same for all senders and workers",
+        )
     yield from _of_limits(app)
     if app.missing_file is None:
         yield from _of_broker(app, queues, Expectations(lease, named))

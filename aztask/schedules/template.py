@@ -1,7 +1,7 @@
 """The definition of a schedule, and the signed message that carries it in the result store.
 
 The message of a definition has the schedule's name as its id, and a header (`SPEC`) with everything
-else. It is signed like a message that is sent, so a program without the key changes no schedule.
+else. It is signed for its place: a program without the key changes no schedule, and sends none.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Definition:
 def template_of(codec: Codec, definition: Definition) -> bytes:
     """The definition as bytes, signed. Raises EncodeError and MessageTooLarge."""
     message = replace(definition.message, extra={SPEC: definition.spec})
-    data = payload_of(codec.to_envelope(message))
+    data = payload_of(codec.to_envelope(message, stored=f"schedule {message.id}"))
     if len(data) > HEAD_BYTES - ROOM:
         raise MessageTooLarge(
             f"schedule {definition.name}: its arguments take {len(data)} bytes, and a schedule has "
@@ -102,7 +102,7 @@ def read_template(codec: Codec, name: str, data: bytes) -> Definition:
     if not isinstance(found, dict):
         raise Damaged("its definition is missing")
     columns = Columns(found)
-    message = codec.from_envelope(envelope, columns.text("queue"), any_age=True)
+    message = codec.from_envelope(envelope, columns.text("queue"), stored=f"schedule {name}")
     if message.id != name:
         raise Damaged(f"its definition is that of schedule {message.id}")
     return Definition(

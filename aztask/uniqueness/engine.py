@@ -150,7 +150,7 @@ class UniqueEngine:
         If the process dies behind this, housekeeping sends the message (`repair`).
         """
         now = self.store.now()
-        payload = payload_of(self._codec.to_envelope(message, delay=delay))
+        stored = payload_of(self._codec.to_envelope(message, delay=delay, stored=_place(message)))
         claim = Claim(
             message.id,
             message.generation,
@@ -158,7 +158,7 @@ class UniqueEngine:
             now,
             now + delay + rules.life,
             message.queue,
-            payload,
+            stored,
             now + delay,
         )
         return self._take(key, claim, now + UNSENT_SECONDS, over)
@@ -264,7 +264,7 @@ class UniqueEngine:
             message = make(None if mine is None else mine.task_id)
             taken_at = now if mine is None else mine.taken_at
             ends_at = taken_at + rules.life
-            payload = payload_of(self._codec.to_envelope(message))
+            payload = payload_of(self._codec.to_envelope(message, stored=_place(message)))
             due_at = now + delay
             new = Claim(message.id, 0, QUIET, taken_at, ends_at, message.queue, payload, due_at)
             if self.store.write(key, new.pack(), min(now + rules.seconds, ends_at), holder):
@@ -409,7 +409,8 @@ class UniqueEngine:
         """Publish the stored message, verified; False if it is refused."""
         try:
             envelope = envelope_of(claim.payload)
-            message = self._codec.from_envelope(envelope, claim.queue, any_age=True)
+            place = place_of(claim.task_id, claim.generation)
+            message = self._codec.from_envelope(envelope, claim.queue, stored=place)
             if (message.id, message.generation) != (claim.task_id, claim.generation):
                 raise Damaged(f"its message is that of task {message.id}")
         except (CodecError, Damaged) as error:
@@ -418,6 +419,15 @@ class UniqueEngine:
         delay = max(0.0, claim.due_at - self.store.now())
         self._sender().send(claim.queue, [self._codec.to_envelope(message, delay=delay)])
         return True
+
+
+def place_of(task_id: str, generation: int) -> str:
+    """Where the message of a unique task is stored, as its signature says."""
+    return f"unique task {task_id}, generation {generation}"
+
+
+def _place(message: TaskMessage) -> str:
+    return place_of(message.id, message.generation)
 
 
 def split(message: TaskMessage) -> tuple[str, str]:

@@ -1,4 +1,7 @@
-"""Sends nodes of a workflow: the messages that its starter signed, verified before each send."""
+"""Sends nodes of a workflow: the messages that its starter signed for their places, verified.
+
+With keys, each is signed anew for its queue: what is stored cannot be sent as it is.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,11 @@ BATCH: Final = 500
 
 Posted: TypeAlias = tuple[TaskMessage, Envelope]
 """A message that was sent, and its envelope, which has its delay."""
+
+
+def place_of(workflow: str, node: int) -> str:
+    """Where a node's message is stored, as its signature says."""
+    return f"workflow {workflow}, node {node}"
 
 
 class EnvelopeSender(Protocol):
@@ -80,13 +88,13 @@ class Mailer:
         for node, generation in nodes:
             if node in made:
                 message, envelope = made[node]
-                if DELAY in message.extra or EXPIRES in message.extra:
+                if self._codec.signs or DELAY in message.extra or EXPIRES in message.extra:
                     envelope = self._fresh(message, generation)
                 queues.setdefault(message.queue, []).append((message, envelope))
                 continue
             queue, envelope = stored[node]
             try:
-                message = self._verified(workflow, queue, envelope)
+                message = self._verified(workflow, node, queue, envelope)
                 pair = message, self._fresh(message, generation)
                 queues.setdefault(queue, []).append(pair)
             except (CodecError, Damaged) as error:
@@ -107,8 +115,8 @@ class Mailer:
                 progress()
         return refused
 
-    def _verified(self, workflow: str, queue: str, envelope: Envelope) -> TaskMessage:
-        message = self._codec.from_envelope(envelope, queue, any_age=True)
+    def _verified(self, workflow: str, node: int, queue: str, envelope: Envelope) -> TaskMessage:
+        message = self._codec.from_envelope(envelope, queue, stored=place_of(workflow, node))
         if message.workflow != workflow:
             raise Damaged(f"it belongs to workflow {message.workflow}")
         return message

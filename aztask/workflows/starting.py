@@ -29,7 +29,7 @@ from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import DELAY, EXPIRES, Root, part_documents, started
 from aztask.workflows.graphs import Signature
-from aztask.workflows.mailing import Posted
+from aztask.workflows.mailing import Posted, place_of
 from aztask.workflows.place import Place
 from aztask.workflows.plan import RUN, Node, Plan, task_id_of
 from aztask.workflows.rows import empty_row
@@ -161,7 +161,7 @@ class Starter:
             message = self._message(common, workflow, compiled.plan, node, signature, parent)
             if headers := origin.headers_of(number):
                 message = _with_headers(message, headers)
-            envelope = self._codec.to_envelope(message)
+            envelope = self._codec.to_envelope(message, stored=place_of(workflow, number))
             self._broker.check(envelope)
             yield number, message, envelope
 

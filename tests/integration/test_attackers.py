@@ -19,6 +19,7 @@ import pytest
 from harness import Site, site_in
 from ledger_app import attacked, silent, work
 
+from aztask import chain
 from aztask.errors import ResultDamaged, TaskFailed
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
@@ -132,6 +133,27 @@ def test_a_receiver_cannot_change_a_message_and_put_it_back(keys: None, site: Si
 
 
 # -- may write results ----------------------------------------------------------------------------
+
+
+def test_what_is_stored_for_its_turn_cannot_be_sent_before(keys: None, site: Site) -> None:
+    """By an attacker who reads results and may send."""
+    app = site.app()
+    step = app.task(name=work.name)(lambda key: key)
+    chain(step.si("approve"), step.si("ship")).delay(workflow_id="order")
+    graphs = app.workflows.engine.graphs
+    root = graphs.root("order")
+    assert root is not None
+    _, stored = graphs.messages("order", root, [1])[1]
+    app.broker.purge("default")
+    app.broker.send("default", [stored, replace(stored, message_id="other")])
+    burst(site)
+    assert site.counts("start") == {}
+    letters = list(DeadLetters(app, "default").list())
+    assert [letter.reason for letter in letters] == ["undecodable"] * 2
+    assert all("signed to be stored, and not to be sent" in each.description for each in letters)
+    chain(step.si("first"), step.si("second")).delay()
+    burst(site)
+    assert [line.key for line in site.lines("start")] == ["first", "second"]
 
 
 def test_a_writer_of_results_can_pretend_that_a_task_has_run(keys: None, site: Site) -> None:

@@ -82,6 +82,24 @@ def test_signing_keys_without_an_id_key_are_a_warning(tmp_path, options, warned)
     app.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({}, False),
+        ({"signing_keys": ["a key of sixteen bytes"]}, True),
+        ({"signing_keys": ["a key of sixteen bytes"], "environment": "staging"}, False),
+    ],
+)
+def test_signing_keys_without_an_environment_are_a_warning(tmp_path, options, warned):
+    app = App("shop", broker=f"local://{tmp_path}/q.db", **options)
+    finding = found(app, "default").get(("app", "environment"))
+    assert (finding is not None) is warned
+    if finding is not None:
+        assert finding.level is Level.WARNING
+        assert "AZTASK_ENVIRONMENT" in finding.advice
+    app.close()
+
+
 def test_an_unreachable_broker_is_asked_once(app, monkeypatch):
     asked = []
 

@@ -1,0 +1,170 @@
+"""What waits in a result store is signed for its place there: it cannot be sent before its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aztask import App, chain, chord
+from aztask.errors import CodecError, ContentRefused
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
+from aztask.message.signatures import STORED
+from aztask.queues.local.payload import envelope_of
+from aztask.schedules.stored import read_schedule
+from aztask.uniqueness.claims import read_claim
+from aztask.workflows.graph import Graphs
+
+KEY = "a-key-that-no-attacker-knows-0123456789"
+QUEUE = "default"
+
+
+def make(**options: Any) -> App:
+    app = App("shop", broker="local://:memory:", results="local://:memory:", **options)
+    app.task(name="shop.approve")(lambda: None)
+    app.task(name="shop.ship")(lambda *order: None)
+    app.task(name="shop.one", unique="arguments")(lambda order: None)
+    app.task(name="shop.late", unique="arguments", debounce=60.0)(lambda order: None)
+    return app
+
+
+@pytest.fixture(params=[True, False], ids=["old too", "new only"])
+def shop(request: pytest.FixtureRequest) -> Iterator[App]:
+    with closing(make(signing_keys=[KEY], old_signatures=request.param)) as app:
+        yield app
+
+
+def of_workflow(app: App) -> Envelope:
+    chain(app.tasks["shop.approve"].si(), app.tasks["shop.ship"].si()).delay(workflow_id="w")
+    return step(app, "w", 1)
+
+
+def of_chord_body(app: App) -> Envelope:
+    members = [app.tasks["shop.approve"].si(), app.tasks["shop.approve"].si()]
+    chord(members, app.tasks["shop.ship"].s()).delay(workflow_id="w")
+    root = app.workflows.engine.graphs.root("w")
+    assert root is not None
+    plan = app.workflows.engine.graphs.plan("w", root)
+    assert plan is not None
+    (node,) = [each.number for each in plan.nodes if each.task == "shop.ship"]
+    return step(app, "w", node)
+
+
+def step(app: App, workflow: str, node: int) -> Envelope:
+    graphs: Graphs = app.workflows.engine.graphs
+    root = graphs.root(workflow)
+    assert root is not None
+    return graphs.messages(workflow, root, [node])[node][1]
+
+
+def of_schedule(app: App) -> Envelope:
+    app.schedules.create("nightly", app.tasks["shop.ship"].si(), every=3600)
+    kept = app.results.schedules.read("shop.nightly")  # type: ignore[union-attr]
+    return envelope_of(read_schedule(kept.head.data).template)
+
+
+def of_unique_task(app: App) -> Envelope:
+    """As it lies there until it is sent."""
+    rules, engine = app.tasks["shop.one"].unique, app.unique_engine("shop.one")
+    assert rules is not None
+    engine.take(rules, "key", TaskMessage("t1", "shop.one", QUEUE, b"\x93\x90\x80\x80"), 0.0)
+    return held(app)
+
+
+def of_debounced_task(app: App) -> Envelope:
+    app.tasks["shop.late"].delay(1)
+    return held(app)
+
+
+def held(app: App) -> Envelope:
+    store = app.results.uniques  # type: ignore[union-attr]
+    holders = store.due(store.now() + 1e6, 5)
+    (payload,) = filter(None, (read_claim(each.data).payload for each in holders))
+    for each in holders:
+        store.release(each)
+    return envelope_of(payload)
+
+
+PLACES = [of_workflow, of_chord_body, of_schedule, of_unique_task, of_debounced_task]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda each: each.__name__)
+def test_no_queue_accepts_what_is_stored(shop: App, place: Callable[[App], Envelope]) -> None:
+    stored = place(shop)
+    with pytest.raises(ContentRefused, match="signed to be stored, and not to be sent"):
+        shop.codec.from_envelope(stored, QUEUE, any_age=True)
+    bare = replace(stored, content_type=stored.content_type.partition(";")[0])
+    for changed in (bare, replace(bare, headers={**bare.headers, "aztask-signature-2": ""})):
+        with pytest.raises(CodecError):
+            shop.codec.from_envelope(changed, QUEUE, any_age=True)
+
+
+def test_a_stored_message_lies_in_its_own_place_alone(shop: App) -> None:
+    stored = of_workflow(shop)
+    assert shop.codec.from_envelope(stored, QUEUE, stored="workflow w, node 1").workflow == "w"
+    for other in ("workflow w, node 0", "workflow v, node 1", "schedule w"):
+        with pytest.raises(ContentRefused, match=f"another place than that of {other}"):
+            shop.codec.from_envelope(stored, QUEUE, stored=other)
+
+
+def test_what_was_sent_is_stored_by_releases_before_alone(shop: App) -> None:
+    """Such a release signs alike what it stores and what it sends."""
+    shop.tasks["shop.ship"].delay(1)
+    (sent,) = shop.broker.peek(QUEUE)
+    if shop.settings.old_signatures:
+        read = shop.codec.from_envelope(sent.envelope, QUEUE, stored="workflow w, node 1")
+        assert read.task == "shop.ship"
+    else:
+        with pytest.raises(ContentRefused, match=r"not signed to be stored; a release before 0\.2"):
+            shop.codec.from_envelope(sent.envelope, QUEUE, stored="workflow w, node 1")
+
+
+def test_what_a_worker_sends_from_the_store_is_signed_for_its_queue(shop: App) -> None:
+    shop.schedules.create("nightly", shop.tasks["shop.ship"].si(), every=3600)
+    shop.schedules.trigger("nightly")
+    of_workflow(shop)
+    sent = shop.broker.peek(QUEUE)
+    assert sorted(shop.codec.from_envelope(each.envelope, QUEUE).task for each in sent) == [
+        "shop.approve", "shop.ship",
+    ]  # fmt: skip
+    assert not any(STORED in each.envelope.content_type for each in sent)
+
+
+def test_without_keys_nothing_has_a_place() -> None:
+    with closing(make()) as app:
+        for place in PLACES[2:]:
+            assert STORED not in place(app).content_type
+
+
+# -- environments ----------------------------------------------------------------------------------
+
+
+def test_messages_of_another_environment_are_refused() -> None:
+    with (
+        closing(make(signing_keys=[KEY], environment="staging")) as staging,
+        closing(make(signing_keys=[KEY], environment="production")) as production,
+        closing(make(signing_keys=[KEY])) as nowhere,
+    ):
+        apps = (staging, production, nowhere)
+        for sender in apps:
+            sender.tasks["shop.ship"].delay(1)
+            (sent,) = sender.broker.peek(QUEUE)
+            for reader in apps:
+                if reader is sender:
+                    assert reader.codec.from_envelope(sent.envelope, QUEUE).task == "shop.ship"
+                else:
+                    with pytest.raises(ContentRefused):
+                        reader.codec.from_envelope(sent.envelope, QUEUE)
+        stored = of_workflow(staging)
+        with pytest.raises(ContentRefused):
+            production.codec.from_envelope(stored, QUEUE, stored="workflow w, node 1")
+
+
+def test_the_environment_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZTASK_ENVIRONMENT", "staging")
+    with closing(make(signing_keys=[KEY])) as app:
+        assert app.settings.environment == "staging"
