@@ -10,23 +10,192 @@
 from __future__ import annotations
 
 import importlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from aztask.address.addresses import BlobAddress
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.address.urls import parse_broker, parse_container
-from aztask.errors import ConfigurationError
-from aztask.leaseadvice.document import NAME, LeaseStore
-from aztask.leaseadvice.file import LeaseFile
+from aztask.azure.taggedblob import TaggedBlob
+from aztask.errors import BrokerUnavailable, ConfigurationError, DecodeError
+from aztask.leaseadvice.document import (
+    ASIDE,
+    NAME,
+    SIZE_LIMIT,
+    LeaseDocument,
+    LeaseStore,
+    Stored,
+    from_json,
+    is_damaged,
+    to_json,
+)
 from aztask.queues.kinds import kind_of
+from aztask.support.forks import fork_safe_lock
 from aztask.support.late import install_command
 from aztask.support.masking import printable
+from aztask.support.private import make_directory, make_file, wait_for_lock
+
+# -- The lease document in a blob, for workers and senders of many machines.
+
+
+class LeaseBlob:
+    """The blob ``leases.json`` of a container or of a folder in it."""
+
+    remote = True
+
+    def __init__(self, address: BlobAddress, owner: Owner = NO_OWNER) -> None:
+        """Connects at the first call. Raises ConfigurationError without a credential."""
+        self.address = address
+        self.owner = owner.of_broker
+        self._blob = TaggedBlob(
+            address, NAME, what="the lease document", content_type="application/json"
+        )
+
+    def __repr__(self) -> str:
+        return f"<LeaseBlob {self.address}>"
+
+    def load(self) -> Stored:
+        """Read the blob, see `LeaseStore.load`. Needs permission to read blobs."""
+        data, tag = self._read()
+        if tag is None:
+            return Stored(LeaseDocument(owner=self.owner), None)
+        return Stored(from_json(data, self.owner), tag)
+
+    def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
+        """Write the blob, see `LeaseStore.publish`. Needs permission to write blobs.
+
+        A missing container is created. If the reply is lost, the document may be stored; the next
+        try is then refused, and reads it.
+        """
+        data = to_json(replace(document, revision=based_on.document.revision + 1))
+        return self._blob.write(data, based_on.tag)
+
+    def set_aside(self) -> str | None:
+        """Copy a damaged document to another blob and delete it, see `LeaseStore.set_aside`."""
+        data, tag = self._read()
+        if tag is None or not is_damaged(data):
+            return None
+        return self._blob.move(data, tag, ASIDE)
+
+    def close(self) -> None:
+        """Close idle connections to the blob service."""
+        self._blob.close()
+
+    def _read(self) -> tuple[bytes, str | None]:
+        # one byte more than a document may have, so that a document that is too long is noticed
+        return self._blob.read(SIZE_LIMIT + 1)
+
+
+# -- The lease document in a file, for workers and senders of one machine.
+#
+# Rules
+# 1. The file is replaced by a rename, so a reader sees a complete document, old or new.
+# 2. Writers take turns with a lock on a second file, which stays: removing it would let two writers
+#    in at once.
+# 3. Only the document's bytes are synced to disk, before the rename. After a power loss the
+#    previous document may be back, which costs some counts and nothing else.
+
+
+class LeaseFile:
+    """A file with the document. Safe between threads and processes."""
+
+    remote = False
+
+    def __init__(self, path: Path, owner: Owner = NO_OWNER) -> None:
+        """`path`: the document's file. Its directory is made with the first publication."""
+        self.path = path
+        self.owner = owner.of_broker
+        self._lock = fork_safe_lock()
+
+    def __repr__(self) -> str:
+        return f"<LeaseFile {self.path}>"
+
+    def load(self) -> Stored:
+        """Read the file, see `LeaseStore.load`."""
+        data = self._read()
+        if data is None:
+            return Stored(LeaseDocument(owner=self.owner), None)
+        document = from_json(data, self.owner)
+        return Stored(document, str(document.revision))
+
+    def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
+        """Replace the file, see `LeaseStore.publish`.
+
+        If the process dies before the rename, nothing has changed, and a temporary file is left
+        over.
+        """
+        data = to_json(replace(document, revision=based_on.document.revision + 1))
+        try:
+            with self._turn():
+                if self._tag() != based_on.tag:
+                    return False
+                self._replace(data)
+        except OSError as error:
+            raise BrokerUnavailable(f"the lease document {self.path}: {error.strerror}") from None
+        return True
+
+    def set_aside(self) -> str | None:
+        """Rename the file, see `LeaseStore.set_aside`."""
+        aside = Path(f"{self.path}{ASIDE}")
+        try:
+            with self._turn():
+                data = self._read()
+                if data is None or not is_damaged(data):
+                    return None
+                self.path.replace(aside)
+        except OSError as error:
+            raise BrokerUnavailable(f"the lease document {self.path}: {error.strerror}") from None
+        return str(aside)
+
+    def close(self) -> None:
+        """Does nothing: no file is held open."""
+
+    def _read(self) -> bytes | None:
+        try:
+            with self.path.open("rb") as file:
+                return file.read(SIZE_LIMIT + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise BrokerUnavailable(f"the lease document {self.path}: {error.strerror}") from None
+
+    def _tag(self) -> str | None:
+        try:
+            return self.load().tag
+        except DecodeError:
+            return "not a document"
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        make_directory(self.path.parent)
+        make_file(lock := Path(f"{self.path}.lock"))
+        with self._lock, lock.open("wb") as file:
+            wait_for_lock(file.fileno())
+            yield
+
+    def _replace(self, data: bytes) -> None:
+        number, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(self.path)
+        except BaseException:
+            with suppress(OSError):
+                Path(name).unlink()
+            raise
+
 
 AUTO: Final = "auto"
 CONTAINER: Final = "aztask"
 """The container of ``auto``."""
-BLOB_MODULE: Final = "aztask.leaseadvice.blob"
+BLOB_MODULE: Final = "aztask.leaseadvice.stores"
 """Imported only when the document is in a blob: its SDK is an extra."""
 
 

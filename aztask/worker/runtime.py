@@ -78,16 +78,15 @@ class WorkerRuntime:
         """
         # Masked: the name goes into events, rows and file names that other programs read.
         name = mask(options.name) or f"{socket.gethostname()}-{os.getpid()}-{chance.token(3)}"
-        clock, mailbox, store_clock = shell.clock, shell.mailbox(), None
+        clock, mailbox, shared = shell.clock, shell.mailbox(), None
         controls = controls_of(app.results)
         if controls is not None and app.results is not None and app.results.remote:
-            store_clock = StoreClock(controls, clock)
-            clock = store_clock.corrected()
+            shared = StoreClock(controls, clock)
+            clock = shared.corrected()
         keeper = shell.keeper(app.broker, app.settings.renew_at, PostedReports(mailbox, core))
         journal = Journal(worker_sink(app, name), clock, TaskLog(clock, options.log_tasks))
         deliveries = Deliveries(name, clock, weights_of(app, options))
-        parts = (keeper, journal, mailbox, deliveries, clock, store_clock)
-        return cls(name, app, options, shell, *parts)
+        return cls(name, app, options, shell, keeper, journal, mailbox, deliveries, clock, shared)
 
     @property
     def lane_threads(self) -> int:

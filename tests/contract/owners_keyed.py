@@ -11,7 +11,7 @@ from aztask.leaseadvice import document
 from aztask.leaseadvice.advice import Advice, Evidence
 from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.leaseadvice.document import LeaseDocument, publish_advice
-from aztask.leaseadvice.file import LeaseFile
+from aztask.leaseadvice.stores import LeaseFile
 from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
 from aztask.limits.claiming import Claims
 from aztask.limits.control import ControlDocument, Controls, Scope

@@ -23,7 +23,7 @@ from aztask.worker.core import Core
 from aztask.worker.pipeline.decisions import Decisions
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.work import WorkItem
-from aztask.worker.pool import dispatcher, poolwatch
+from aztask.worker.pool import dispatcher
 from aztask.worker.upkeep.journal import Journal
 from aztask.worker.upkeep.scheduling import Scheduling
 
@@ -84,9 +84,9 @@ def faults(worker: WorkerInfo) -> Iterator[None]:
         _before(Scheduling, "_turn", _fail_while(Path(folder) / "schedules"))
         health.UNREADY_SECONDS = 1.0  # type: ignore[misc]
     if seconds := float(os.environ.get("FAULTY_SILENCE", "0")):
-        poolwatch.PING_SECONDS = seconds / 4  # type: ignore[misc]
-        poolwatch.SILENT_SECONDS = seconds  # type: ignore[misc]
-        poolwatch.IDLE_SECONDS = 2 * seconds  # type: ignore[misc]
+        dispatcher.PING_SECONDS = seconds / 4  # type: ignore[misc]
+        dispatcher.SILENT_SECONDS = seconds  # type: ignore[misc]
+        dispatcher.IDLE_SECONDS = 2 * seconds  # type: ignore[misc]
     yield
 
 

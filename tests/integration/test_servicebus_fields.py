@@ -24,8 +24,8 @@ from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.queues.base import Delivery, Position, QueueOptions
 from aztask.queues.delivery import Settled
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE
-from aztask.queues.servicebus.amqp import read_message
 from aztask.queues.servicebus.broker import ServiceBusBroker
+from aztask.queues.servicebus.reading import read_message
 from aztask.queues.servicebus.wire import EXPIRES_AT, PACKED
 from aztask.settlement import DeadLetter
 from aztask.testing import RunningEmulator

@@ -28,10 +28,9 @@ from aztask.address.addresses import StorageQueueAddress, TablesAddress
 from aztask.errors import ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.queues.delivery import Settled
-from aztask.queues.storagequeue.broker import StorageQueueBroker
+from aztask.queues.storagequeue.broker import MessageSender, StorageQueueBroker
 from aztask.queues.storagequeue.delivery import QueueRequests
 from aztask.queues.storagequeue.messages import MessagePipeline, QueueMessages
-from aztask.queues.storagequeue.sending import MessageSender
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, Owned, RunKey, Start, State
 from aztask.stores.records.deadindex import IndexedDeadLetter

@@ -15,8 +15,8 @@ from events_site import random_event, write_log
 from aztask import App
 from aztask.errors import AztaskError
 from aztask.leaseadvice.document import QueueEntry, publish_advice
-from aztask.leaseadvice.file import LeaseFile
 from aztask.leaseadvice.observation import Observation, bin_of
+from aztask.leaseadvice.stores import LeaseFile
 from aztask.operate.cli import main
 from aztask.queues.lease.bounds import Bounds
 from aztask.spark.events.frame import read_events

@@ -112,7 +112,7 @@ ALLOWED = {
     "aztask.queues.local.payload:payload_of": ENCODES,
     "aztask.queues.local.receiver:sequence_number": PARSED,
     "aztask.queues.servicebus.admin:_emulators_client": PARSED,
-    "aztask.queues.servicebus.amqp:read_message": FROM_BYTES,
+    "aztask.queues.servicebus.reading:read_message": FROM_BYTES,
     "aztask.queues.servicebus.client:BusClient._in_background": POOL_CLOSED,
     "aztask.queues.servicebus.client:_close": LOGGED,
     "aztask.queues.servicebus.control:Control._call": PASSED_ON,

@@ -205,7 +205,7 @@ class Channel(RoutingChannel):
         """Complete the message; with `multiple`, all messages delivered before it, too.
 
         On a remote broker this happens in the background: see
-        `aztask.celery.transport.completions`.
+        `aztask.celery.transport.unacked`.
         """
         tags = self.unacked.tags_up_to(delivery_tag) if multiple else [delivery_tag]
         for tag in tags:

@@ -12,13 +12,178 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 from azure.servicebus._common.constants import REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER
+from azure.servicebus._pyamqp.message import Header, Message, Properties
 from azure.servicebus._pyamqp.receiver import ReceiverLink
 
-from aztask.queues.servicebus.amqp import Damaged, damaged, read_message
+from aztask.queues.servicebus.values import (
+    ERRORS,
+    Unreadable,
+    check_items,
+    end_of,
+    pairs_of,
+    read_value,
+    reason_of,
+)
+from aztask.support.display import one_line
+
+# -- Reads AMQP 1.0 messages in place of the SDK's decoder, and never raises.
+#
+# Why not the SDK's decoder: one message that it cannot read makes it lose the whole batch ([seen]).
+#
+# The decoder of azure-servicebus 7.15 lacks three types of the specification (char, decimal32 and
+# decimal64), reads decimal128 wrongly, does not compare sizes with the available bytes, and raises
+# in the middle of a receive.
+#
+# If a message cannot be read, the result is `Damaged`: it holds the sections that can be read, the
+# reason why another one cannot, and all bytes. The receiver decides what to do with it.
+#
+# The service writes header and annotations in front of the sender's bytes. So if one of these
+# sections comes twice, the first one counts: a sender cannot replace a lock token or a time.
+#
+# Source: OASIS AMQP 1.0, part 3, section 3.2 (messages).
+
+_Sections = dict[str, Any]
+
+MOST_ITEMS: Final = 262_144
+"""Values in one section of a message, in all levels: at most about 20 MB of memory."""
+
+
+class Damaged(Message):
+    """A message with an unreadable section. problem: why it is unreadable. raw: all its bytes."""
+
+    problem: str = ""
+    raw: bytes = b""
+
+
+def damaged(raw: bytes, problem: str, **sections: Any) -> Damaged:
+    """A message that cannot be read, with the sections that can."""
+    message = Damaged(**sections)
+    message.problem, message.raw = one_line(problem, 300), raw
+    return message
+
+
+def read_message(payload: bytes | bytearray | memoryview) -> Message:
+    """The message in `payload`; `Damaged` if it cannot be read."""
+    raw = bytes(payload)
+    sections: _Sections = {}
+    problem, position = "", 0
+    while position < len(raw):
+        name, start, begin = "section", len(raw), position
+        try:
+            code, start = _descriptor(raw, position)
+            name, keep = _SECTIONS.get(code, (f"section 0x{code:02x}", _ignore))
+            if len(raw) > MOST_ITEMS:  # fewer bytes hold fewer values
+                check_items(raw, start, MOST_ITEMS)
+            value, position = read_value(raw, start)
+            keep(sections, value)
+        except ERRORS as error:
+            problem = problem or f"the {name} at byte {begin} cannot be read: {reason_of(error)}"
+            position = end_of(raw, start)
+            if (
+                name == _APPLICATION and len(raw) <= MOST_ITEMS
+            ):  # they may hold the service's dead-letter reason
+                sections.setdefault("application_properties", {}).update(pairs_of(raw, start))
+    return damaged(raw, problem, **sections) if problem else Message(**sections)
+
+
+# -- sections -------------------------------------------------------------------------------------
+
+
+def _descriptor(raw: bytes, position: int) -> tuple[int, int]:
+    """(code of the section, position of its value): the descriptor is a number or a symbol."""
+    if raw[position] != 0:
+        raise Unreadable(f"0x{raw[position]:02x} is not the start of a section")
+    if raw[position + 1] == 0x53:
+        return raw[position + 2], position + 3
+    descriptor, end = read_value(raw, position + 1)
+    if isinstance(descriptor, bytes):
+        descriptor = _CODES.get(descriptor)
+    if not isinstance(descriptor, int):
+        raise Unreadable("its descriptor is unknown")
+    return descriptor, end
+
+
+def _ignore(sections: _Sections, value: Any) -> None:
+    """Skip a section that the specification does not define, as the SDK does."""
+
+
+def _keep_header(sections: _Sections, value: Any) -> None:
+    fields = _fields(value, 5)
+    if any(field is not None and not isinstance(field, int) for field in fields):
+        raise Unreadable("one of its fields has a wrong type")
+    sections.setdefault("header", Header(*fields))
+
+
+def _keep_properties(sections: _Sections, value: Any) -> None:
+    sections["properties"] = Properties(*_fields(value, 13))
+
+
+def _fields(value: Any, limit: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > limit:
+        raise Unreadable(f"it is not a list of at most {limit} fields")
+    return value
+
+
+def _keep_map(name: str) -> Callable[[_Sections, Any], None]:
+    def keep(sections: _Sections, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise Unreadable("it is not a map")
+        sections.setdefault(name, {}).update(value)
+
+    return keep
+
+
+def _keep_first(name: str) -> Callable[[_Sections, Any], None]:
+    """Keep a map whose values come from the service where an earlier section has the same key."""
+
+    def keep(sections: _Sections, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise Unreadable("it is not a map")
+        sections[name] = value | sections.get(name, {})
+
+    return keep
+
+
+def _keep_each(name: str, kind: type) -> Callable[[_Sections, Any], None]:
+    def keep(sections: _Sections, value: Any) -> None:
+        if not isinstance(value, kind):
+            raise Unreadable(f"it is not of the type {kind.__name__}")
+        sections.setdefault(name, []).append(value)
+
+    return keep
+
+
+def _keep_value(sections: _Sections, value: Any) -> None:
+    sections["value"] = value
+
+
+_APPLICATION: Final = "application properties"
+_SECTIONS: Final[dict[int, tuple[str, Callable[[_Sections, Any], None]]]] = {
+    0x70: ("header", _keep_header),
+    0x71: ("delivery annotations", _keep_first("delivery_annotations")),
+    0x72: ("message annotations", _keep_first("message_annotations")),
+    0x73: ("properties", _keep_properties),
+    0x74: (_APPLICATION, _keep_map("application_properties")),
+    0x75: ("data", _keep_each("data", bytes)),
+    0x76: ("sequence", _keep_each("sequence", list)),
+    0x77: ("value", _keep_value),
+    0x78: ("footer", _keep_map("footer")),
+}
+_CODES: Final = {
+    b"amqp:header:list": 0x70,
+    b"amqp:delivery-annotations:map": 0x71,
+    b"amqp:message-annotations:map": 0x72,
+    b"amqp:properties:list": 0x73,
+    b"amqp:application-properties:map": 0x74,
+    b"amqp:data:binary": 0x75,
+    b"amqp:amqp-sequence:list": 0x76,
+    b"amqp:amqp-value:*": 0x77,
+    b"amqp:footer:map": 0x78,
+}
 
 
 @cache

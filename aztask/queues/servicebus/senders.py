@@ -22,12 +22,14 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
+from azure.core.settings import settings
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
+from azure.servicebus._common import tracing
 from azure.servicebus.exceptions import MessageSizeExceededError
 
 from aztask.errors import BrokerError, MessageTooLarge, SendUnconfirmed
 from aztask.message.envelope import Envelope
-from aztask.queues.servicebus import private, sdktracing
+from aztask.queues.servicebus import private
 from aztask.queues.servicebus.client import REQUEST_SECONDS, SEND_SECONDS, BusClient
 from aztask.queues.servicebus.clockprobe import DUE_SECONDS, MARGIN, PREFIX, TIME_TO_LIVE
 from aztask.queues.servicebus.encoding import encode_once
@@ -35,14 +37,35 @@ from aztask.queues.servicebus.errors import SDK_ERRORS, error_of, is_refusal
 from aztask.queues.servicebus.wire import ENQUEUED, epoch_of
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
+from aztask.support.quiet import is_quiet
+
+# -- Switches the SDK's own tracing off for single requests, see `aztask.support.quiet`.
+#
+# The SDK's tracing is a setting of the whole process (``azure.core.settings``). It makes spans for
+# each message, and overwrites the message's ``traceparent`` with theirs. The program may want that
+# for its other Service Bus clients, so the setting itself stays as it is: only the SDK's view of it
+# depends on the current request.
+
+
+class _Settings:
+    """``azure.core.settings`` as the SDK's tracing sees it."""
+
+    def tracing_implementation(self) -> Any:
+        """The class of the SDK's spans; None while aztask makes the spans."""
+        return None if is_quiet() else settings.tracing_implementation()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(settings, name)
+
+
+if hasattr(tracing, "settings"):  # an SDK that keeps its settings elsewhere is left alone
+    vars(tracing)["settings"] = _Settings()
 
 MAX_SENDERS: Final = 4
 IDLE_SECONDS: Final = 1.0
 OPEN_SECONDS: Final = 10.0
 
 Pair = tuple[Envelope, ServiceBusMessage]
-
-sdktracing.install()
 
 
 class ClockProbe(NamedTuple):

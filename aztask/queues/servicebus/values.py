@@ -1,6 +1,6 @@
 """Reads AMQP 1.0 values into the same Python values as the SDK's decoder, but checks them strictly.
 
-Why not the SDK's decoder: see `aztask.queues.servicebus.amqp`.
+Why not the SDK's decoder: see `aztask.queues.servicebus.reading`.
 
 Rules
 1. Strings and symbols come out as bytes, timestamps as integers. In addition, a decimal is an exact

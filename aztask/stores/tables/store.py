@@ -2,18 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
 from aztask.errors import BrokerUnavailable
-from aztask.stores.rows import Kind, StoreTime
+from aztask.stores.keys import key_text
+from aztask.stores.layout import number_key
+from aztask.stores.rows import Change, Kind, Place, Row, StoreTime
 from aztask.stores.tables.client import TableRequests, TimeBudget
 from aztask.stores.tables.clock import ServiceClock
-from aztask.stores.tables.numbered import NumberedRows
-from aztask.stores.tables.rows import TablesRows
+from aztask.stores.tables.errors import AlreadyExists, OutcomeUnknown, RowNotFound
+from aztask.stores.tables.rows import TablesRows, packed, unpacked
 from aztask.support import chance
 from aztask.support.clock import Clock
+
+# -- Rows with numbers over Azure Tables; see `aztask.stores.rows.Kind.number`.
+#
+# A row is ``n-NUMBER``, so rows of a partition are in the order of their numbers. In the same
+# partition, ``k-KEY`` has the number. Both are written and deleted together.
+#
+# Numbers are nanoseconds of the writer's clock. If the clocks of two machines differ, a row that is
+# made while you page through the partition may get a number that you have passed.
+
+TRIES: Final = 5
+_MARK: Final = "k-"
+_NUMBER: Final = re.compile(r"[0-9]{20}")
+
+
+class NumberedRows(TablesRows):
+    """The rows of one kind with numbers in a table."""
+
+    def __init__(self, requests: TableRequests, clock: Clock, kind: Kind) -> None:
+        super().__init__(requests, clock, kind)
+        self._clock = clock
+
+    def _read(self, call: TimeBudget, place: Place) -> Row | None:
+        number = self._number(call, place)
+        entity = self._requests.read(call, self._keys(place)[0], number) if number else None
+        return self._row(place, entity) if entity else None
+
+    def _number(self, call: TimeBudget, place: Place) -> str | None:
+        """The row key of this place; "" if its mark is damaged, None if there is none."""
+        entity = self._requests.read(call, self._keys(place)[0], _mark_of(place))
+        if entity is None:
+            return None
+        row = str(entity.get(self._kind.number))
+        return row if _number_in(row, self._layout.row) is not None else ""
+
+    def _key_in(self, entity: Mapping[str, Any]) -> str:
+        """The key of a row; "" if it is damaged."""
+        key = unpacked(entity.get(self._layout.key))
+        return key if isinstance(key, str) else ""
+
+    def _row(self, place: Place, entity: Mapping[str, Any]) -> Row:
+        row = super()._row(place, entity)
+        number = _number_in(entity["RowKey"], self._layout.row)
+        return row._replace(values={**row.values, self._kind.number: number})
+
+    def _change(self, call: TimeBudget, changes: Sequence[Change]) -> list[Row] | None:
+        (change,) = changes
+        place, _, before, _ = change
+        if before is None:
+            return self._make(call, change)
+        number = before.values[self._kind.number]
+        row = "" if number is None else f"{self._layout.row}{number_key(number)}"
+        return [before] if self._delete(call, place, row) else None
+
+    def _make(self, call: TimeBudget, change: Change) -> list[Row] | None:
+        """Make a row. If the process dies here, both of its rows exist or neither."""
+        place, values, doubtful = change.place, change.values or {}, False
+        self._kind.check(place, values)
+        entity = self._entity(place, values)
+        known = {
+            name: each for name, each in self._place(place).items() if name != self._layout.key
+        }
+        for _ in range(TRIES):
+            if (there := self._number(call, place)) is not None:
+                number = _number_in(there, self._layout.row)
+                change = change._replace(values={**values, self._kind.number: number})
+                return self._made(call, [change]) if doubtful else None
+            # Rows that are made in one microsecond are in any order.
+            at = int(self._clock.wall() * 1e6) * 1000 + chance.below(1000)
+            row = f"{self._layout.row}{number_key(at)}"
+            mark = {**known, "RowKey": _mark_of(place), self._kind.number: row}
+            noted = {**entity, "RowKey": row, self._layout.key: packed(place.key)}
+            try:
+                self._requests.together(call, [("create", mark), ("create", noted)])
+            except AlreadyExists:
+                continue  # another writer made it first, or another row has this number
+            except OutcomeUnknown:
+                doubtful = True
+                continue
+            return [Row(place, values, "")]
+        raise call.unavailable(self._requests.place)
+
+    def _remove(self, call: TimeBudget, place: Place) -> None:
+        number = self._number(call, place)
+        if number is not None:
+            self._delete(call, place, number)
+
+    def _delete(self, call: TimeBudget, place: Place, row: str) -> bool:
+        """Delete both rows of a place, in one request if both exist; false if none did.
+
+        A key or a number that is damaged is "".
+        """
+        rows = [each for each in (_mark_of(place) if place.key else "", row) if each]
+        partition, _ = self._keys(place)
+        try:
+            self._requests.together(
+                call, [("delete", {"PartitionKey": partition, "RowKey": each}) for each in rows]
+            )
+        except (RowNotFound, OutcomeUnknown) as error:
+            # One of them is gone, or both are, by a request whose answer was lost.
+            gone = [self._requests.delete(call, partition, each) for each in rows]
+            return any(gone) or isinstance(error, OutcomeUnknown)
+        return True
+
+
+def _mark_of(place: Place) -> str:
+    return f"{_MARK}{key_text(place.key)}"
+
+
+def _number_in(row_key: str, beginning: str) -> int | None:
+    """The number in the row key of a row; None if another program made it."""
+    text = row_key.removeprefix(beginning)
+    return int(text) if row_key.startswith(beginning) and _NUMBER.fullmatch(text) else None
+
 
 _CLOCK: Final = "k-clock-"
 """The partitions of rows for `TablesStore.time`, which are purged as old control entries."""

@@ -7,7 +7,7 @@ imported modules [measured]. Each pool process imports the user's modules itself
 and connections that a module opens do not survive a fork.
 
 The server is a copy of the worker, made before the worker imports the app (see
-`aztask.worker.pool.processhandle`). Where no copy can be made, it is
+`aztask.worker.pool.forking`). Where no copy can be made, it is
 ``python -m aztask.worker.pool.forkserver`` with a socket and the worker's process id.
 
 Rules

@@ -31,7 +31,7 @@ from uuid import UUID
 
 from azure.servicebus._pyamqp.message import Message
 
-from aztask.queues.servicebus.amqp import read_message
+from aztask.queues.servicebus.reading import read_message
 from aztask.support.clock import Clock
 
 from .wire import Refused

@@ -4,7 +4,7 @@ import pytest
 
 from aztask.errors import BrokerUnavailable, DecodeError
 from aztask.leaseadvice.document import LeaseDocument, QueueEntry
-from aztask.leaseadvice.file import LeaseFile
+from aztask.leaseadvice.stores import LeaseFile
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from aztask.message.message import TaskMessage
 from aztask.message.signatures import ANNOUNCED, NOT_SIGNED, SignatureRules
 from aztask.queues.local.payload import envelope_of as local_envelope
 from aztask.queues.local.payload import payload_of
-from aztask.queues.servicebus.amqp import read_message
+from aztask.queues.servicebus.reading import read_message
 from aztask.queues.servicebus.wire import envelope_of as bus_envelope
 from aztask.queues.servicebus.wire import message_of
 from aztask.queues.storagequeue.wire import read_text, text_of

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from aztask.celery.transport import completions
-from aztask.celery.transport.completions import Completions
+from aztask.celery.transport import unacked as completions
+from aztask.celery.transport.unacked import Completions
 
 
 class Service:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aztask.emulator.broker.sessiontimes import SessionTimes
+from aztask.emulator.broker.namespace import SessionTimes
 from aztask.queues.engine import IN_MEMORY, Database
 
 

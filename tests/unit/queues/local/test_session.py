@@ -8,8 +8,7 @@ from aztask.errors import LeaseLost, MessageTooLarge
 from aztask.message.envelope import Envelope
 from aztask.queues.base import ANY_SESSION, QueueOptions, ReceiverOptions, Renewed
 from aztask.queues.engine import Database
-from aztask.queues.local.broker import LocalBroker
-from aztask.queues.local.session import SessionReceiver
+from aztask.queues.local.broker import LocalBroker, SessionReceiver
 from aztask.settlement import Complete
 from aztask.support.clock import Clock
 

@@ -14,7 +14,7 @@ from azure.servicebus._pyamqp.message import Header, Message, Properties
 from hypothesis import assume, given
 from hypothesis import strategies as some
 
-from aztask.queues.servicebus.amqp import Damaged, read_message
+from aztask.queues.servicebus.reading import Damaged, read_message
 from aztask.queues.servicebus.values import ERRORS, MAX_DEPTH, Unreadable, read_value, reason_of
 
 HEADER = b"\x00\x53\x70"

@@ -5,7 +5,7 @@ from azure.servicebus import TransportType
 
 from aztask.address.addresses import ServiceBusAddress
 from aztask.errors import ConfigurationError
-from aztask.queues.servicebus.connecting import ConnectionOptions
+from aztask.queues.servicebus.client import ConnectionOptions
 
 NAMESPACE = ServiceBusAddress("shop.servicebus.windows.net")
 EMULATOR = ServiceBusAddress("127.0.0.1", 5672, emulator=True)

@@ -9,8 +9,7 @@ from azure.servicebus._pyamqp.message import Message
 from azure.servicebus._pyamqp.receiver import ReceiverLink
 
 from aztask.queues.servicebus import private
-from aztask.queues.servicebus.amqp import damaged, read_message
-from aztask.queues.servicebus.reading import damage_of, supported
+from aztask.queues.servicebus.reading import damage_of, damaged, read_message, supported
 from aztask.testing import emulator
 
 

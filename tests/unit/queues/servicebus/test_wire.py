@@ -23,7 +23,7 @@ from aztask.errors import (
 from aztask.message.bounds import MessageLimits
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
-from aztask.queues.servicebus.amqp import damaged, read_message
+from aztask.queues.servicebus.reading import damaged, read_message
 from aztask.queues.servicebus.wire import (
     EXPIRES_AT,
     LONGEST_LIFE,

@@ -9,9 +9,9 @@ from still import Still
 
 from aztask.errors import BrokerUnavailable, ConfigurationError, SendUnconfirmed
 from aztask.message.envelope import Envelope
+from aztask.queues.storagequeue.broker import MessageSender, judge
 from aztask.queues.storagequeue.delivery import QueueRequests
 from aztask.queues.storagequeue.errors import Effect
-from aztask.queues.storagequeue.sending import MessageSender, judge
 from aztask.support.clock import Clock
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from aztask.worker.intake.shares import GIVE_UP, Shares
+from aztask.worker.intake.allintakes import GIVE_UP, Shares
 
 WEIGHTS = {"high": 4, "low": 1}
 

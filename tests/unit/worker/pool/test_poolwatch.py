@@ -6,16 +6,16 @@ import pytest
 from poolends import Item, Server, Watching
 
 from aztask.support.parts import all_parts, failures
-from aztask.worker.pool.forkedlink import ForkedStarter
-from aztask.worker.pool.link import PoolPlan
-from aztask.worker.pool.pool import Pool
-from aztask.worker.pool.poolwatch import (
+from aztask.worker.pool.dispatcher import (
     ENDING_SECONDS,
     IDLE_SECONDS,
     PING_SECONDS,
     SILENT_SECONDS,
     PoolWatch,
 )
+from aztask.worker.pool.forkedlink import ForkedStarter
+from aztask.worker.pool.link import PoolPlan
+from aztask.worker.pool.pool import Pool
 
 START = 1000.0
 

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import json, os, subprocess, sys, threading
-from aztask.worker.pool.processhandle import ProcessHandle
+from aztask.worker.pool.forking import ProcessHandle
 from aztask.worker.pool.forking import first_server
 
 def opened(pid):
