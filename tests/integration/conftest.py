@@ -64,6 +64,7 @@ APPLICATIONS = {
     "test_celery_pools",
     "test_deploy",
     "test_django_worker",
+    "test_documentation_site",
     "test_embedded",
     "test_example_django",
     "test_example_fastapi",
