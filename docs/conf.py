@@ -13,9 +13,9 @@ release = version = __version__
 extensions = ["myst_parser", "sphinx_copybutton", "otherreaders"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
-# Furo, and not Shibuya or PyData: its sidebar has every page, so that a reader sees the neighbours of
-# the present one; it scrolls wide tables inside the page, works without JavaScript but for the search,
-# and brings no fonts or scripts of other hosts, which many companies block.
+# Furo, and not Shibuya or PyData: its sidebar has every page, so that a reader sees the neighbours
+# of the present one; it scrolls wide tables inside the page, works without JavaScript but for the
+# search, and brings no fonts or scripts of other hosts, which many companies block.
 html_theme = "furo"
 html_title = f"aztask {__version__}"
 html_static_path = ["static"]

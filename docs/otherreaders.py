@@ -1,10 +1,10 @@
 """What the site has for readers other than a browser: an inventory, Markdown and ``llms.txt``.
 
 Rules
-1. The inventory (``objects.inv``) has what ``docs/generate/api.py`` writes into the reference, under the
-   names that users import. Other projects link to it: ``{class}`aztask.App```.
-2. Beside each HTML page is the same page as plain Markdown: no MyST roles or directives, and links that
-   lead to other such pages.
+1. The inventory (``objects.inv``) has what ``docs/generate/api.py`` writes into the reference,
+   under the names that users import. Other projects link to it: ``{class}`aztask.App```.
+2. Beside each HTML page is the same page as plain Markdown: no MyST roles or directives, and links
+   that lead to other such pages.
 3. ``llms.txt`` (https://llmstxt.org) lists these pages, each with its first sentence.
 """
 
@@ -25,9 +25,12 @@ from sphinx.environment import BuildEnvironment
 
 MARK = re.compile(r"<!-- api: (?P<name>[\w.*]+)")
 FENCE = re.compile(
-    r"^(?P<fence>```+|:::+)(?P<head>[^\n`]*)\n(?P<body>.*?)^(?P=fence)[ ]*\n", re.MULTILINE | re.DOTALL
+    r"^(?P<fence>```+|:::+)(?P<head>[^\n`]*)\n(?P<body>.*?)^(?P=fence)[ ]*\n",
+    re.MULTILINE | re.DOTALL,
 )
-ROLE = re.compile(r"\{(?P<role>\w+)\}`(?:(?P<text>[^`<]*?)\s*<(?P<target>[^`>]+)>|(?P<bare>[^`]+))`")
+ROLE = re.compile(
+    r"\{(?P<role>\w+)\}`(?:(?P<text>[^`<]*?)\s*<(?P<target>[^`>]+)>|(?P<bare>[^`]+))`"
+)
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 COMMENT = re.compile(r"<!--.*?-->\n?|^\([\w-]+\)=\n", re.DOTALL | re.MULTILINE)
 OPTION = re.compile(r"^:\w+:.*\n?", re.MULTILINE)
