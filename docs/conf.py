@@ -18,8 +18,7 @@ exclude_patterns = ["_build"]
 # search, and brings no fonts or scripts of other hosts, which many companies block.
 html_theme = "furo"
 html_title = f"aztask {__version__}"
-html_static_path = ["static"]
-html_css_files = ["aztask.css"]
+html_search_scorer = str(Path(__file__).parent / "static" / "scorer.js")
 html_copy_source = False  # each page is beside its HTML, as Markdown
 html_theme_options = {"navigation_with_keys": True}
 # A reader who copies a console block wants its commands, without the prompt and what they print.
