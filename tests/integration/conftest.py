@@ -66,6 +66,7 @@ APPLICATIONS = {
     "test_django_worker",
     "test_documentation_site",
     "test_embedded",
+    "test_example_compose",
     "test_example_django",
     "test_example_fastapi",
     "test_example_folders",
