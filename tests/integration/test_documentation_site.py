@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from browser import opened
-from playwright.sync_api import Page
+from playwright.sync_api import Page, ViewportSize
 from sphinx.util.inventory import InventoryFile
 
 DOCS = Path(__file__).parents[2] / "docs"
-NARROW = {"width": 360, "height": 740}
+NARROW: ViewportSize = {"width": 360, "height": 740}
 # What readers type, and a page that must be among the first five that they get.
 TERMS = {
     "retry": "how-to/basics/retry",
@@ -141,7 +141,7 @@ def names() -> tuple[str, ...]:
 
 def readable(page: Page, address: str) -> dict[str, object]:
     """What is wrong on each page, as wide as a telephone."""
-    page.set_viewport_size(NARROW)  # type: ignore[arg-type]
+    page.set_viewport_size(NARROW)
     wrong: dict[str, object] = {}
     for name in (*names(), "search", "genindex"):
         page.goto(f"{address}/{name}.html", wait_until="domcontentloaded")
@@ -167,7 +167,7 @@ def test_what_is_hard_to_read_is_noticed(address: str) -> None:
     with opened(f"{address}/index.html") as page:
         page.evaluate("document.querySelector('article p').style.color = '#aaa'")
         assert page.evaluate(CONTRAST)["low"]
-        page.set_viewport_size(NARROW)  # type: ignore[arg-type]
+        page.set_viewport_size(NARROW)
         page.evaluate("document.querySelector('article p').style.width = '900px'")
         assert page.evaluate(WIDE) > 0
 
@@ -243,6 +243,16 @@ def test_every_page_is_there_as_plain_markdown(built: Path) -> None:
             if not (built / posixpath.join(posixpath.dirname(name), link)).exists():
                 wrong.append(f"{name}: {link}")
     assert wrong == []
+
+
+def test_the_cookbook_has_a_block_in_each_of_its_recipes() -> None:
+    """`tests/docs` runs the blocks."""
+    text = (DOCS / "how-to" / "cookbook.md").read_text(encoding="utf-8")
+    recipes = re.split(r"(?m)^### (?=\d)", text)[1:]
+    assert [int(recipe.partition(".")[0]) for recipe in recipes] == [*range(1, 26)]
+    for recipe in recipes:
+        assert recipe.count("```") >= 2 and "More: {doc}`" in recipe, recipe.splitlines()[0]
+        assert "not run" not in recipe
 
 
 def test_llms_txt_lists_every_page_once(built: Path) -> None:

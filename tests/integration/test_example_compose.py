@@ -37,11 +37,13 @@ TOOLS = Path(sys.executable).parent
 
 
 def services() -> dict[str, dict[str, Any]]:
-    return yaml.safe_load((EXAMPLE / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    file = yaml.safe_load((EXAMPLE / "compose.yaml").read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = file["services"]
+    return found
 
 
 def schema_problems(path: Path, schema: str) -> str:
-    command = [TOOLS / "check-jsonschema", "--builtin-schema", schema, path]
+    command = [str(TOOLS / "check-jsonschema"), "--builtin-schema", schema, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
@@ -56,7 +58,8 @@ def test_the_file_fits_the_compose_schema(tmp_path: Path) -> None:
 
 def linted(path: Path) -> subprocess.CompletedProcess[str]:
     # DL3013: the newest release is what a reader of an example wants.
-    command = [TOOLS / "hadolint", "--ignore", "DL3013", "--failure-threshold", "warning", path]
+    options = ("--ignore", "DL3013", "--failure-threshold", "warning")
+    command = [str(TOOLS / "hadolint"), *options, str(path)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -350,15 +350,13 @@ CLAIMS: dict[str, Callable[[], object]] = {
     ),
     "import the app": lambda: not hasattr(aztask, "current_app"),
     "a task cannot end its worker": lambda: not hasattr(errors, "WorkerShutdown"),
-    "never change": lambda: (
-        dataclasses.is_dataclass(Signature) and Signature.__dataclass_params__.frozen
-    ),  # type: ignore[attr-defined]
+    "never change": lambda: vars(Signature)["__dataclass_params__"].frozen,
     "not changed after it was made": lambda: not hasattr(Signature, "replace"),
     "messages are not moved between brokers": lambda: child(command_of("queues"), "move") is None,
     "no AMQP shell": lambda: child(cli, "amqp") is None,
     "the app has its settings": lambda: "--config" not in own_options("worker"),
     "do not talk to each other": lambda: "--without-gossip" not in own_options("worker"),
-    # claims that stand beside code
+    # said beside code
     "aztask compresses nothing": lambda: (
         not settings_with("compress")
         and not [name for name in dir(Codec) if "compress" in name and not name.startswith("_")]
@@ -370,12 +368,12 @@ CLAIMS: dict[str, Callable[[], object]] = {
     "7 days by default": lambda: App("x").settings.result_retention_seconds == 7 * 86400,
     "the default is msgpack": lambda: App("x").settings.serializer == "msgpack",
     "a task without one is `normal`": lambda: (
-        "normal" in inspect.getdoc(TaskOptions).split("`priority`")[1].split("* `")[0]
+        "normal" in str(inspect.getdoc(TaskOptions)).split("`priority`")[1].split("* `")[0]
     ),
 }
 OTHERS = (
     "Celery's internals", "Celery's worker", "RabbitMQ's", "service manager",
-    "connections to Azure use TLS",     "SIGTERM to the worker", "an error of the worker itself",
+    "connections to Azure use TLS", "SIGTERM to the worker", "an error of the worker itself",
 )  # fmt: skip
 
 
