@@ -23,6 +23,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
+import aztask
+
 MARK = re.compile(r"<!-- api: (?P<name>[\w.*]+)")
 FENCE = re.compile(
     r"^(?P<fence>```+|:::+)(?P<head>[^\n`]*)\n(?P<body>.*?)^(?P=fence)[ ]*\n",
@@ -53,9 +55,13 @@ def note_objects(app: Sphinx, doctree: nodes.document) -> None:
         if not (place and len(title) == 1 and isinstance(title[0], nodes.literal)):
             continue
         name = f"{place.rpartition('.')[0]}.{title.astext()}"
-        kind = kind_of(name)
-        if kind and name not in domain.objects:  # type: ignore[attr-defined]
-            domain.note_object(name, kind, node["ids"][0], location=node)  # type: ignore[attr-defined]
+        names = [name]
+        if title.astext() in aztask.__all__:  # an error is in `aztask.errors` and in `aztask`
+            names.append(f"aztask.{title.astext()}")
+        for each in names:
+            kind = kind_of(each)
+            if kind and each not in domain.objects:  # type: ignore[attr-defined]
+                domain.note_object(each, kind, node["ids"][0], location=node)  # type: ignore[attr-defined]
 
 
 def kind_of(name: str) -> str:
