@@ -86,7 +86,7 @@ def main(base: str) -> None:
     checks = []
     for address in ADDRESSES:
         new, old_figures = figures[address, NEW], figures[address, OLD]
-        ratio = Ratio.of(new, old_figures)
+        ratio = Ratio.of([[each] for each in new], [[each] for each in old_figures])
         print(f"  {address}, new: % of a core     {spread(new)}")
         print(f"  {address}, old: % of a core     {spread(old_figures)}")
         print(f"  {address}: new/old              {ratio.middle:.3f} "

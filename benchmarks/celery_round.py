@@ -1,9 +1,10 @@
 """Rounds of `compare.py` with Celery's workers on the transport of the tree on ``PYTHONPATH``.
 
 The ways to run Celery are prefork and solo, as in `celery_transports.py`. Workers run and
-are warm; they are stopped with SIGSTOP while the queue is filled with no-ops. A rate counts from
-SIGCONT until the queue is empty, and its CPU time is that of all processes of the workers. What an
-idle prefork worker uses is measured before that, in microseconds per second.
+are warm; they are stopped with SIGSTOP while it is the other tree's turn, and while the queue is
+filled with no-ops. A rate counts from SIGCONT until the queue is empty, and its CPU time is that of
+all processes of the workers. What an idle prefork worker uses is measured before that, in
+microseconds per second.
 
 Both trees use one Azurite or one emulator, which `compare.py` runs: ``COMPARE_BROKER``, and
 ``COMPARE_DELAYED`` for a proxy that delays each answer by 5 ms.
@@ -20,14 +21,15 @@ from pathlib import Path
 
 from celery_workers import WAYS as ALL
 from celery_workers import Way, Workers
-from common import family, processor_seconds
+from common import family, processor_seconds, take_turn
 
 from aztask import App
 
 WAYS = ALL[:2]  # eight solo workers do what one does
-MODULE, QUEUE = "celery_aztask_app", "celery-bench"
+MODULE, QUEUE = "celery_aztask_app", os.environ.get("COMPARE_QUEUE", "celery-bench")
 PATIENCE, SETTLING, IDLE = 120.0, 2.0, 5.0
-LOCAL_TASKS, BUS_TASKS, STORAGE_TASKS = 3_000, 1_500, 800
+LOCAL_TASKS, BUS_TASKS, STORAGE_TASKS = 1_000, 500, 300
+SLICES = 5
 
 
 class Site:
@@ -40,18 +42,19 @@ class Site:
         self._app = App("compare", broker=address)
         self._tasks = importlib.import_module(MODULE)
         self._folder = folder
-        self.figures: dict[str, float] = {}
+        self.figures: dict[str, list[float]] = {}
 
     def depth(self) -> int:
         """How many messages the queue has."""
         return self._app.broker.stats(QUEUE).living
 
     def measure(self, name: str, way: Way, count: int, address: str, *, idle: bool = False) -> None:
-        """Measure `count` no-ops of these workers, and before that what they use while idle.
+        """Measure slices of `count` no-ops, and before that what the workers use while idle.
 
         * `name`: distinguishes the figures; "" if there is one address.
         * `address`: what the workers use.
         """
+        take_turn()
         self._app.broker.declare(QUEUE)
         self._app.broker.purge(QUEUE)
         environment = {"AZTASK_BROKER": address}
@@ -65,18 +68,23 @@ class Site:
                 began, used = time.perf_counter(), -spent(workers)
                 time.sleep(IDLE)
                 used += spent(workers)
-                self.figures[f"{name}idle, {way.name} (CPU)"] = (
-                    1e6 * used / (time.perf_counter() - began)
-                )
-            with workers.frozen():
-                self._tasks.send(count)
-                began, used = time.perf_counter(), -spent(workers)
-            self.emptied()
-            self.figures[f"{name}{way.name}: tasks/s"] = count / (time.perf_counter() - began)
-            used += spent(workers)
-            self.figures[f"{name}{way.name}: tasks/s (CPU)"] = 1e6 * used / count
+                self._add(f"{name}idle, {way.name} (CPU)", 1e6 * used, began)
+            for _ in range(SLICES):
+                with workers.frozen():
+                    take_turn()
+                    self._tasks.send(count)
+                    began, used = time.perf_counter(), -spent(workers)
+                self.emptied()
+                self._add(f"{name}{way.name}: tasks/s", count, began)
+                used += spent(workers)
+                self._add(f"{name}{way.name}: tasks/s (CPU)", 1e6 * used / count)
         finally:
             workers.close()
+
+    def _add(self, name: str, value: float, began: float | None = None) -> None:
+        """Record `value`, or what it is for each second since `began`."""
+        seconds = 1.0 if began is None else time.perf_counter() - began
+        self.figures.setdefault(name, []).append(value / seconds)
 
     def emptied(self) -> None:
         """Wait until the queue is empty. Raises TimeoutError."""
@@ -92,7 +100,7 @@ def spent(workers: Workers) -> float:
     return sum(processor_seconds(pid) for each in workers.processes for pid in family(each.pid))
 
 
-def celery_local() -> dict[str, float]:
+def celery_local() -> dict[str, list[float]]:
     """Measure the embedded queue."""
     with tempfile.TemporaryDirectory(prefix="aztask-compare-") as folder:
         address = f"local://{folder}/queues.db"
@@ -102,7 +110,7 @@ def celery_local() -> dict[str, float]:
         return site.figures
 
 
-def celery_servicebus() -> dict[str, float]:
+def celery_servicebus() -> dict[str, list[float]]:
     """Measure Service Bus, directly and through the proxy."""
     direct, delayed = os.environ["COMPARE_BROKER"], os.environ["COMPARE_DELAYED"]
     with tempfile.TemporaryDirectory(prefix="aztask-compare-") as folder:
@@ -113,7 +121,7 @@ def celery_servicebus() -> dict[str, float]:
         return site.figures
 
 
-def celery_storagequeue() -> dict[str, float]:
+def celery_storagequeue() -> dict[str, list[float]]:
     """Measure a Storage queue."""
     address = os.environ["COMPARE_BROKER"]
     with tempfile.TemporaryDirectory(prefix="aztask-compare-") as folder:

@@ -85,6 +85,13 @@ def conclude(checks: Sequence[Check]) -> None:
         sys.exit(1)
 
 
+def take_turn() -> None:
+    """Wait until `compare.py` lets this round go on; the other one then stands still."""
+    if "COMPARE_TURNS" in os.environ:
+        print("turn", flush=True)
+        sys.stdin.readline()
+
+
 def family(pid: int) -> list[int]:
     """The ids of a process and of all its descendants."""
     found = [pid]

@@ -5,10 +5,11 @@ Usage: python benchmarks/compare.py BASE [--parts local,servicebus,emulator,stor
            [--pairs 15] [--bound 3] [--check]
 Further parts: celery-local, celery-servicebus, celery-storagequeue.
 
-BASE is a git revision, or a folder with an earlier tree. Each pair measures both trees once, in
-random order and in separate processes; for the figures see `compare_round.py`, and for those of
-Celery's workers `celery_round.py`. The output has the medians, the median of the ratios new/old of
-all pairs, and its 95 % interval (from order statistics, which assume nothing about the
+BASE is a git revision, or a folder with an earlier tree. Each pair measures both trees in two new
+processes, which take turns slice by slice, so that what slows the machine slows both; for the
+figures see `compare_round.py`, and for those of Celery's workers `celery_round.py`. The ratio of a
+pair is the median of its slices' ratios. The output has the medians, the median of the ratios
+new/old of all pairs, and its 95 % interval (from order statistics, which assume nothing about the
 distribution).
 
 A figure holds if its whole interval is within the bound. If a rate varies so much that its interval
@@ -45,7 +46,10 @@ CPU = " (CPU)"
 REQUESTS = " (requests)"
 """The suffix of figures that are requests per task: less is better."""
 
-Figures = dict[str, list[float]]
+Slices = dict[str, list[float]]
+"""{figure: its value in each slice of a round}"""
+Figures = dict[str, list[list[float]]]
+"""{figure: its slices in each round}"""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,10 @@ class Ratio:
     high: float
 
     @classmethod
-    def of(cls, new: Sequence[float], old: Sequence[float]) -> Ratio:
-        ordered = sorted(_quotient(a, b) for a, b in zip(new, old, strict=True))
+    def of(cls, new: Sequence[Sequence[float]], old: Sequence[Sequence[float]]) -> Ratio:
+        ordered = sorted(
+            statistics.median(map(_quotient, *pair)) for pair in zip(new, old, strict=True)
+        )
         skip = _outside(len(ordered))
         return cls(statistics.median(ordered), ordered[skip], ordered[-1 - skip])
 
@@ -93,17 +99,42 @@ def tree_of(base: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(target)], check=True)
 
 
-def measure(tree: Path, part: str, environment: Mapping[str, str]) -> dict[str, float]:
-    """Measure one round of `part` with the code of `tree`."""
-    paths = os.pathsep.join([str(tree), str(HERE)])
-    found = subprocess.run(
-        [sys.executable, "-P", str(HERE / "compare_round.py"), part],
-        env={**os.environ, **environment, "PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    values: dict[str, float] = json.loads(found.stdout.splitlines()[-1])
-    return values
+class Round:
+    """A process that measures `part` with the code of `tree`; it stands still between its turns."""
+
+    def __init__(
+        self, tree: Path, part: str, environment: Mapping[str, str], figures: Figures
+    ) -> None:
+        paths = os.pathsep.join([str(tree), str(HERE)])
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(HERE / "compare_round.py"), part],
+            env={**os.environ, **environment, "PYTHONPATH": paths, "COMPARE_TURNS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._figures = figures
+        self.waits = self._until_turn()
+
+    def go_on(self) -> None:
+        """Let it measure its next slice. Raises RuntimeError if it fails."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self.waits = self._until_turn()
+
+    def _until_turn(self) -> bool:
+        """Whether it waits for its turn; else it has ended, and its values are there."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line == "turn\n":
+            return True
+        if self._process.wait() or not line:
+            raise RuntimeError("a round failed; its error is above")
+        slices: Slices = json.loads(line)
+        for name, values in slices.items():
+            self._figures.setdefault(name, []).append(values)
+        return False
 
 
 @contextmanager
@@ -150,11 +181,14 @@ def pairs_of(part: str, old_tree: Path, pairs: int) -> tuple[Figures, Figures]:
         served(part, Path(folder)) as environment,
     ):
         for _ in range(pairs):
-            sides = [(TREE, new), (old_tree, old)]
-            dice.shuffle(sides)
-            for tree, figures in sides:
-                for name, value in measure(tree, part, environment).items():
-                    figures.setdefault(name, []).append(value)
+            rounds = []
+            for tree, figures, queue in ((TREE, new, "new"), (old_tree, old, "old")):
+                own = {**environment, "COMPARE_QUEUE": queue} if environment else {}
+                rounds.append(Round(tree, part, own, figures))
+            while waiting := [each for each in rounds if each.waits]:
+                dice.shuffle(waiting)
+                for each in waiting:
+                    each.go_on()
     return new, old
 
 
@@ -179,14 +213,19 @@ def verdict(name: str, ratios: Mapping[str, Ratio], bound: float) -> Verdict:
     return Verdict.HOLDS if within else Verdict.WORSE if beyond else Verdict.UNCLEAR
 
 
+def _middle(rounds: Sequence[Sequence[float]]) -> float:
+    """The median of all slices of all rounds."""
+    return statistics.median(value for slices in rounds for value in slices)
+
+
 def report(new: Figures, old: Figures, bound: float) -> bool:
     """Print a line for each figure. True if all hold."""
     ratios = {name: Ratio.of(new[name], old[name]) for name in new}
     verdicts = {name: verdict(name, ratios, bound) for name in ratios}
     for name, ratio in ratios.items():
         print(
-            f"  {verdicts[name].value:<8} {name:<44} {figure(statistics.median(new[name])):>9} "
-            f"{figure(statistics.median(old[name])):>9}   {ratio.middle:.3f} "
+            f"  {verdicts[name].value:<8} {name:<44} {figure(_middle(new[name])):>9} "
+            f"{figure(_middle(old[name])):>9}   {ratio.middle:.3f} "
             f"({ratio.low:.3f} to {ratio.high:.3f})"
         )
     return set(verdicts.values()) <= {Verdict.HOLDS, Verdict.SEE_CPU}

@@ -2,16 +2,17 @@
 
 Usage: python benchmarks/compare_round.py PART
 
-Prints one JSON object {figure: value}. It uses only what every version of aztask has: an app,
-`.delay()`, `.map`, the worker's command, the emulator. Rates are per second. ``(CPU)`` is CPU time
-per task in microseconds, of all processes that take part. ``(requests)`` is requests to Azure
-Tables per task, counted by a proxy before an Azurite of the round's own, until the worker's end.
+Prints one JSON object {figure: values}, with a value of each slice of the round. Before each slice
+it waits for its turn, so that the slices of two trees alternate. It uses only what every version of
+aztask has: an app, `.delay()`, `.map`, the worker's command, the emulator. Rates are per second.
+``(CPU)`` is CPU time per task in microseconds, of all processes that take part. ``(requests)`` is
+requests to Azure Tables per task, counted by a proxy before an Azurite of the round's own, until
+the worker's end.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import resource
 import subprocess
@@ -28,15 +29,19 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 sys.path.append(str(Path(__file__).parent))
 
 from celery_round import celery_local, celery_servicebus, celery_storagequeue
-from common import processor_seconds
+from common import processor_seconds, take_turn
 
 from aztask import App, chord
 
-SENDS, BATCHED = 4_000, 30_000
-BUS_SENDS, BUS_BATCHED = 1_000, 5_000
-STORAGE_BATCHED = 1_000
-RAW = 2_000
-SLICES, DRAINS = 5, 2
+SENDS, BATCHED = 3_600, 27_000
+BUS_SENDS, BUS_BATCHED = 900, 4_500
+STORAGE_BATCHED = 900
+RAW, RAW_SLICES = 1_000, 10
+SLICES, DRAINS = 3, 6
+QUEUE = os.environ.get("COMPARE_QUEUE", "default")
+"""Of each tree its own, where both use one service."""
+Figures = dict[str, list[float]]
+
 LIMITED, UNIQUE, MEMBERS, OCCURRENCES = 5_000, 2_500, 5_000, 250
 REMOTE = 200
 """Tasks of each part whose requests to Tables are counted."""
@@ -49,7 +54,7 @@ broker, results = os.environ["COMPARE_APP_BROKER"], os.environ["COMPARE_RESULTS"
 app = App("compare", broker=broker, results=results)
 
 
-@app.task
+@app.task(queue=os.environ["COMPARE_QUEUE"])
 def noop() -> None:
     return None
 
@@ -88,7 +93,7 @@ def cpu(pid: int | None = None) -> float:
 
 
 def timed(
-    figures: dict[str, float],
+    figures: Figures,
     name: str,
     count: int,
     work: Callable[[], object],
@@ -96,15 +101,15 @@ def timed(
 ) -> None:
     """Record the rate and the CPU time of `work`, which handles `count` messages.
 
-    The CPU time is that of this process, of its ended children and, if given, of process `pid`. Of
-    several calls the best of each counts: other work on the machine can only worsen a figure.
+    The CPU time is that of this process, of its ended children and, if given, of process `pid`.
     """
+    take_turn()
     used, began = -cpu(pid), time.perf_counter()
     work()
     rate = count / (time.perf_counter() - began)
     spent = 1e6 * (used + cpu(pid)) / count
-    figures[f"{name}/s"] = max(rate, figures.get(f"{name}/s", 0.0))
-    figures[f"{name}/s (CPU)"] = min(spent, figures.get(f"{name}/s (CPU)", math.inf))
+    figures.setdefault(f"{name}/s", []).append(rate)
+    figures.setdefault(f"{name}/s (CPU)", []).append(spent)
 
 
 @contextmanager
@@ -117,6 +122,7 @@ def apps(broker: str, results: str) -> Iterator[tuple[App, Callable[[], None]]]:
         environment = {
             **os.environ,
             "COMPARE_APP_BROKER": broker,
+            "COMPARE_QUEUE": QUEUE,
             "COMPARE_RESULTS": results,
             "PYTHONPATH": os.pathsep.join([folder, os.environ["PYTHONPATH"]]),
         }
@@ -131,7 +137,7 @@ def apps(broker: str, results: str) -> Iterator[tuple[App, Callable[[], None]]]:
             )
 
         app = App("compare", broker=broker, results=results or None)
-        app.task(name="compare.noop")(lambda: None)
+        app.task(name="compare.noop", queue=QUEUE)(lambda: None)
         if results:
             app.limit("rate", rate="1000000/s", burst=1000)
             app.limit("permits", concurrency=1000)
@@ -145,7 +151,7 @@ def apps(broker: str, results: str) -> Iterator[tuple[App, Callable[[], None]]]:
 
 
 def tasks(
-    figures: dict[str, float], app: App, drain: Callable[[], None], *, single: int, batched: int
+    figures: Figures, app: App, drain: Callable[[], None], *, single: int, batched: int
 ) -> None:
     """Measure single sends, a batch of sends, and a worker that runs them all."""
     noop = app.tasks["compare.noop"]
@@ -160,9 +166,9 @@ def tasks(
         timed(figures, "tasks run, with the worker's start", count, drain)
 
 
-def local() -> dict[str, float]:
+def local() -> Figures:
     """Measure the embedded queue, with results."""
-    figures: dict[str, float] = {}
+    figures: Figures = {}
     address = "local://{folder}/queues.db"
     with apps(address, address) as (app, drain):
         tasks(figures, app, drain, single=SENDS, batched=BATCHED)
@@ -199,29 +205,29 @@ def emulator_process() -> Iterator[tuple[str, int]]:
         process.wait(10)
 
 
-def servicebus() -> dict[str, float]:
+def servicebus() -> Figures:
     """Measure Service Bus on the emulator, without results."""
-    figures: dict[str, float] = {}
+    figures: Figures = {}
     with emulator() as address, apps(address, "") as (app, drain):
         tasks(figures, app, drain, single=BUS_SENDS, batched=BUS_BATCHED)
     return figures
 
 
-def storagequeue() -> dict[str, float]:
+def storagequeue() -> Figures:
     """Measure a Storage queue on the Azurite that both trees share."""
-    figures: dict[str, float] = {}
+    figures: Figures = {}
     with apps(os.environ["COMPARE_BROKER"], "") as (app, drain):
-        if "default" in app.broker.queues():
-            app.broker.purge("default")
+        if QUEUE in app.broker.queues():
+            app.broker.purge(QUEUE)
         else:
-            app.broker.declare("default")
+            app.broker.declare(QUEUE)
         tasks(figures, app, drain, single=0, batched=STORAGE_BATCHED)
     return figures
 
 
-def bare() -> dict[str, float]:
+def bare() -> Figures:
     """Measure the emulator with the bare SDK; CPU time is of both, without their start."""
-    figures: dict[str, float] = {}
+    figures: Figures = {}
     body = b"x" * 200
     with (
         emulator_process() as (address, pid),
@@ -241,7 +247,7 @@ def bare() -> dict[str, float]:
                     receiver.complete_message(message)
                     left -= 1
 
-        for _ in range(SLICES):
+        for _ in range(RAW_SLICES):
             timed(figures, "messages sent", RAW, send, pid)
             timed(figures, "messages received and completed", RAW, receive, pid)
     return figures
@@ -281,23 +287,26 @@ def schedule(app: App, count: int) -> int:
     return count
 
 
-def stored(send: Callable[[App, int], int], what: str, count: int) -> dict[str, float]:
+def stored(send: Callable[[App, int], int], what: str, count: int) -> Figures:
     """Measure the sends and the worker on local files, and count the requests to Tables."""
-    figures: dict[str, float] = {}
+    figures: Figures = {}
     address = "local://{folder}/queues.db"
     with apps(address, address) as (app, drain):
         app.tasks["compare.noop"].delay()
-        for _ in range(SLICES):
-            timed(figures, f"{what} sent", count // SLICES, lambda: send(app, count // SLICES))
-        timed(figures, f"{what} run, with the worker's start", count, drain)
+        few = count // SLICES // DRAINS
+        for _ in range(DRAINS):
+            for _ in range(SLICES):
+                timed(figures, f"{what} sent", few, lambda: send(app, few))
+            timed(figures, f"{what} run, with the worker's start", few * SLICES, drain)
+    take_turn()
     with tables() as (results, total), apps(address, results) as (app, drain):
         app.results.create()  # type: ignore[union-attr]
         before = total()
         sent = send(app, REMOTE)
-        figures[f"{what} sent (requests)"] = (total() - before) / sent
+        figures[f"{what} sent (requests)"] = [(total() - before) / sent]
         before = total()
         drain()
-        figures[f"{what} run (requests)"] = (total() - before) / sent
+        figures[f"{what} run (requests)"] = [(total() - before) / sent]
     return figures
 
 
@@ -335,4 +344,5 @@ PARTS = {
 }
 
 if __name__ == "__main__":
+    take_turn()
     print(json.dumps(PARTS[sys.argv[1]]()))

@@ -18,7 +18,7 @@ transport.register()
 app = Celery("bench", broker="aztask://")
 app.conf.update(
     task_ignore_result=True,
-    task_default_queue="celery-bench",
+    task_default_queue=os.environ.get("COMPARE_QUEUE", "celery-bench"),
     task_acks_late=True,
     worker_send_task_events=False,
     broker_connection_retry_on_startup=True,
