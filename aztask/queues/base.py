@@ -306,6 +306,13 @@ class MessageWaiter(Protocol):
         """True once there may be a message, which is left there; False after `seconds`."""
         ...
 
+    def has_news(self) -> bool:
+        """True if there may be a message that was not there at the last call.
+
+        Cheaper than a receive. A delayed message that becomes due is no news.
+        """
+        ...
+
 
 @runtime_checkable
 class SessionHolder(Protocol):

@@ -150,8 +150,10 @@ class Channel(RoutingChannel):
         """
         for tag in list(self.commands):
             with self._command_lock, suppress(Exception):
-                while (source := self._sources.get(tag)) is not None and self.fetch(source, 0.0):
-                    pass
+                source = self._sources.get(tag)
+                if isinstance(source, MailboxConsumer) and source.has_news():
+                    while self.fetch(source, 0.0):
+                        pass
 
     def _serve(self, source: QueueConsumer, wait: float) -> None:
         """On a pump's thread: receive a command for this process, and run it here.

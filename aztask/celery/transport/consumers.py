@@ -212,6 +212,15 @@ class MailboxConsumer(QueueConsumer):
             pass
         return True
 
+    def has_news(self) -> bool:
+        """True if a message may have come since the last call."""
+        try:
+            if self._boxes.usable(self.source.queue) and isinstance(self.receiver, MessageWaiter):
+                return self.receiver.has_news()
+        except QueueNotFound:  # as above
+            pass
+        return True
+
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` messages that the mailbox is bound for; [] after `wait` seconds.
 

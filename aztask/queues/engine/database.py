@@ -160,6 +160,11 @@ class Database:
             (version,) = connection.execute("PRAGMA data_version").fetchone()
             return int(version) + connection.total_changes
 
+    def others_changes(self) -> int:
+        """A number that changes with every write of any other process."""
+        with Statement(self) as connection:
+            return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
     @property
     def watch(self) -> Watch:
         """The watch that reports every write to the file, by any process."""

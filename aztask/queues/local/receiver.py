@@ -89,6 +89,7 @@ class LocalReceiver:
         self._delete = options.delete
         self._waiter = Waiter(wakeup.watch, rest=REST_SECONDS, blind=REST_SECONDS)
         self._closed = False
+        self._looked: tuple[int, int] | None = None
 
     def set_lease(self, seconds: float) -> None:
         """Set the lease, in seconds, for the next receives."""
@@ -102,6 +103,14 @@ class LocalReceiver:
     def await_message(self, seconds: float) -> bool:
         """True once there may be a message, which is left there; False after `seconds`."""
         return bool(self._once_there(lambda: True, seconds))
+
+    def has_news(self) -> bool:
+        """True if there may be a message that was not there at the last call."""
+        looked = self._engine.database.others_changes(), self._wakeup.count
+        if looked == self._looked:
+            return False
+        self._looked = looked  # before the look: what comes after it is news
+        return self._engine.pending(self._queue, dead_letter=self._dead_letter) == 0.0
 
     def _once_there(self, take: Callable[[], _T], seconds: float) -> _T | None:
         """What `take` finds, as soon as there may be a message; None after `seconds`."""
