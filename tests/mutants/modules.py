@@ -99,7 +99,7 @@ MODULES = (
     "aztask.workflows.inputs",
     "aztask.workflows.joins",
     "aztask.workflows.mailing",
-    "aztask.workflows.pace",
+    "aztask.workflows.documents",
     "aztask.workflows.packing",
     "aztask.workflows.repair",
     "aztask.workflows.rows",

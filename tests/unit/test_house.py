@@ -24,10 +24,10 @@ house = _house()
 # What each figure may be at most. A change that makes one better lowers it here.
 LIMITS = {
     "rooms": 34,
-    "files": 575,
+    "files": 571,
     "lines of code": 66_165,
     "longest file": 414,
-    "files with one importer": 129,
+    "files with one importer": 125,
     "corridors": 2,
     "imports, % of code": 11.1,
     "class names given twice": 58,

@@ -476,14 +476,14 @@ def test_a_message_that_waited_for_long_in_the_store_is_sent(site: Site) -> None
     asked = []
     read = site.codec.from_envelope
 
-    def noted(envelope: Any, queue: str, *, any_age: bool = False) -> Any:
-        asked.append(any_age)
-        return read(envelope, queue, any_age=any_age)
+    def noted(envelope: Any, queue: str, **options: Any) -> Any:
+        asked.append(options)
+        return read(envelope, queue, **options)
 
     site.codec.from_envelope = noted  # type: ignore[method-assign]
     site.clock.now += 11.0
     site.engine.repair()
-    assert asked[0] is True
+    assert asked[0] == {"stored": "unique task one, generation 0"}
 
 
 def test_holders_without_an_owner_are_repaired_by_those_who_declare_their_task(

@@ -16,11 +16,10 @@ from aztask.stores.records.workflows import ROOT, Change
 from aztask.support.clock import Clock
 from aztask.workflows import documents as module
 from aztask.workflows.bits import End, Failure
-from aztask.workflows.documents import Documents
+from aztask.workflows.documents import Documents, Pace
 from aztask.workflows.edits import RowEdit, row_name
 from aztask.workflows.engine import engine_for
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.pace import Pace
 from aztask.workflows.packing import pack_late
 from aztask.workflows.place import Place
 from aztask.workflows.plan import Layout, Slot

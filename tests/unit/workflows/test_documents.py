@@ -15,8 +15,7 @@ from aztask.stores.records.local.store import LocalResults
 from aztask.stores.records.workflows import ROOT, Change
 from aztask.support.chance import SystemChance, replaced
 from aztask.support.clock import Clock
-from aztask.workflows.documents import Appended, Documents
-from aztask.workflows.pace import Pace
+from aztask.workflows.documents import Appended, Documents, Pace
 
 
 class Edit:

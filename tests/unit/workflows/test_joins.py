@@ -14,12 +14,11 @@ from aztask.support.clock import Clock
 from aztask.workflows import graph
 from aztask.workflows.bits import Decision, Failure, Join
 from aztask.workflows.compiler import compile_graph
-from aztask.workflows.documents import Documents
+from aztask.workflows.documents import Documents, Pace
 from aztask.workflows.edits import NEARLY_FULL, join_name, row_name, values_name
 from aztask.workflows.engine import engine_for
 from aztask.workflows.graph import Graphs
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.pace import Pace
 from aztask.workflows.packing import pack_join, read_values
 from aztask.workflows.place import Place
 from aztask.workflows.plan import RUN, Layout

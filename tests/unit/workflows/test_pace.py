@@ -9,8 +9,7 @@ from aztask.errors import BrokerUnavailable
 from aztask.stores.records.workflows import ROOT, Document
 from aztask.support.chance import SystemChance, replaced
 from aztask.support.clock import Clock
-from aztask.workflows.documents import TRIES, Documents
-from aztask.workflows.pace import LONGEST, Pace
+from aztask.workflows.documents import LONGEST, TRIES, Documents, Pace
 
 
 def test_a_pace_rises_where_writers_meet_and_falls_where_they_do_not():

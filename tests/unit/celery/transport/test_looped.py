@@ -498,6 +498,25 @@ def test_an_error_of_a_command_mailbox_loses_no_task(site, monkeypatch, caplog, 
     eventually(lambda: str(error) in caplog.text)
 
 
+def test_where_nothing_was_written_a_receive_of_tasks_asks_no_mailbox(site, monkeypatch):
+    """Each of them would cost as much as the receive itself."""
+    exchange = Exchange("commands", type="fanout")
+    box = Queue("w@host.celery.pidbox", exchange, auto_delete=True, durable=False)
+    commands = Consumer(site.connection.channel(), [box], no_ack=True, on_message=site.got.append)
+    site.consume(no_ack=True)
+    commands.consume()
+    asked, receive = [], MailboxConsumer.receive
+    monkeypatch.setattr(
+        MailboxConsumer, "receive", lambda *each: asked.append(1) or receive(*each)
+    )
+    site.send(*(b"%d" % number for number in range(50)))
+    site.run(lambda: len(site.got) == 50)
+    assert len(asked) < 10
+    with Connection(transport=Transport, transport_options={"broker": site.broker}) as sender:
+        Producer(sender.channel(), exchange).publish("command")
+    site.run(lambda: len(site.got) == 51)
+
+
 def raising(error):
     def receive(*_):
         raise error
