@@ -506,9 +506,7 @@ def test_where_nothing_was_written_a_receive_of_tasks_asks_no_mailbox(site, monk
     site.consume(no_ack=True)
     commands.consume()
     asked, receive = [], MailboxConsumer.receive
-    monkeypatch.setattr(
-        MailboxConsumer, "receive", lambda *each: asked.append(1) or receive(*each)
-    )
+    monkeypatch.setattr(MailboxConsumer, "receive", lambda *each: asked.append(1) or receive(*each))
     site.send(*(b"%d" % number for number in range(50)))
     site.run(lambda: len(site.got) == 50)
     assert len(asked) < 10
