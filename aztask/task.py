@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from aztask.breaker import breaker_of
 from aztask.context import Context, current_context, unsent_context
@@ -61,6 +71,11 @@ class InvocationSender(GraphOwner, Protocol):
     ) -> list[AsyncResult[Any]]:
         """`send_call` for coroutines: it never blocks the event loop."""
         ...
+
+
+_DELAY = "; write .delay(...), and .with_options(...).delay(...) for a send with options"
+_ELSEWHERE = dict.fromkeys(("apply_async", "kiq", "send", "send_with_options", "enqueue"), _DELAY)
+"""What other frameworks call it: Celery, taskiq, dramatiq, and RQ or Django."""
 
 
 class Invocation(NamedTuple):
@@ -159,6 +174,12 @@ class Task(Generic[P, R_co]):
         """Call the function here and now, in this process."""
         result: R_co = self.function(*args, **kwargs)
         return result
+
+    if not TYPE_CHECKING:  # or every attribute would exist for type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            text = f"'Task' object has no attribute {name!r}{_ELSEWHERE.get(name, '')}"
+            raise AttributeError(text, name=name, obj=self)
 
     def arguments(
         self, codec: Codec, message: TaskMessage
@@ -430,6 +451,16 @@ def _check_function(
         )
     first = next(iter(signature.parameters.values()), None)
     # With `from __future__ import annotations` it is a text.
+    kinds = {
+        "a class": inspect.isclass(function),
+        "a bound method": inspect.ismethod(function),
+        "a lambda": name.endswith(".<lambda>"),
+    }
+    for what in (each for each, found in kinds.items() if found):
+        raise ConfigurationError(
+            f"task {name!r} is {what}, which a worker cannot find by its name; write a function of "
+            "a module, with def"
+        )
     is_context = first is not None and first.annotation in (Context, "Context", "aztask.Context")
     if is_context and not with_context:
         raise ConfigurationError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -57,7 +58,10 @@ def load_app(spec: str) -> App:
             f"{spec!r} is a {type(found).__name__}, not an aztask.App; name the App object"
         )
     for name in found.include:
-        _imported(name)
+        try:
+            _imported(name)
+        except AppNotLoaded as error:
+            raise AppNotLoaded(f"include of app {found.name!r}: {error}") from error
     return found
 
 
@@ -94,4 +98,13 @@ def _import_failure(module: str, error: BaseException) -> str:
     text = safe_str(error, REASON_CHARACTERS)
     if isinstance(error, AztaskError):  # it says what to do, such as DuplicateTask
         return text
-    return f"module {module!r} cannot be imported: {type(error).__name__}: {text}"
+    return f"module {module!r} cannot be imported{_place(error)}: {type(error).__name__}: {text}"
+
+
+def _place(error: BaseException) -> str:
+    """Where the import failed: the last line that is not of the import system; "" if unknown."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [each for each in frames if __file__ != each.filename and "importlib" not in each.filename]
+    if isinstance(error, SyntaxError) or not frames:  # its text says where
+        return ""
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})"

@@ -123,6 +123,7 @@ def _rate_of(rate: object, what: str) -> tuple[int, float]:
         if 1 <= count <= MOST and 0 < period <= LONGEST_PERIOD and math.isfinite(period):
             return count, period
     raise ConfigurationError(
-        f'{what}: rate takes a text such as "10/s", "600/m" or "5/10s": starts per time, at most '
+        f'{what}: rate takes a text such as "10/s", "600/m" or "5/10s", with the '
+        f"units {', '.join(_UNITS)}: starts per time, at most "
         f"{MOST:,} in 7 days, not {shown(rate)}"
     )

@@ -40,7 +40,10 @@ def test_the_attribute_is_app_unless_it_is_given(module):
         (APP, "loaded_shop:ap", "has no 'ap'. Did you mean 'app'?"),
         ("app = 7", "loaded_shop", "is a int, not an aztask.App"),
         ("raise SystemExit(3)", "loaded_shop", r"exits while it is imported \(status 3\)"),
-        ("1 / 0", "loaded_shop", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("\n1 / 0", "loaded_shop", r"loaded_shop.py, line 2\): ZeroDivisionError: division"),
+        ("x =\n", "loaded_shop", r"SyntaxError: invalid syntax \(loaded_shop.py, line 1\)"),
+        ("import json\njson.loads('x')", "loaded_shop", r"decoder.py, line \d+\): JSONDecode"),
+        (f"{APP}\napp.include = ['shop.lost']", "loaded_shop", "include of app 'shop': there"),
     ],
 )
 def test_whatever_is_wrong_is_one_line(module, text, spec, message):

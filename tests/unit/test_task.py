@@ -210,3 +210,11 @@ def test_an_argument_that_cannot_be_sent_says_what_to_write(serializer, value, i
         assert instead in str(caught.value)
         assert "\n" not in str(caught.value)
     app.close()
+
+
+@pytest.mark.parametrize("name", ["apply_async", "kiq", "send", "enqueue"])
+def test_what_other_frameworks_call_it_gets_advice(app, name):
+    task = app.task(name="shop.add")(lambda: None)
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; write \.delay\("):
+        getattr(task, name)
+    assert not hasattr(task, "dealy")

@@ -1,6 +1,7 @@
 """The options of tasks and of sends: durations, times, and what a wrong one is answered with."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from fractions import Fraction
 
 import pytest
 
@@ -172,6 +173,9 @@ def takes_a_context_by_name(context: "Context", count: int) -> None: ...
         (anumbers, "is a generator, which a worker cannot run"),
         (takes_a_context, "write @app.task_with_context"),
         (takes_a_context_by_name, "write @app.task_with_context"),
+        (lambda count: count, "is a lambda, which a worker cannot find by its name"),
+        (Fraction, "is a class, which a worker cannot find by its name"),
+        (Fraction(1, 2).limit_denominator, "is a bound method, which a worker cannot find"),
     ],
 )
 def test_a_function_that_would_fail_in_each_run_is_refused(app, function, words):

@@ -113,10 +113,15 @@ TABLE = [
     ),
     (
         "aztask -A lost tasks",
-        "module 'lost' cannot be imported: ModuleNotFoundError: No module named 'pandaz'",
+        "module 'lost' cannot be imported ({folder}/lost.py, line 1): ModuleNotFoundError: No "
+        "module named 'pandaz'",
         2,
     ),
-    ("aztask -A typo tasks", "module 'typo' cannot be imported: SyntaxError: invalid syntax", 2),
+    (
+        "aztask -A typo tasks",
+        "module 'typo' cannot be imported: SyntaxError: invalid syntax (typo.py, line 1)",
+        2,
+    ),
     (
         "aztask -A exits tasks",
         "module 'exits' exits while it is imported (status 3); guard main()",
