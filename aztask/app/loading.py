@@ -103,8 +103,11 @@ def _import_failure(module: str, error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
     """Where the import failed: the last line that is not of the import system; "" if unknown."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = [each for each in frames if __file__ != each.filename and "importlib" not in each.filename]
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if each.filename != __file__ and "importlib" not in each.filename
+    ]
     if isinstance(error, SyntaxError) or not frames:  # its text says where
         return ""
     return f" ({frames[-1].filename}, line {frames[-1].lineno})"

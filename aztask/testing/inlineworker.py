@@ -16,13 +16,17 @@ import math
 import os
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from aztask.app import App
 from aztask.context import TaskLease, set_current_context
+from aztask.errors import AztaskError, MessageTooLarge
 from aztask.hooks import HookedSink
-from aztask.queues.base import ANY_SESSION, Receiver
+from aztask.queues.base import ANY_SESSION, Receiver, SessionHolder
+from aztask.queues.delivery import Renewed
 from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Abandon, Complete, Defer, Hold, Lapse, Resubmit, from_record
@@ -30,14 +34,76 @@ from aztask.stores.events.sink import NullEventSink
 from aztask.stores.records.base import State
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.threadpool import LoopThread
-from aztask.testing.inlinerequests import InlineRequests
 from aztask.uniqueness.rules import QUIET
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.uniquekeys import unique_engine
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
+from aztask.worker.pool.answers import LOST, TOO_LARGE, Answers
 from aztask.worker.pool.attempt import OpenRun, RunReader
+from aztask.worker.pool.requests import RETRY_RESERVE
 from aztask.worker.upkeep.journal import Journal
+
+# -- The requests of tasks that run inline: checkpoints, session state, longer leases.
+
+
+class InlineRequests:
+    """Takes the packets that a pool process would send, and answers at once."""
+
+    def __init__(self, app: App, keeper: LeaseKeeper, clock: Clock) -> None:
+        self._app = app
+        self._keeper = keeper
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._running: dict[int, tuple[WorkItem, TaskLease]] = {}
+        self.answers = Answers()
+
+    @contextmanager
+    def of(self, item: WorkItem, lease: TaskLease) -> Iterator[None]:
+        """In the block, requests about this delivery are answered."""
+        self._running[item.number] = (item, lease)
+        try:
+            yield
+        finally:
+            del self._running[item.number]
+
+    def send(self, packet: list[Any]) -> None:
+        """Carry out a request: see the packets of `aztask.worker.pool.runner`."""
+        kind, number, *details = packet
+        item, lease = self._running[number]
+        if kind == "extend":
+            lease.renewed(max(item.delivery.deadline, self._clock.monotonic() + details[0]))
+            return
+        error, value = "", None
+        try:
+            with self._lock:
+                if kind == "save":
+                    error = self._save(item, details[0])
+                else:
+                    value = self._exchange(item, kind, *details)
+        except MessageTooLarge as problem:
+            error = f"{TOO_LARGE}{problem}"
+        except AztaskError as problem:
+            error = str(problem)
+        self.answers.answer(number, error, value)
+
+    def _save(self, item: WorkItem, state: bytes) -> str:
+        envelope = self._app.codec.to_envelope(replace(message_of(item), saved=state))
+        self._app.broker.check(envelope, reserve=RETRY_RESERVE)
+        if not isinstance(self._keeper.update(item.lease, item.receiver, envelope), Renewed):
+            return LOST
+        item.rewrite(saved=state)
+        return ""
+
+    @staticmethod
+    def _exchange(item: WorkItem, kind: str, *details: Any) -> bytes | None:
+        holder, session = item.receiver, item.delivery.session or ""
+        assert isinstance(holder, SessionHolder)  # noqa: S101  # the local broker has sessions
+        if kind == "state":
+            return holder.session_state(session)
+        holder.set_session_state(session, details[0])
+        return None
+
 
 NAME: Final = "inline"
 

@@ -99,7 +99,6 @@ MODULES = (
     "aztask.workflows.inputs",
     "aztask.workflows.joins",
     "aztask.workflows.mailing",
-    "aztask.workflows.documents",
     "aztask.workflows.packing",
     "aztask.workflows.repair",
     "aztask.workflows.rows",

@@ -26,7 +26,7 @@ READERS = {
     "test_what_was_compacted_while_the_query_did_not_run_is_read",
     "worker/upkeep/uploader.py": "integration/test_event_upload.py::"
     "test_a_compaction_between_two_looks_takes_nothing_that_waits",
-    "worker/upkeep/deadwatch.py": "unit/worker/upkeep/test_deadwatch.py::"
+    "worker/upkeep/housekeeping.py": "unit/worker/upkeep/test_deadwatch.py::"
     "test_a_purge_between_two_looks_hides_no_later_one",
     "worker/pipeline/pointers.py": "integration/test_strategies.py::"
     "test_a_pointer_whose_message_is_gone_ends",

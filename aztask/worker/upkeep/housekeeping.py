@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from aztask.address.owner import NO_OWNER
-from aztask.errors import AztaskError, QueueNotFound
+from aztask.errors import AztaskError, CodecError, QueueNotFound
 from aztask.limits.rates import ENTRY_PREFIX, ENTRY_SECONDS
 from aztask.limits.storeclock import KEPT_SECONDS
-from aztask.queues.base import QueueStats
+from aztask.message.message import TaskMessage
+from aztask.queues.base import Peeked, Position, QueueStats
+from aztask.settlement import DeadLetter
 from aztask.stores.events.retention import remove_old
 from aztask.stores.payloads.holders import Holders, remove_ended
 from aztask.stores.payloads.payloads import Payloads
-from aztask.stores.records.base import ResultStore, WorkerRecord
+from aztask.stores.records.base import Outcome, ResultStore, RunKey, RunRecord, State, WorkerRecord
 from aztask.stores.records.controls import controls_of
 from aztask.stores.records.schedules import schedules_of
 from aztask.stores.records.uniques import uniques_of
@@ -26,12 +29,125 @@ from aztask.support import chance
 from aztask.uniqueness.rules import QUIET
 from aztask.worker.lane import Work
 from aztask.worker.pipeline.uniquekeys import unique_engine
+from aztask.worker.pipeline.workflowends import WorkflowEnds
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.stages import Stages
-from aztask.worker.upkeep.deadwatch import DeadWatch
 from aztask.worker.upkeep.heartbeat import Heartbeat
+from aztask.workflows.joins import TaskEnd
+from aztask.workflows.place import Place
 from aztask.workflows.repair import Repair
 from aztask.workflows.starting import Starter
+
+# -- Finds messages that the broker itself dead-lettered, by its own count or time to live.
+#
+# No worker sees that happen, so without this watch a caller would wait for their results forever.
+# Each look reads one page of each queue's dead letters, and the next look continues there. So its
+# cost does not depend on the number of dead letters, but the time until each one is found does. The
+# first worker to find a dead letter records it, and only that worker reports it. Without a result
+# store there is nothing to record, and no watch.
+
+PAGE: Final = 100
+COUNT_EXCEEDED: Final = "MaxDeliveryCountExceeded"
+TIME_EXPIRED: Final = "TTLExpiredException"
+REASONS: Final = {COUNT_EXCEEDED: State.FAILED, TIME_EXPIRED: State.EXPIRED}
+"""The broker's own reasons, as Service Bus spells them (its documentation of dead-letter queues),
+and the state of a task after each."""
+
+
+class DeadWatch:
+    """Reads the dead letters of the worker's queues, a page at a time."""
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._app = runtime.app
+        self._clock = runtime.clock
+        self._mailbox = runtime.mailbox
+        self._journal = runtime.journal
+        self._after: dict[str, Position | None] = dict.fromkeys(runtime.options.queues)
+
+    @property
+    def useful(self) -> bool:
+        """Whether the broker dead-letters by itself and there is a result store."""
+        return self._app.broker.capabilities.native_dead_letter and self._app.results is not None
+
+    def look(self) -> None:
+        """Read one page of each queue. A queue that refuses does not stop the others."""
+        for queue, after in self._after.items():
+            try:
+                page = self._app.broker.peek(queue, dead_letter=True, after=after, limit=PAGE)
+                self._note(queue, page)
+            except AztaskError as error:
+                logger.info(
+                    "queue %s: its dead letters cannot be read, retry later: %s", queue, error
+                )
+            else:
+                self._after[queue] = page[-1].position if len(page) == PAGE else None
+
+    def _note(self, queue: str, page: Sequence[Peeked]) -> None:
+        """Record the new ones, then report them.
+
+        Crash window: if the process dies in between, they are recorded but no worker reports them.
+        The results are right; the event and the log line are missing.
+        """
+        found = list(self._own(queue, page))
+        results = self._app.results
+        if results is None or not found:
+            return
+        news = results.bury([record for _, _, record in found])
+        found = [each for each, new in zip(found, news, strict=True) if new]
+        for message, letter, record in found:
+            if record.outcome is not None:
+                dead = DeadLetter(record.outcome.error_type, record.outcome.error)
+                logger.warning(
+                    "task %s %s was dead-lettered by the broker: %s: %s",
+                    message.task,
+                    message.id,
+                    dead.reason,
+                    dead.description,
+                )
+                count = letter.delivery_count
+                self._mailbox.post(partial(self._journal.buried, message, queue, count, dead))
+        self._set_bits(found)
+
+    def _set_bits(self, found: Sequence[tuple[TaskMessage, Peeked, RunRecord]]) -> None:
+        """Set the bits of tasks of workflows; what fails here, housekeeping of workflows does."""
+        ends = [
+            TaskEnd(
+                message.workflow,
+                Place.read(message.node),
+                message.generation,
+                record.state,
+                None,
+                record.outcome.error_type if record.outcome else "",
+                record.outcome.error if record.outcome else "",
+                repeated=True,
+            )
+            for message, _, record in found
+            if message.workflow is not None and message.node is not None
+        ]
+        if ends:
+            WorkflowEnds(self._app.workflows.engine).ended(ends)
+
+    def _own(
+        self, queue: str, page: Sequence[Peeked]
+    ) -> Iterable[tuple[TaskMessage, Peeked, RunRecord]]:
+        """The letters that the broker itself made, each with the record of the run it ended."""
+        now = self._clock.wall()
+        oldest = now - self._app.settings.result_retention_seconds
+        for letter in page:
+            state = REASONS.get(letter.dead_letter_reason or "")
+            if state is None or letter.enqueued_at < oldest:
+                continue  # a worker's own, with an outcome; or older than the results that are kept
+            try:
+                message = self._app.message_in(
+                    letter.envelope, queue, letter.position, any_age=True
+                )
+            except CodecError:
+                continue  # not a message of aztask
+            dead = DeadLetter(letter.dead_letter_reason or "", letter.dead_letter_description or "")
+            outcome = Outcome(state, dead, None, dead.reason, dead.description, at=now)
+            key = RunKey(*message.key)
+            yield message, letter, RunRecord(key, message.task, queue, state, outcome=outcome)
+
 
 logger = logging.getLogger(__name__)
 

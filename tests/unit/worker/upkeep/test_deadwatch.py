@@ -18,7 +18,7 @@ from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Abandon, DeadLetter
 from aztask.stores.records.base import State
-from aztask.worker.upkeep.deadwatch import PAGE, DeadWatch
+from aztask.worker.upkeep.housekeeping import PAGE, DeadWatch
 
 NOW = 1_000_000.0
 
