@@ -103,7 +103,7 @@ MODULES = (
     "aztask.workflows.repair",
     "aztask.workflows.rows",
     "aztask.workflows.starting",
-    "aztask.workflows.views",
+    "aztask.operate.workflows",
     "aztask.stores.payloads.holders",
     "aztask.stores.payloads.opening",
     "aztask.stores.payloads.store",

@@ -10,7 +10,7 @@ from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.workflows import ROOT, Change
-from aztask.workflows import views
+from aztask.operate import workflows as views
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import Place
 

@@ -4,7 +4,7 @@ import pytest
 
 from aztask.errors import ConfigurationError
 from aztask.queues.engine import Database, Engine
-from aztask.queues.engine.schema import COMPONENT, STEPS
+from aztask.queues.engine.queues import COMPONENT, STEPS
 
 
 @pytest.fixture
