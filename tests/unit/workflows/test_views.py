@@ -6,11 +6,11 @@ import pytest
 
 from aztask import App, chain, chord, group
 from aztask.errors import ForeignId
+from aztask.operate import workflows as views
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.workflows import ROOT, Change
-from aztask.operate import workflows as views
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import Place
 
