@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    NamedTuple,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from aztask.breaker import breaker_of
 from aztask.context import Context, current_context, unsent_context
@@ -71,11 +61,6 @@ class InvocationSender(GraphOwner, Protocol):
     ) -> list[AsyncResult[Any]]:
         """`send_call` for coroutines: it never blocks the event loop."""
         ...
-
-
-_DELAY = "; write .delay(...), and .with_options(...).delay(...) for a send with options"
-_ELSEWHERE = dict.fromkeys(("apply_async", "kiq", "send", "send_with_options", "enqueue"), _DELAY)
-"""What other frameworks call it: Celery, taskiq, dramatiq, and RQ or Django."""
 
 
 class Invocation(NamedTuple):
@@ -174,12 +159,6 @@ class Task(Generic[P, R_co]):
         """Call the function here and now, in this process."""
         result: R_co = self.function(*args, **kwargs)
         return result
-
-    if not TYPE_CHECKING:  # or every attribute would exist for type checkers
-
-        def __getattr__(self, name: str) -> Any:
-            text = f"'Task' object has no attribute {name!r}{_ELSEWHERE.get(name, '')}"
-            raise AttributeError(text, name=name, obj=self)
 
     def arguments(
         self, codec: Codec, message: TaskMessage
@@ -438,6 +417,26 @@ class BoundTask(Generic[P, R_co]):
             raise ConfigurationError("task_id names one invocation; amap sends many")
         task = self._task
         return await task.sender.asend_call(task, task._invocations(calls), self._options)
+
+
+class _Elsewhere:
+    """An attribute that tasks of another framework have; ours have none, and say what to write.
+
+    A `__getattr__` of the class would slow every access to an attribute of a task.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, task: object, kind: object) -> Any:
+        raise AttributeError(
+            f"'Task' object has no attribute {self._name!r}; write .delay(...), and "
+            ".with_options(...).delay(...) for a send with options"
+        )
+
+
+for _name in ("apply_async", "kiq", "send", "send_with_options", "enqueue"):
+    setattr(Task, _name, _Elsewhere(_name))  # Celery, taskiq, dramatiq, and RQ or Django
 
 
 def _check_function(

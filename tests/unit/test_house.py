@@ -25,7 +25,7 @@ house = _house()
 LIMITS = {
     "rooms": 34,
     "files": 567,
-    "lines of code": 66_173,
+    "lines of code": 66_167,
     "longest file": 414,
     "files with one importer": 121,
     "corridors": 0,

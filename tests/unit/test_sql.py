@@ -119,7 +119,7 @@ def test_the_statements_of_rows_are_built_in_one_place_from_names_that_are_check
     """`tests/contract/test_contract_rows.py` holds that a layout has identifiers alone."""
     paths = (PACKAGE / "stores" / "local").glob("*.py")
     built = {path.name: built_from_data(path.read_text(encoding="utf-8")) for path in paths}
-    assert built.pop("statements.py")[0] > 5
+    assert built.pop("rows.py")[0] > 5
     assert [each for each in built.values() if each[0]] == []
 
 
