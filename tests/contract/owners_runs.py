@@ -29,7 +29,7 @@ from aztask.stores.records.base import (
 )
 from aztask.stores.records.watcher import ResultWatcher
 from aztask.stores.records.workflows import ROOT, Document, workflows_of
-from aztask.support.clock import SYSTEM_CLOCK
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.floodlog import FloodLog
 from aztask.worker.lane import lane_of
 from aztask.worker.pipeline.refusals import Refusals
@@ -131,6 +131,7 @@ def housekeeping(mine: World, theirs: World) -> None:
     runtime = SimpleNamespace(
         app=theirs.app,
         clock=SYSTEM_CLOCK,
+        store_clock=None,
         mailbox=mailbox,
         name="w",
         options=SimpleNamespace(queues=("default",), schedules=False),
@@ -140,7 +141,9 @@ def housekeeping(mine: World, theirs: World) -> None:
     chores = Housekeeping(cast("Any", runtime), cast("Any", None), cast("Any", None))
     try:
         chores._look_after_workflows(theirs.store)
-        chores._purge(theirs.store, time.time() + 60.0)
+        kept = theirs.app.settings.result_retention_seconds
+        chores._clock = Clock(wall=lambda: time.time() + 60.0 + kept)
+        chores._purge(theirs.store)
     finally:
         chores.stop()
     assert mine.app.result("a").state == "succeeded"
