@@ -21,7 +21,6 @@ from typing import Final
 from aztask.address.addresses import BlobAddress
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.address.urls import parse_broker, parse_container
-from aztask.azure.taggedblob import TaggedBlob
 from aztask.errors import BrokerUnavailable, ConfigurationError, DecodeError
 from aztask.leaseadvice.document import (
     ASIDE,
@@ -39,57 +38,6 @@ from aztask.support.forks import fork_safe_lock
 from aztask.support.late import install_command
 from aztask.support.masking import printable
 from aztask.support.private import make_directory, make_file, wait_for_lock
-
-# -- The lease document in a blob, for workers and senders of many machines.
-
-
-class LeaseBlob:
-    """The blob ``leases.json`` of a container or of a folder in it."""
-
-    remote = True
-
-    def __init__(self, address: BlobAddress, owner: Owner = NO_OWNER) -> None:
-        """Connects at the first call. Raises ConfigurationError without a credential."""
-        self.address = address
-        self.owner = owner.of_broker
-        self._blob = TaggedBlob(
-            address, NAME, what="the lease document", content_type="application/json"
-        )
-
-    def __repr__(self) -> str:
-        return f"<LeaseBlob {self.address}>"
-
-    def load(self) -> Stored:
-        """Read the blob, see `LeaseStore.load`. Needs permission to read blobs."""
-        data, tag = self._read()
-        if tag is None:
-            return Stored(LeaseDocument(owner=self.owner), None)
-        return Stored(from_json(data, self.owner), tag)
-
-    def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
-        """Write the blob, see `LeaseStore.publish`. Needs permission to write blobs.
-
-        A missing container is created. If the reply is lost, the document may be stored; the next
-        try is then refused, and reads it.
-        """
-        data = to_json(replace(document, revision=based_on.document.revision + 1))
-        return self._blob.write(data, based_on.tag)
-
-    def set_aside(self) -> str | None:
-        """Copy a damaged document to another blob and delete it, see `LeaseStore.set_aside`."""
-        data, tag = self._read()
-        if tag is None or not is_damaged(data):
-            return None
-        return self._blob.move(data, tag, ASIDE)
-
-    def close(self) -> None:
-        """Close idle connections to the blob service."""
-        self._blob.close()
-
-    def _read(self) -> tuple[bytes, str | None]:
-        # one byte more than a document may have, so that a document that is too long is noticed
-        return self._blob.read(SIZE_LIMIT + 1)
-
 
 # -- The lease document in a file, for workers and senders of one machine.
 #
@@ -195,7 +143,7 @@ class LeaseFile:
 AUTO: Final = "auto"
 CONTAINER: Final = "aztask"
 """The container of ``auto``."""
-BLOB_MODULE: Final = "aztask.leaseadvice.stores"
+BLOB_MODULE: Final = "aztask.leaseadvice.blob"
 """Imported only when the document is in a blob: its SDK is an extra."""
 
 

@@ -406,7 +406,8 @@ if os.environ.get("LEDGER_GRAPH_SECONDS"):  # the times of housekeeping, shorter
     seconds = float(os.environ["LEDGER_GRAPH_SECONDS"])
     for module in (starting, repair):
         module.LEASE_SECONDS = seconds  # type: ignore[misc]
-    repair.EMPTY_SECONDS = repair.SWEEP_SECONDS = seconds  # type: ignore[misc]
+    for name in ("EMPTY_SECONDS", "SWEEP_SECONDS", "ROOTLESS_SECONDS"):
+        setattr(repair, name, seconds)
     housekeeping.GRAPH_SECONDS = housekeeping.REMOTE_GRAPH_SECONDS = seconds / 2
     housekeeping.IDLE_GRAPH_SECONDS = housekeeping.DEAD_SECONDS = seconds / 2
 

@@ -14,9 +14,9 @@ from aztask.address.urls import parse_container
 from aztask.azure.container import container_client
 from aztask.errors import BrokerUnavailable, DecodeError
 from aztask.leaseadvice.advice import Evidence, decide
+from aztask.leaseadvice.blob import LeaseBlob
 from aztask.leaseadvice.document import NAME, SIZE_LIMIT, LeaseDocument, QueueEntry
 from aztask.leaseadvice.observation import Observation
-from aztask.leaseadvice.stores import LeaseBlob
 
 ADVICE = decide(Evidence(1000, 10.0, 60.0), 30.0, at=5.0)
 SERVICE = "blob"

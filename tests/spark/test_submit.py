@@ -220,7 +220,11 @@ def test_a_worker_module_that_is_missing_is_named(spark, files, queue):
 
 def _task_of_this_module(**options):
     app = App("elsewhere", broker="local://:memory:", **options)
-    return app.task(lambda path, width: None)
+
+    def resize(path, width):
+        pass
+
+    return app.task(resize)
 
 
 def test_a_task_of_no_module_goes_with_an_address(shop_folder, shop, files, queue):

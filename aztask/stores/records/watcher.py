@@ -5,6 +5,8 @@ Rules
    that the store reports, and at least once a second.
 2. A task that is new to the thread is looked at once by another shared thread, because the first
    one may wait for a change. Stores across a network are asked for several tasks at the same time.
+3. The thread waits for a change only when it has looked at all tasks that are awaited: a change
+   that came before is not reported, and in inline mode nothing may be left to run.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class ResultWatcher:
         self._lock = fork_safe_lock()
         self._waiters: dict[str, list[Waiter]] = {}
         self._running = False
+        self._unseen = False
         self._part = Part("results")
         self._pid = os.getpid()
 
@@ -49,6 +52,7 @@ class ResultWatcher:
         waiter = (loop, future)
         with self._lock:
             self._waiters.setdefault(task_id, []).append(waiter)
+            self._unseen = True
             if not self._running:
                 self._part.thread(self._watch, "aztask-results").start()
                 self._running = True
@@ -83,12 +87,13 @@ class ResultWatcher:
         while True:
             with self._lock:
                 task_ids = list(self._waiters)
+                self._unseen = False
                 if not task_ids:
                     self._running = False
                     return
             self._tell(task_ids, self._look)
             with self._lock:
-                task_ids = list(self._waiters)
+                task_ids = [] if self._unseen else list(self._waiters)
             if task_ids:
                 version = self._tell(task_ids, partial(self._wait, version)) or 0
 

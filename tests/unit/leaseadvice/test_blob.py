@@ -4,8 +4,8 @@ import pytest
 
 from aztask.address.urls import parse_container
 from aztask.errors import DecodeError
+from aztask.leaseadvice.blob import LeaseBlob
 from aztask.leaseadvice.document import SIZE_LIMIT, LeaseDocument, QueueEntry, to_json
-from aztask.leaseadvice.stores import LeaseBlob
 
 ACCOUNT = "DefaultEndpointsProtocol=https;AccountName=shop;AccountKey=c2VjcmV0"
 

@@ -4,8 +4,9 @@ import pytest
 
 from aztask.errors import ConfigurationError, DecodeError
 from aztask.leaseadvice.advice import Evidence, decide
+from aztask.leaseadvice.blob import LeaseBlob
 from aztask.leaseadvice.document import publish_advice
-from aztask.leaseadvice.stores import LeaseBlob, LeaseFile, open_lease_store
+from aztask.leaseadvice.stores import LeaseFile, open_lease_store
 
 ACCOUNT = "DefaultEndpointsProtocol=https;AccountName=shop;AccountKey=c2VjcmV0;"
 

@@ -1,8 +1,12 @@
 """The commands that install extras: each extra exists, and every shell takes the quotes."""
 
 import configparser
+import json
 import re
 import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -65,3 +69,75 @@ def test_the_command_installs_what_was_missing(extra, packages):
     requirement = Requirement(asked)
     assert (program, action) == ("pip", "install")
     assert (requirement.name, requirement.extras) == ("aztask", {extra})
+
+
+ALWAYS = ("test", "tls")  # azure-storage-queue brings cryptography, too
+OF_AN_EXTRA = (
+    "aztask.azure.container",
+    "aztask.azure.taggedblob",
+    "aztask.celery.backend",
+    "aztask.celery.migration.",
+    "aztask.django",
+    "aztask.leaseadvice.blob",
+    "aztask.operate.top.screen",
+    "aztask.spark.",
+    "aztask.stores.events.blobs",
+    "aztask.stores.payloads.blob",
+    "aztask.stores.records.tables.",
+    "aztask.stores.tables.",
+    "aztask.telemetry.otel",
+    "aztask.telemetry.prometheus.",
+)
+"""The modules that need an extra; what imports one of them does so when it is used."""
+
+WALK = """
+import importlib, json, pkgutil, sys
+
+missing = set(json.loads(sys.argv[1]))
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+import aztask
+
+failed = {}
+for module in pkgutil.walk_packages(aztask.__path__, "aztask."):
+    try:
+        importlib.import_module(module.name)
+    except ImportError as error:
+        failed[module.name] = error.name
+print(json.dumps(failed))
+"""
+
+
+def packages_of(name):
+    """The importable packages that a distribution brings, without the namespaces it shares."""
+    files = [path.parts for path in distribution(name).files or () if path.suffix == ".py"]
+    shared = {("azure",), ("azure", "storage"), ("azure", "data"), ("opentelemetry",)}
+    found = {parts[:-1] for parts in files if parts[-1] == "__init__.py"} - shared
+    return {
+        ".".join(one) for one in found if all(one[:size] not in found for size in range(len(one)))
+    }
+
+
+def test_what_needs_an_extra_is_imported_late():
+    """As after ``pip install aztask``: the app, the worker and each command import without it."""
+    missing = packages_of("celery")
+    for name in set().union(*(each for extra, each in extras().items() if extra not in ALWAYS)):
+        try:
+            missing |= packages_of(name)
+        except PackageNotFoundError:
+            continue  # then it cannot be imported by mistake
+    assert {"azure.storage.blob", "azure.data.tables", "azure.identity", "django"} <= missing
+    run = subprocess.run(
+        [sys.executable, "-c", WALK, json.dumps(sorted(missing))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    failed = json.loads(run.stdout)
+    assert "aztask.azure.taggedblob" in failed
+    assert {name: of for name, of in failed.items() if not name.startswith(OF_AN_EXTRA)} == {}

@@ -10,6 +10,7 @@ import pytest
 from aztask import App, RetryPolicy, as_completed
 from aztask.errors import BrokerUnavailable, ResultTimeout, TaskFailed
 from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.watcher import ResultWatcher
 
 
 @pytest.fixture
@@ -107,3 +108,42 @@ def test_an_error_of_the_store_reaches_the_coroutines(app):
         app.results.get = unreachable
         with pytest.raises(BrokerUnavailable, match="the store is unreachable"):
             asyncio.run(result.aget(timeout=10))
+
+
+def test_a_task_awaited_between_two_steps_of_the_thread_is_looked_at_before_it_waits(
+    app, monkeypatch
+):
+    """In inline mode, its wait fails if nothing is left to run: the task had ended long ago."""
+    add = app.tasks["shop.add"]
+    with app.inline():
+        first, second = add.delay(1, 1), add.delay(2, 2)
+        look = ResultWatcher._look
+        held, awaited = threading.Event(), threading.Event()
+
+        def slow_look(self, task_ids):
+            if not threading.current_thread().name.endswith("aztask-results"):
+                assert held.wait(10)  # the shared threads come late
+            look(self, task_ids)
+            if task_ids == [first.id] and not awaited.is_set():
+                loop.call_soon_threadsafe(waiting.append, second.aget(timeout=10))
+                assert awaited.wait(10)
+
+        async def await_second():
+            while not waiting:
+                await asyncio.sleep(0.01)
+            task = asyncio.ensure_future(waiting.pop())
+            await asyncio.sleep(0.05)
+            awaited.set()
+            try:
+                return await task
+            finally:
+                held.set()
+
+        async def main():
+            nonlocal loop
+            loop = asyncio.get_running_loop()
+            return await asyncio.gather(first.aget(timeout=10), await_second())
+
+        loop, waiting = None, []
+        monkeypatch.setattr(ResultWatcher, "_look", slow_look)
+        assert asyncio.run(main()) == [2, 4]
