@@ -1,7 +1,7 @@
 """The circuit breaker of a task: when failures pause it. Values only.
 
 Rules
-1. The value decides nothing by itself: `aztask.limits.failurewindow` counts,
+1. The value decides nothing by itself: `aztask.worker.breaking` counts,
    `aztask.limits.breakers` keeps what is open in the result store, and the worker acts on it.
 """
 

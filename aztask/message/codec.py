@@ -22,13 +22,13 @@ from kombu import serialization
 from kombu.exceptions import KombuError
 
 from aztask.errors import (
+    CodecError,
     ContentRefused,
     DecodeError,
     EncodeError,
 )
 from aztask.message import jsonencoding
 from aztask.message import serializer as formats
-from aztask.message.arguments import check_keywords
 from aztask.message.bounds import MessageLimits, check_json, check_msgpack, check_size
 from aztask.message.compression import decompress
 from aztask.message.envelope import NO_PROPERTIES, Envelope
@@ -54,6 +54,18 @@ from aztask.message.signatures import SignatureRules, Signatures
 from aztask.message.signing import check_key
 from aztask.support.display import one_line
 from aztask.support.frozen import build
+
+# -- The keywords that the body of a message may hold.
+
+
+def check_keywords(kwargs: Mapping[Any, Any], error: type[CodecError]) -> None:
+    """Raise `error` for keywords that no call can have."""
+    for name in kwargs:
+        if not isinstance(name, str):
+            raise error(f"a keyword must be text, not {type(name).__name__}")
+    if "self" in kwargs:
+        raise error("a keyword argument cannot be called self; rename the task's parameter")
+
 
 _NOT_ASCII = bytes(range(0x80))
 _CHECKS: dict[str, Callable[[bytes, MessageLimits], None]] = {

@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -13,9 +14,9 @@ from aztask.address.owner import Owner
 from aztask.context import SCHEDULE, SCHEDULED_AT
 from aztask.errors import AztaskError, CodecError, ConfigurationError
 from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
 from aztask.schedules.claims import FORGOTTEN_SECONDS, Claim, read_claim
 from aztask.schedules.deciding import decide, due_times, is_busy, jitter_of
-from aztask.schedules.occurrenceevents import missed_event, sent_event, skipped_event
 from aztask.schedules.stored import (
     DUE,
     PLANNED,
@@ -36,9 +37,46 @@ from aztask.stores.events.event import Event
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.schedules import COMMITTED, ScheduleStore
-from aztask.support.display import one_line
+from aztask.support.display import one_line, plural
 from aztask.support.failpoint import hit
 from aztask.task import Task
+
+# -- The events of occurrences: that one was sent, and that some were skipped, and why.
+
+
+def sent_event(schedule: str, message: TaskMessage, made: Made, now: float) -> Event:
+    """The task of an occurrence was sent, `now`."""
+    late = max(0.0, now - made.at)
+    reason = f"schedule {schedule}"
+    return Event(
+        "occurrence_sent",
+        made.task_id,
+        message.task,
+        message.queue,
+        wait_seconds=late,
+        reason=reason,
+    )
+
+
+def skipped_event(schedule: str, message: TaskMessage | None, made: Made) -> Event:
+    """An occurrence is not sent. message: None if it cannot be read."""
+    task, queue = (message.task, message.queue) if message is not None else ("", "")
+    reason = f"schedule {schedule}: {made.why}"
+    return Event("occurrence_skipped", made.task_id, task, queue, reason=reason)
+
+
+def missed_event(schedule: str, message: TaskMessage, missed: Sequence[float], rule: str) -> Event:
+    """Occurrences were left out because they were late; rule: that of `missed=`."""
+    first, last = (datetime.fromtimestamp(at, UTC) for at in (missed[0], missed[-1]))
+    times = f"{first:%Y-%m-%dT%H:%M:%SZ}"
+    if len(missed) > 1:
+        times += f" to {last:%Y-%m-%dT%H:%M:%SZ}"
+    reason = (
+        f"schedule {schedule}: {plural(len(missed), 'occurrence')} missed, {times} "
+        f"(missed={rule!r})"
+    )
+    return Event("occurrence_skipped", "", message.task, message.queue, reason=reason)
+
 
 logger = logging.getLogger(__name__)
 

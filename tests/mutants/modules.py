@@ -68,7 +68,7 @@ MODULES = (
     "aztask.limits.breakers",
     "aztask.limits.claiming",
     "aztask.limits.control",
-    "aztask.limits.failurewindow",
+    "aztask.worker.breaking",
     "aztask.limits.holders",
     "aztask.limits.permits",
     "aztask.limits.rates",

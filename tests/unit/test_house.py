@@ -24,10 +24,10 @@ house = _house()
 # What each figure may be at most. A change that makes one better lowers it here.
 LIMITS = {
     "rooms": 34,
-    "files": 567,
-    "lines of code": 66_167,
+    "files": 564,
+    "lines of code": 66_166,
     "longest file": 414,
-    "files with one importer": 121,
+    "files with one importer": 117,
     "corridors": 0,
     "imports, % of code": 11.0,
     "class names given twice": 58,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.limits.failurewindow import PARTS, FailureWindow
+from aztask.worker.breaking import PARTS, FailureWindow
 
 
 def test_runs_leave_the_window() -> None:
