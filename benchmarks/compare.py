@@ -13,7 +13,8 @@ new/old of all pairs, and its 95 % interval (from order statistics, which assume
 distribution).
 
 A figure holds if its whole interval is within the bound. If a rate varies so much that its interval
-is wider than the bound, the CPU time per task decides, because it varies less.
+is wider than the bound, the CPU time per task decides, because it varies less; if that is the wider
+one, the rate does.
 """
 
 from __future__ import annotations
@@ -199,13 +200,21 @@ class Verdict(Enum):
     WORSE = "WORSE"
     UNCLEAR = "unclear"
     SEE_CPU = "see CPU"
+    SEE_RATE = "see rate"
 
 
 def verdict(name: str, ratios: Mapping[str, Ratio], bound: float) -> Verdict:
-    """Holds when the whole interval is within the bound; worse when all of it is beyond."""
+    """Holds when the whole interval is within the bound; worse when all of it is beyond.
+
+    The CPU time decides where the interval of the rate is too wide, and the rate where that of the
+    CPU time is.
+    """
     ratio = ratios[name]
     if name.endswith((CPU, REQUESTS)):
         within, beyond = ratio.high <= 1 + bound, ratio.low > 1 + bound
+        rate = ratios.get(name.removesuffix(CPU)) if name.endswith(CPU) else None
+        if not (within or beyond) and rate is not None and rate.low >= 1 - bound:
+            return Verdict.SEE_RATE
     else:
         within, beyond = ratio.low >= 1 - bound, ratio.high < 1 - bound
         if not within and ratio.high - ratio.low > bound and f"{name}{CPU}" in ratios:
@@ -228,7 +237,7 @@ def report(new: Figures, old: Figures, bound: float) -> bool:
             f"{figure(_middle(old[name])):>9}   {ratio.middle:.3f} "
             f"({ratio.low:.3f} to {ratio.high:.3f})"
         )
-    return set(verdicts.values()) <= {Verdict.HOLDS, Verdict.SEE_CPU}
+    return set(verdicts.values()) <= {Verdict.HOLDS, Verdict.SEE_CPU, Verdict.SEE_RATE}
 
 
 def main() -> None:
