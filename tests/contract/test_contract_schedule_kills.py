@@ -90,10 +90,17 @@ def test_fifty_workers_cost_at_most_two_conflicts_an_occurrence(
     threads = [threading.Thread(target=work, args=(name,)) for name in workers]
     for thread in threads:
         thread.start()
-    until = time.time() + 9.0
-    while (now := time.time()) < until:
+    begun = time.time()
+
+    def settled() -> bool:
+        conflicts = sum(engine.conflicts for engine in world.engines)
+        return len(world.made) >= 12 and conflicts <= 2 * len(world.made)
+
+    # Longer where fifty threads share a busy machine: all of them meet at the start, which costs
+    # more, and a cost that stays above the bound never settles.
+    while (now := time.time()) < begun + 9.0 or (not settled() and now < begun + 90.0):
         world.now = now
-        if dies and now > until - 5.0 and not stopped:
+        if dies and now > begun + 4.0 and not stopped:
             stopped.add(max(workers, key=world.by))
         time.sleep(0.02)
     done.set()
