@@ -270,7 +270,7 @@ class Channel(RoutingChannel):
 
     def seconds_to_due(self) -> float | None:
         """Seconds until a message that is held until its time is due; None without one."""
-        return self._early.seconds(time())
+        return self._early.seconds(time()) if self._early else None
 
     @property
     def may_wake(self) -> bool:
@@ -290,7 +290,8 @@ class Channel(RoutingChannel):
         if self._ending is not None:
             ending, self._ending = self._ending, None
             raise ending
-        self._ready.extendleft(reversed(self._early.due(time())))
+        if self._early:
+            self._ready.extendleft(reversed(self._early.due(time())))
         while self._ready:
             holding = self._ready.popleft()
             if not self._ready:
@@ -407,15 +408,21 @@ class Channel(RoutingChannel):
             "delivery_count": delivery.delivery_count,
         }
         verdict["properties"].update(delivery_tag=holding.tag, delivery_info=info)
-        source.callback(
-            self.Message(delivery_tag=holding.tag, delivery_info=info, channel=self, **verdict)
+        content = verdict.pop("content")
+        message = self.Message(
+            delivery_tag=holding.tag, delivery_info=info, channel=self, **verdict
         )
+        if source.accepted.consumer is not None:  # one that decodes by Kombu's own rule
+            message._decoded_cache = content  # what it would decode, and the body only once
+        source.callback(message)
         return True
 
     def _judge(
         self, source: QueueConsumer, envelope: Envelope, now: float, early: float | None
     ) -> dict[str, Any] | Settlement:
         """The arguments of Kombu's Message, or the settlement if it must not be delivered.
+
+        Beside these arguments is ``content``, the decoded body; None if it was not decoded.
 
         early: seconds until its eta, None if it has none.
         """
@@ -431,7 +438,7 @@ class Channel(RoutingChannel):
         try:
             fields = to_message(envelope, self.link.options.limits)
             source.accepted.check(fields["content_type"])
-            self.link.check_body(fields["body"], fields["content_type"])
+            fields["content"] = self.link.decoded(fields["body"], fields["content_type"])
         except CodecError as error:
             return DeadLetter(UNDECODABLE, one_line(f"{type(error).__name__}: {error}", 1000))
         if early is not None and "task" in envelope.headers:

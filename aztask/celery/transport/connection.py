@@ -44,6 +44,8 @@ _LONGEST_WAIT = 1.0
 _LOCAL_WAIT = 0.05
 _SHARED_WAIT = 0.2
 _SHORTEST_WAIT = 0.15
+_STANDSTILL = 0.002
+"""Seconds for which a receive on the event loop's thread may wait for the service."""
 _GATHER_SECONDS = 0.002
 """How long an event loop's thread lets room gather, if the prefetch count leaves little."""
 
@@ -158,14 +160,18 @@ class Transport(virtual.Transport):
             raise
         return super().establish_connection()
 
-    def check_body(self, body: bytes, content_type: str) -> None:
-        """Raise CodecError for a body that cannot be decoded, if aztask knows its format."""
+    def decoded(self, body: bytes, content_type: str) -> Any:
+        """The content of a body, checked, if aztask knows its format; else None.
+
+        Raises CodecError for one that cannot be decoded.
+        """
         if inner_type(content_type) is not None:
             raise ContentRefused(
                 "its arguments are stored beside the queue, where only aztask's workers read them"
             )
-        if content_type in CONTENT_TYPES.values():
-            self._codec.decode_body(body, content_type)
+        if content_type not in CONTENT_TYPES.values():
+            return None
+        return self._codec.decode_body(body, content_type)
 
     # -- receiving ---------------------------------------------------------------------------
 
@@ -238,11 +244,12 @@ class Transport(virtual.Transport):
         """True if the next receive returns at once, or after one round trip of a remote broker.
 
         A remote queue that has just given as many as it was asked for has more. With several
-        queues one of them may be empty, and a receive would wait for it.
+        queues one of them may be empty, and a receive would wait for it. If the network is slow,
+        the loop does not wait for it: no process of a prefork pool would get a task then.
         """
         if not self.broker.capabilities.remote:
             return True
-        return len(turns) == 1 and turns[0][1].gave_all
+        return len(turns) == 1 and turns[0][1].gave_all and turns[0][1].waited <= _STANDSTILL
 
     def receive_now(self) -> bool:
         """For the loop's thread: receive, if it is its turn; False if nothing came.

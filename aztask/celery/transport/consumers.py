@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic, sleep
+from time import monotonic, sleep, thread_time
 from typing import Any, Final
 
 from aztask.celery.transport.boxes import Boxes
@@ -97,6 +97,7 @@ class QueueConsumer:
         self.callback = callback
         self.accepted = accepted
         self.gave_all = False  # the last receive brought as many as it asked for
+        self.waited = 0.0  # seconds, in that receive: its time without its own work
         self._session = ""
         self._session_since = 0.0
         self.reopen(broker)
@@ -127,11 +128,13 @@ class QueueConsumer:
             limit = 1
             self._take_turns()
         self.gave_all = False
+        began = monotonic() - thread_time()
         try:
             deliveries = self.receiver.receive(limit, wait)
         except LeaseRefused as error:
             self._adopt(error)
             return []
+        self.waited = monotonic() - thread_time() - began
         self.gave_all = len(deliveries) >= limit and not self.source.sessions
         if self.source.sessions and deliveries and deliveries[0].session != self._session:
             self._session, self._session_since = deliveries[0].session or "", monotonic()

@@ -8,7 +8,8 @@ Rules
 1. One thread receives for all consumers of queues, in the turns in which a blocking connection
    receives. Mailboxes have threads of their own (`aztask.celery.transport.pump`). While more
    messages are known to be there, the loop's thread receives them itself: from a local broker for
-   as long as something comes, from a remote one while each receive brings all that it asks for.
+   as long as something comes, from a remote one while each receive brings all that it asks for
+   without waiting for the network, or with two milliseconds of it at most.
 2. Only the loop's thread delivers. It goes on until all is delivered or the loop has something
    else to do: a loop that runs tasks itself (Celery's ``solo``) acknowledges between two of them.
 3. The loop's thread waits for a network for one round trip at a time, and only for messages that

@@ -45,8 +45,8 @@ class ChannelConnection(Protocol):
         """The keeper that renews this connection's leases."""
         ...
 
-    def check_body(self, body: bytes, content_type: str) -> None:
-        """Raise CodecError unless a consumer can decode `body` safely."""
+    def decoded(self, body: bytes, content_type: str) -> Any:
+        """The content of a body; None if aztask does not know its format. Raises CodecError."""
         ...
 
     @property

@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from io import BytesIO
 from itertools import groupby
 from typing import Any, Final
 from uuid import UUID
@@ -56,6 +57,9 @@ LONGEST_READ: Final = 0.2
 
 GATHER: Final = 0.004
 """After this many seconds without another message, a receive returns fewer than its limit."""
+
+READ_AHEAD: Final = 65_536
+"""Bytes that one system call may read; the SDK alone makes two for each frame."""
 
 
 WATCHDOG: Final = Part("connection watchdog")
@@ -179,29 +183,57 @@ def _read(receiver: Any, arrived: Any, limit: int, wait: float, stop: Callable[[
     """
     handler = receiver._handler
     handler.client_ready()  # refreshes the token when it is time
-    sock = _socket_of(receiver)
+    transport, connected = _transport_of(receiver), _socket_of(receiver) is not None
     until = time.monotonic() + wait
     while (count := arrived.qsize()) < limit:
         left = until - time.monotonic()
-        if not _readable(sock, GATHER if count else max(0.0, min(LONGEST_READ, left))):
+        if not _arrived(transport, GATHER if count else max(0.0, min(LONGEST_READ, left))):
             if count or left <= 0 or stop():
                 return
         elif not handler.do_work():
             raise ConnectionError("the connection was closed")
-        elif sock is None and (left <= 0 or stop()):
+        elif not connected and (left <= 0 or stop()):
             return
 
 
-def _readable(sock: socket.socket | None, wait: float) -> bool:
-    """Whether there is something to read within `wait` seconds; True if only a read can tell."""
-    if sock is None or (isinstance(sock, ssl.SSLSocket) and sock.pending()):
+def _arrived(transport: Any, wait: float) -> bool:
+    """Whether there is something to read within `wait` seconds; True if only a read can tell.
+
+    * `transport`: the SDK's; what has arrived is in its buffer then.
+    """
+    sock = getattr(transport, "sock", None)
+    if not isinstance(sock, socket.socket) or _ahead(transport):
         return True
-    try:
-        return bool(select.select([sock], [], [], wait)[0])
-    except ValueError:
-        if sock.fileno() < 0:  # another thread closed the connection
-            raise ConnectionError("the connection was closed") from None
-        raise
+    if not (isinstance(sock, ssl.SSLSocket) and sock.pending()):
+        try:
+            if not select.select([sock], [], [], wait)[0]:
+                return False
+        except ValueError:
+            if sock.fileno() < 0:  # another thread closed the connection
+                raise ConnectionError("the connection was closed") from None
+            raise
+    _read_ahead(transport, sock)
+    return True
+
+
+def _ahead(transport: Any) -> bool:
+    """Whether the SDK's buffer has bytes that were read before."""
+    buffer = getattr(transport, "_read_buffer", None)
+    return buffer is not None and buffer.tell() < buffer.getbuffer().nbytes
+
+
+def _read_ahead(transport: Any, sock: socket.socket) -> None:
+    """Fill the SDK's buffer with what has arrived, which is often more than one frame.
+
+    The SDK reads from this buffer first. What it finds at the end of a connection, or instead of
+    data, it finds by itself.
+    """
+    if getattr(transport, "_read_buffer", None) is None:  # another SDK's, which reads for itself
+        return
+    with transport.socket_lock:
+        if not _ahead(transport):
+            with contextlib.suppress(OSError):
+                transport._read_buffer = BytesIO(sock.recv(READ_AHEAD))
 
 
 def open_link(handler: ServiceBusReceiver | ServiceBusSender, timeout: float) -> None:
@@ -310,15 +342,18 @@ def disconnect(handler: ServiceBusReceiver | ServiceBusSender) -> None:
 
 def has_unread(handler: ServiceBusReceiver | ServiceBusSender) -> bool:
     """Whether an idle connection has unread data: a close, a detached link, a heartbeat."""
-    sock = _socket_of(handler)
-    return sock is None or _readable(sock, 0.0)
+    return _socket_of(handler) is None or _arrived(_transport_of(handler), 0.0)
 
 
-def _socket_of(handler: ServiceBusReceiver | ServiceBusSender) -> socket.socket | None:
-    """The connection's socket; None if it is not connected, or uses a WebSocket."""
+def _transport_of(handler: Any) -> Any:
+    """The SDK's transport of the connection; None if it is not connected."""
     inner = getattr(handler, "_handler", None)
-    transport = getattr(getattr(inner, "_connection", None), "_transport", None)
-    sock = getattr(transport, "sock", None)
+    return getattr(getattr(inner, "_connection", None), "_transport", None)
+
+
+def _socket_of(handler: Any) -> socket.socket | None:
+    """The connection's socket; None if it is not connected, or uses a WebSocket."""
+    sock = getattr(_transport_of(handler), "sock", None)
     return sock if isinstance(sock, socket.socket) and sock.fileno() >= 0 else None
 
 
@@ -327,9 +362,7 @@ def _wire_of(handler: ServiceBusReceiver | ServiceBusSender) -> socket.socket | 
 
     Use it only to end the connection: a WebSocket reads ahead, so this socket may look empty.
     """
-    inner = getattr(handler, "_handler", None)
-    transport = getattr(getattr(inner, "_connection", None), "_transport", None)
-    sock = getattr(transport, "sock", None)
+    sock = getattr(_transport_of(handler), "sock", None)
     sock = sock if isinstance(sock, socket.socket) else getattr(sock, "sock", None)
     return sock if isinstance(sock, socket.socket) and sock.fileno() >= 0 else None
 

@@ -129,16 +129,16 @@ def _unreadable(message: ServiceBusReceivedMessage, raw: bytes, problem: str) ->
     native: Any = message.raw_amqp_message.properties
     return Envelope(
         body=raw,
-        message_id=_text(native.message_id if native else None) or "",
+        message_id=_text(native.message_id if native is not None else None) or "",
         content_type=UNREADABLE,
-        session=_text(native.group_id if native else None),
+        session=_text(native.group_id if native is not None else None),
         problem=problem,
     )
 
 
 def _envelope_of(message: ServiceBusReceivedMessage) -> Envelope:
     raw = message.raw_amqp_message
-    native: Any = raw.properties
+    native: Any = raw.properties  # compared with None: its truth costs a look at all it has
     headers, properties, expires_at = _headers_of(raw.application_properties or {})
     if native is not None and native.reply_to is not None:
         properties["reply_to"] = _text(native.reply_to)
@@ -148,12 +148,12 @@ def _envelope_of(message: ServiceBusReceivedMessage) -> Envelope:
     return Envelope(
         body=_body_of(message),
         headers=headers,
-        message_id=_text(native.message_id if native else None) or "",
-        content_type=_text(native.content_type if native else None) or "",
-        content_encoding=_text(native.content_encoding if native else None) or "binary",
-        subject=_text(native.subject if native else None),
-        correlation_id=_text(native.correlation_id if native else None),
-        session=_text(native.group_id if native else None),
+        message_id=_text(native.message_id if native is not None else None) or "",
+        content_type=_text(native.content_type if native is not None else None) or "",
+        content_encoding=_text(native.content_encoding if native is not None else None) or "binary",
+        subject=_text(native.subject if native is not None else None),
+        correlation_id=_text(native.correlation_id if native is not None else None),
+        session=_text(native.group_id if native is not None else None),
         partition_key=_text(partition_key),
         expires_at=expires_at,
         properties=properties,

@@ -38,12 +38,12 @@ def test_a_broker_that_was_given_stays_open():
 
 def test_only_bodies_that_can_be_decoded_pass():
     _, transport = connected()
-    transport.check_body(b"[1]", "application/json")
-    transport.check_body(b"\xff", "application/x-own")
+    assert transport.decoded(b"[1]", "application/json") == [1]
+    assert transport.decoded(b"\xff", "application/x-own") is None
     with pytest.raises(CodecError):
-        transport.check_body(b"[1", "application/json")
+        transport.decoded(b"[1", "application/json")
     with pytest.raises(ContentRefused, match="only aztask's workers"):
-        transport.check_body(b"", "application/x-aztask-payload+json")
+        transport.decoded(b"", "application/x-aztask-payload+json")
 
 
 def test_waiting_for_messages_is_bounded():

@@ -13,7 +13,7 @@ from kombu.asynchronous import Hub
 from aztask import App
 from aztask.celery.transport.changes import Changes
 from aztask.celery.transport.connection import Transport
-from aztask.celery.transport.consumers import MailboxConsumer
+from aztask.celery.transport.consumers import MailboxConsumer, QueueConsumer
 from aztask.errors import BrokerUnavailable
 from aztask.message.envelope import Envelope
 from aztask.message.headers import to_iso
@@ -208,6 +208,25 @@ def test_the_loop_receives_from_a_remote_broker_while_each_receive_brings_all(si
     site.run(lambda: len(site.got) == 43)
     site.run(lambda: counts(site)[1] == 0)
     assert threads[-1] is not threading.current_thread()
+
+
+def test_the_loop_does_not_wait_for_a_slow_network(site, monkeypatch):
+    """No process of a prefork pool would get a task then, and no result be read."""
+    remotely(site, monkeypatch)
+    settle_each(site)
+    receive = QueueConsumer.receive
+
+    def slowly(source, limit, wait):
+        deliveries = receive(source, limit, wait)
+        source.waited = 0.005
+        return deliveries
+
+    monkeypatch.setattr(QueueConsumer, "receive", slowly)
+    site.consume(prefetch_count=4)
+    threads = receiving(site, monkeypatch)
+    site.send(*[b"1"] * 42)
+    site.run(lambda: len(site.got) == 42)
+    assert threading.current_thread() not in threads
 
 
 def test_the_loop_does_not_wait_for_one_of_several_remote_queues(site, monkeypatch):

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import queue
+import select
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from azure.servicebus import (
 )
 from azure.servicebus._base_handler import BaseHandler
 from azure.servicebus._pyamqp._connection import Connection
+from azure.servicebus._pyamqp._transport import SSLTransport
 from azure.servicebus._pyamqp.client import AMQPClient, ReceiveClient
 from azure.servicebus._pyamqp.link import Link
 from azure.servicebus._pyamqp.receiver import ReceiverLink
@@ -222,6 +224,31 @@ def test_a_connection_that_the_server_ended_has_something_to_read():
     assert private.has_unread(handler)
     ours.close()
     assert private.has_unread(handler), "a socket that is closed cannot be used"
+
+
+def test_frames_that_came_together_are_read_at_once():
+    """The SDK alone makes two system calls for each frame, and this a third."""
+    ours, theirs = socket.socketpair()
+    transport = SSLTransport("localhost")
+    transport.sock = ours
+    frame = b"\x00\x00\x00\x0c\x02\x00\x00\x00data"
+    theirs.sendall(3 * frame + frame[:5])
+    assert private._arrived(transport, 1.0)
+    assert not select.select([ours], [], [], 0)[0], "all of it was read"
+    for _ in range(3):
+        assert private._arrived(transport, 0.0)
+        assert bytes(transport.read()[2]) == b"data"
+    ours.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        transport.read()  # half a frame waits for its rest
+    theirs.sendall(frame[5:])
+    assert bytes(transport.read()[2]) == b"data"
+    assert not private._arrived(transport, 0.0)
+    theirs.close()
+    assert private._arrived(transport, 0.0), "the end of the connection, which the SDK finds"
+    with pytest.raises(OSError, match="closed connection"):
+        transport.read()
+    ours.close()
 
 
 def test_the_buffer_of_the_sdk_is_a_queue(receiver):

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -226,7 +227,7 @@ def test_a_socket_that_another_thread_closed_is_a_broken_connection() -> None:
     ours.close()
     theirs.close()
     with pytest.raises(ConnectionError):
-        private._readable(ours, 0.0)
+        private._arrived(SimpleNamespace(sock=ours), 0.0)
 
 
 def test_a_connection_is_cut_at_any_byte(bus: RunningEmulator) -> None:
