@@ -46,7 +46,7 @@ _SHARED_WAIT = 0.2
 _SHORTEST_WAIT = 0.15
 _STANDSTILL = 0.002
 """Seconds for which a receive on the event loop's thread may wait for the service."""
-_GATHER_SECONDS = 0.002
+_GATHER_SECONDS = 0.004
 """How long an event loop's thread lets room gather, if the prefetch count leaves little."""
 
 Turn: TypeAlias = tuple[Channel, QueueConsumer]
