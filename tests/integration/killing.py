@@ -101,7 +101,7 @@ def kill_while_they_last(
     arguments: Sequence[str],
     *,
     least: int = 3,
-    seconds: float = 200.0,
+    seconds: float = 270.0,
     between: tuple[float, float] = (0.6, 1.5),
     excused: Callable[[], Collection[str]] = tuple,
     kinds: Sequence[str] = ALL,
