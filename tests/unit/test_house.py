@@ -25,7 +25,7 @@ house = _house()
 LIMITS = {
     "rooms": 34,
     "files": 564,
-    "lines of code": 66_190,
+    "lines of code": 66_191,
     "longest file": 414,
     "files with one importer": 117,
     "corridors": 0,

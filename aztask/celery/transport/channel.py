@@ -412,8 +412,9 @@ class Channel(RoutingChannel):
         message = self.Message(
             delivery_tag=holding.tag, delivery_info=info, channel=self, **verdict
         )
-        if source.accepted.consumer is not None:  # one that decodes by Kombu's own rule
-            message._decoded_cache = content  # what it would decode, and the body only once
+        accepted = source.accepted
+        if accepted.consumer is not None and message.content_type not in accepted.further:
+            message._decoded_cache = content  # what Kombu would decode for it, once
         source.callback(message)
         return True
 
