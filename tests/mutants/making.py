@@ -160,9 +160,10 @@ class _Visitor(cst.CSTVisitor):
         self._statements: list[tuple[int, int]] = []
         self._conditions: set[cst.CSTNode] = set()
         self._function_bodies: set[cst.CSTNode] = set()
+        self._bases: set[cst.CSTNode] = set()
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if _left_alone(node):
+        if _left_alone(node) or node in self._bases:
             return False
         if isinstance(node, cst.If | cst.CompIf | cst.While | cst.IfExp):
             self._conditions.add(node.test)
@@ -170,6 +171,8 @@ class _Visitor(cst.CSTVisitor):
             self._scope.append(node.name.value)
             if isinstance(node, cst.FunctionDef):
                 self._function_bodies.add(node.body)
+            else:  # `Stage[A | None]` is for the type checker, like an annotation
+                self._bases.update(node.bases)
         if self._is_body(node):
             self._bodies += 1
         if (span := self._statement(node)) is not None:

@@ -109,6 +109,11 @@ def test_properties_class_fields_defaults_and_constants_are_changed_too():
     assert not at_import["return self.b >= 2"]
 
 
+def test_what_a_class_derives_from_is_left_alone():
+    """`A & None` for `A | None` there is no module any more, which says nothing of the tests."""
+    assert changes("class Stage(Work[Item | None]):\n    pass\n") == []
+
+
 def test_mutants_that_look_alike_are_counted():
     text = "def f(a):\n    a.b()\n    a.b()\n"
     same = [mutant.same for mutant in mutants_of(Source("a", Path("a"), text))]

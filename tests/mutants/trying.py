@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,10 +103,18 @@ def _run(mutant: Mutant, groups: list[list[str]], reach: Reach, folder: Path, co
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         plugins = [_Selection(tests, reach), Caching()]
         code = int(pytest.main([*files, "-x", "--tb=no", *options(folder)], plugins=plugins))
-        # a module that cannot be imported any more is not there, and a test failed for it
         loaded = proof(mutant)
-        if loaded is False or (loaded is None and code == 0):
+        if loaded is False or (loaded is None and code == 0 and _can_be_imported(mutant)):
             return BLIND
         if code:
             return code
     return 0
+
+
+def _can_be_imported(mutant: Mutant) -> bool:
+    """If it cannot, the tests had no module to load, however few of them it kept from passing."""
+    try:
+        importlib.import_module(mutant.source.name)
+    except Exception:  # whatever the mutant raises
+        return False
+    return True
