@@ -419,6 +419,20 @@ def test_further_content_types_are_handed_out_when_accepted(connect, broker):
     got[0].ack()
 
 
+def test_a_type_that_only_the_option_lets_through_is_decoded_by_kombus_own_rule(connect):
+    """`accept` hands it out; whether its content may be read is still the consumer's to say."""
+    connection = connect(accept=["msgpack"])
+    connection.Producer().publish({"a": 1}, routing_key="q", serializer="msgpack")
+    consumer = kombu.Consumer(connection.channel(), [kombu.Queue("q")], accept=["json"])
+    got = []
+    consumer.on_message = got.append
+    consumer.consume()
+    connection.drain_events(timeout=5)
+    with pytest.raises(kombu.exceptions.ContentDisallowed):
+        got[0].decode()
+    got[0].ack()
+
+
 # -- exchanges ---------------------------------------------------------------------------------
 
 
