@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("mutmut", reason="mutmut is installed by `tox -e mutants`")
 
-from . import marks, planted
+from . import marks, planted, trying
+from .copies import MARK, token
 from .making import mutants_of
 from .modules import MODULES, Source, find
 from .reach import NEAR, Reach, is_local
@@ -110,7 +113,7 @@ def test_properties_class_fields_defaults_and_constants_are_changed_too():
 
 
 def test_what_a_class_derives_from_is_left_alone():
-    """`A & None` for `A | None` there is no module any more, which says nothing of the tests."""
+    """With `A & None` for `A | None` no test could import the module: that says nothing of them."""
     assert changes("class Stage(Work[Item | None]):\n    pass\n") == []
 
 
@@ -240,6 +243,30 @@ def test_a_mutant_that_the_tests_do_not_load_ends_the_run(tmp_path):
     code, out = run(*command, "--tests", "tests/unit/test_settlement.py", path=tmp_path)
     assert code == 2
     assert "the run is blind: the tests did not load the mutant" in out
+
+
+@pytest.mark.parametrize("text", ["LIMIT = 2", "LIMIT = 1 / 0"])
+def test_tests_that_do_not_load_the_module_are_not_blind_to_what_runs_at_its_import(
+    tmp_path, monkeypatch, text
+):
+    """As in a small draw, whose tests may not reach a module, or with one that is broken."""
+    module = tmp_path / "aside_module.py"
+    module.write_text("LIMIT = 1\n")
+    [mutant] = mutants_of(Source("aside_module", module, module.read_text()))
+    mutant = replace(mutant, start=0, end=len("LIMIT = 1"), text=text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert mutant.at_import
+
+    def runs(written: str) -> bool:
+        module.write_text(written)
+        sys.modules.pop("aside_module", None)
+        importlib.invalidate_caches()
+        return trying._runs_mutants(mutant, 0)
+
+    assert runs(f"{mutant.code}\n{MARK} = {token(mutant)!r}\n")
+    assert runs("LIMIT = 1\n") is False, "another source than the mutant's would be loaded"
+    sys.modules.pop("aside_module", None)
+    assert not trying._runs_mutants(replace(mutant, at_import=False), 0)
 
 
 def test_a_run_is_blind_whose_planted_mutant_is_not_noticed(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,18 +104,23 @@ def _run(mutant: Mutant, groups: list[list[str]], reach: Reach, folder: Path, co
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         plugins = [_Selection(tests, reach), Caching()]
         code = int(pytest.main([*files, "-x", "--tb=no", *options(folder)], plugins=plugins))
-        loaded = proof(mutant)
-        if loaded is False or (loaded is None and code == 0 and _can_be_imported(mutant)):
+        if not _runs_mutants(mutant, code):
             return BLIND
         if code:
             return code
     return 0
 
 
-def _can_be_imported(mutant: Mutant) -> bool:
-    """If it cannot, the tests had no module to load, however few of them it kept from passing."""
-    try:
-        importlib.import_module(mutant.source.name)
-    except Exception:  # noqa: BLE001  # whatever the mutant raises
-        return False
-    return True
+def _runs_mutants(mutant: Mutant, code: int) -> bool:
+    """Whether the tests that just ran had the mutant, as far as they had its module at all.
+
+    Of a line that runs at import, tests may be tried that do not load the module. Then it is loaded
+    here, as they would have done; it may be one that cannot be loaded any more.
+    """
+    loaded = proof(mutant)
+    if loaded is None and code == 0 and mutant.at_import:
+        with suppress(Exception):  # a mutant may raise whatever it wants
+            importlib.import_module(mutant.source.name)
+        return proof(mutant) is not False
+    # a module that cannot be imported is not there, and a test failed for it
+    return loaded is True or (loaded is None and code != 0)
