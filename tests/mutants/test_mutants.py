@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from . import marks, planted, trying
 from .copies import MARK, token
 from .making import mutants_of
 from .modules import MODULES, Source, find
-from .reach import NEAR, Reach, is_local
+from .reach import Reach, is_local
 
 ROOT = Path(__file__).parents[2]
 
@@ -141,14 +140,6 @@ def test_short_names_tell_the_core_modules_apart():
 def test_a_module_that_is_not_there_is_named():
     with pytest.raises(SystemExit, match=r"aztask\.nowhere does not exist"):
         find(["aztask.nowhere"])
-
-
-def test_every_module_has_the_tests_that_concern_it():
-    near = json.loads(NEAR.read_text())
-    assert set(near) <= set(MODULES)
-    assert [name for name, each in near.items() if not each["tests"]] == []
-    files = {file for each in near.values() for file in each["tests"]}
-    assert [file for file in sorted(files) if not (ROOT / file).is_file()] == []
 
 
 def test_every_mark_fits_a_mutant():
