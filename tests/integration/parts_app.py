@@ -6,6 +6,7 @@ Each process that imports it, the supervisor and the pool processes, answers on 
 * ``{"do": "list"}``: the process's threads: name, native id, part.
 * ``{"do": "raise" or "block", "threads": [...]}``: the next call of a function of aztask in each of
   these threads raises `Injected`, or blocks until the file ``PARTS_SOCKETS/go`` exists.
+* ``{"do": "stacks"}``: writes what each thread does to its standard error.
 * ``{"do": "failures"}``: what the process's health reports.
 
 The injector is a trace function: it needs nothing in aztask, and reaches every thread of Python.
@@ -14,6 +15,7 @@ The injector is a trace function: it needs nothing in aztask, and reaches every 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import os
 import socket
@@ -74,6 +76,9 @@ def answer(request: dict[str, Any]) -> Any:
             [each.name, each.native_id, part.name if (part := parts.part_of(each)) else ""]
             for each in threading.enumerate()
         ]
+    if request["do"] == "stacks":
+        faulthandler.dump_traceback()
+        return None
     if request["do"] == "failures":
         return [[each.part, each.reason] for each in parts.failures()]
     if request["do"] == "hits":

@@ -20,6 +20,7 @@ from bus import broker_at, bus_site
 from harness import Site, Worker, pool_processes, site_in, wait_until
 from storage import storage_site
 
+from aztask.errors import ResultTimeout
 from aztask.queues.base import QueueOptions
 from aztask.stores.records.base import Provisioned
 from aztask.testing import RunningEmulator
@@ -110,8 +111,24 @@ class Round:
             app.send(f"parts.{name}", [self.count], task_id=key, **options)
             sent.append(key)
         for key in sent:
-            assert app.result(key).get(timeout=90) == self.count, self.worker.log
+            try:
+                value = app.result(key).get(timeout=90)
+            except ResultTimeout as error:
+                pytest.fail(f"{error}\n{self._standing()}\n{self.worker.log}")
+            assert value == self.count, self.worker.log
         assert app.workflows.result(f"flow-{self.count}").get(timeout=90) == self.count
+
+    def _standing(self) -> str:
+        """What is in the queues, where each part was hit, and which of them fail, in each process.
+
+        The stack of every thread is in the worker's log afterwards.
+        """
+        broker = self.site.app().broker
+        lines = [f"{queue}: {broker.stats(queue)}" for queue in broker.queues()]
+        for each in self.injectors():
+            lines.append(f"{each.pid}: fails {each.failing()}, was hit {each.hits()}")
+            each.ask("stacks")
+        return "\n".join(lines)
 
 
 def fork_servers(turn: Round) -> list[int]:
