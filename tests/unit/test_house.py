@@ -25,7 +25,7 @@ house = _house()
 LIMITS = {
     "rooms": 34,
     "files": 564,
-    "lines of code": 66_191,
+    "lines of code": 66_205,
     "longest file": 414,
     "files with one importer": 117,
     "corridors": 0,

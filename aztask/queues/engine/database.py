@@ -234,18 +234,26 @@ class Database:
         return f"Database({self.path!r})"
 
     def _enter(self) -> sqlite3.Connection:
-        """Take the lock. In a forked child it may stay locked forever, so check that first."""
+        """Take the lock. In a forked child it may stay locked forever, so check that first.
+
+        Whatever is raised from here to the end of a statement or a transaction, such as a time
+        limit that ends a plain task in the middle of it, leaves the lock free and no transaction
+        open: every other thread of the process needs both.
+        """
         if self._connection is not None:
             self._lock.acquire()
-            connection: sqlite3.Connection | None = self._connection
-            if connection is not None:
-                if self._depth or self._is_in_place():
-                    return connection
+            try:
+                connection: sqlite3.Connection | None = self._connection
+                if connection is not None:
+                    if self._depth or self._is_in_place():
+                        return connection
+                    raise BrokerError(
+                        f"{self.path} was deleted or replaced while it was open: nothing is read"
+                        " or written; restart the processes that use it"
+                    )
+            except BaseException:
                 self._lock.release()
-                raise BrokerError(
-                    f"{self.path} was deleted or replaced while it was open: nothing is read or "
-                    "written; restart the processes that use it"
-                )
+                raise
             self._lock.release()
         if self._forked:
             raise BrokerError(
@@ -265,43 +273,38 @@ class Database:
 
     def _begin(self) -> sqlite3.Connection:
         connection = self._enter()
-        if self._depth == 0:
-            try:
+        try:
+            if self._depth == 0:
                 connection.execute("BEGIN IMMEDIATE")
-            except sqlite3.Error as error:
+                self._owner = threading.get_ident()
+            self._depth += 1
+        except BaseException as error:
+            try:
+                if self._depth == 0:
+                    connection.rollback()
+                    self._owner = 0
+            finally:
                 self._lock.release()
+            if isinstance(error, sqlite3.Error):
                 raise translate(error, self.path) from error
-            self._owner = threading.get_ident()
-        self._depth += 1
+            raise
         return connection
 
-    def _finish(self, error: BaseException | None) -> None:
-        """End the outermost transaction and release the lock.
+    def _commit(self, error: BaseException | None) -> bool:
+        """Commit the outermost transaction, unless part of it failed; returns whether it did.
 
         If the process dies before COMMIT has returned, the file holds all of it or nothing.
         """
-        connection, doomed, callbacks = self._connection, self._doomed, self._at_end
-        self._owner, self._doomed, self._at_end = 0, None, []
-        committed = False
+        connection = self._connection
+        if connection is None or error is not None or self._doomed is not None:
+            return False
         try:
-            if connection is not None and connection.in_transaction:
-                if error is None and doomed is None:
-                    connection.execute("COMMIT")
-                    committed = True
-                else:
-                    connection.execute("ROLLBACK")
+            if connection.in_transaction:
+                connection.execute("COMMIT")
+                return True
         except sqlite3.Error as failure:
-            if connection is not None and connection.in_transaction:
-                connection.execute("ROLLBACK")
             raise translate(failure, self.path) from failure
-        finally:
-            self._lock.release()
-            for callback in callbacks:
-                callback(committed)
-        if error is None and not committed:
-            raise BrokerError(
-                f"{self.path}: the transaction was rolled back because part of it failed: {doomed}"
-            ) from doomed
+        return False
 
     def in_transaction(self) -> bool:
         """Whether a transaction is open, of whichever thread."""
@@ -358,15 +361,32 @@ class Transaction:
         traceback: TracebackType | None,
     ) -> None:
         database = self._database
-        database._depth -= 1
-        if database._depth == 0:
-            database._finish(error)
-        else:
-            if error is not None and database._doomed is None:
+        outermost, committed = database._depth == 1, False
+        doomed, callbacks = database._doomed, database._at_end
+        try:
+            if outermost:
+                committed = database._commit(error)
+            elif error is not None and doomed is None:
                 database._doomed = error
-            database._lock.release()
+        finally:
+            # Only what is written in C from here on, until the lock is free: see `Database._enter`.
+            database._depth -= 1
+            try:
+                if outermost:
+                    database._owner, database._doomed, database._at_end = 0, None, []
+                    if not committed and database._connection is not None:
+                        database._connection.rollback()
+            finally:
+                database._lock.release()
+            for callback in callbacks if outermost else ():
+                callback(committed)
         if isinstance(error, TRANSLATED):
             raise translate(error, database.path) from error
+        if outermost and error is None and not committed:
+            raise BrokerError(
+                f"{database.path}: the transaction was rolled back because part of it failed: "
+                f"{doomed}"
+            ) from doomed
 
 
 class PatientConnection(sqlite3.Connection):

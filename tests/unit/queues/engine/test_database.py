@@ -5,17 +5,21 @@ from __future__ import annotations
 import gc
 import os
 import sqlite3
+import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+import aztask
 from aztask.errors import BrokerError, ConfigurationError, EncodeError, MessageTooLarge
 from aztask.queues.engine import Database, Engine, NewMessage
 from aztask.queues.engine import database as database_module
 from aztask.queues.engine.database import PatientConnection
 
+PACKAGE = str(Path(aztask.__file__).parent)
 TABLE = "CREATE TABLE things (name TEXT NOT NULL);"
 
 
@@ -365,3 +369,88 @@ def test_a_file_that_is_back_is_used_again(path, database):
         database.changes()
     Path(f"{path}.away").rename(path)
     database.changes()
+
+
+# -- what interrupts a thread ------------------------------------------------------------------
+
+
+class Interrupted(BaseException):
+    """Such as a time limit, which is raised in the thread of a plain task."""
+
+
+def calls_of(work, interrupt=None):
+    """Do the work; returns the functions of aztask that it calls. The `interrupt`th one raises.
+
+    They are found by doing it, so that a new one is not forgotten. The exit of a ``with`` is not
+    interrupted: nothing of ours could release the lock then.
+    """
+    found = []
+
+    def trace(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name != "__exit__":
+            found.append(code.co_name)
+            if len(found) == interrupt:
+                raise Interrupted(found[-1])
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return found
+
+
+def added(database):
+    add(database, "x")
+
+
+def changed(database):
+    database.change("INSERT INTO things VALUES (?)", ("x",))
+
+
+def committed(database):
+    with database.transaction():
+        add(database, "x")
+        with database.transaction():
+            database.change("INSERT INTO things VALUES (?)", ("y",))
+
+
+def rolled_back(database):
+    with suppress(ZeroDivisionError), database.transaction():
+        add(database, "x")
+        1 / 0  # noqa: B018
+
+
+WORKS = (added, changed, committed, rolled_back, names, Database.changes, Database.file_id)
+
+
+@pytest.mark.parametrize("work", WORKS, ids=lambda work: work.__name__)
+def test_whatever_interrupts_a_thread_leaves_the_file_to_the_others(database, work):
+    def do():
+        database._checked = 0.0  # look whether the file is still there
+        work(database)
+
+    seen = []
+
+    def other():
+        seen[:] = [names(database)]
+
+    places = calls_of(do)
+    assert "_enter" in places
+    for number, place in enumerate(places, 1):
+        with database.statement() as connection:
+            connection.execute("DELETE FROM things")
+        seen.clear()
+        with suppress(Interrupted):
+            calls_of(do, interrupt=number)
+        thread = threading.Thread(target=other, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert seen, f"the lock is held, since {place} was interrupted"
+        assert seen[0] in ([], ["x"], ["x", "y"])
+        assert work is not committed or len(seen[0]) != 1
+        assert not database.in_transaction()
+        assert not database._connection.in_transaction
+        committed(database)  # and a further transaction can begin
