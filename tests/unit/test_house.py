@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -36,6 +37,8 @@ LIMITS = {
     "callables in constructors": 26,  # six of them are in what moved into stores and workflows
     "bound methods given to constructors": 2,
 }
+# What features brought since, each a line of its own: to see what the house was for, and what grew.
+GROWTH: dict[str, dict[str, int]] = {}
 COMMENTS = 1.8
 WAYS = {"one .delay(), local": 36, "the supervisor, three tasks": 100}
 """The supervisor passes through more files where a tick falls between the tasks."""
@@ -47,7 +50,10 @@ def test_the_figures_hold() -> None:
     found = house.figures(house.read())
     assert found.pop("comments, per 100 lines") >= COMMENTS
     assert found.keys() == LIMITS.keys()
-    worse = {name: value for name, value in found.items() if value > LIMITS[name]}
+    most = Counter(LIMITS)
+    for feature in GROWTH.values():
+        most.update(feature)
+    worse = {name: value for name, value in found.items() if value > most[name]}
     assert worse == {}, "python tests/house.py shows what they count"
 
 
