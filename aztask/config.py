@@ -144,6 +144,13 @@ class Settings:
         "dead-lettered with the reason `delivery-limit`.",
         example="5",
     )
+    max_steps: int = setting(
+        1000,
+        "int",
+        count(most=100_000),
+        "How many steps one task may record. A task that asks for more is dead-lettered.",
+        example="200",
+    )
     unknown_task_grace_seconds: float = setting(
         300.0,
         "float | timedelta",

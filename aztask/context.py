@@ -15,13 +15,18 @@ import threading
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aztask.errors import LeaseLost
 from aztask.message.headers import TIME_LIMIT
 from aztask.message.message import TaskMessage
+from aztask.retry import RetryPolicy
 from aztask.session import Session
+from aztask.steps.engine import RunSteps, StepOptions
+from aztask.steps.home import MemoryHome
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+
+T = TypeVar("T")
 
 CONFIRM_SECONDS = 30.0
 
@@ -155,6 +160,7 @@ class Context:
     * `lease`: a `TaskLease`.
     * `saved`: the last checkpoint, or None.
     * `session`: a `Session` if the task was sent with a session, else None.
+    * `steps`: the worker's view of the recorded steps; use `step`, `gather` and `patched`.
     """
 
     def __init__(
@@ -167,7 +173,10 @@ class Context:
         save: Callable[[Any], None],
         session: Session | None = None,
         enqueued_at: float = 0.0,
+        steps: RunSteps | None = None,
     ) -> None:
+        """Called by aztask. steps: None keeps the steps in memory, for code without a worker."""
+        self.steps = steps or RunSteps(MemoryHome(), message, lease)
         self.message = message
         self.delivery_count = delivery_count
         self.enqueued_at = enqueued_at
@@ -284,6 +293,85 @@ class Context:
     async def acheckpoint(self, state: Any) -> None:
         """`checkpoint` for coroutines: the event loop continues while the broker answers."""
         await asyncio.to_thread(self.checkpoint, state)
+
+    # -- steps -------------------------------------------------------------------------------
+
+    def step(
+        self,
+        name: str,
+        function: Callable[..., T],
+        /,
+        *args: Any,
+        key: str | None = None,
+        retry: RetryPolicy | None = None,
+        record_errors: bool = False,
+        **kwargs: Any,
+    ) -> T:
+        """Call ``function(*args, **kwargs)`` once for this task, and return its value.
+
+        ::
+
+            charge_id = context.step("charge", charge_card, order)
+            parcel = await context.step("ship", ship, order)        # an async def
+
+        The value is recorded. When the task runs again, after a failure, a crash or a replay, it
+        gets the recorded value, and the function is not called. If the worker dies in the function,
+        or before the record, the function is called again: pass `step_key` to services that accept
+        an idempotency key.
+
+        * `name`: of the action. Calls of the same name are numbered.
+        * `key`: names this call instead of its number, for steps whose order may differ.
+        * `retry`: retries this step alone; its delays are spent in the queue.
+        * `record_errors`: also record an error that ends the run, so that a retry raises it again.
+
+        An error of the function is raised here. If your task goes on after it, the error is
+        recorded, and later runs go on in the same way. Raises StepError if a later run could not
+        repeat the step, EncodeError for a value that cannot be written, and LeaseLost. Needs a
+        result store. See docs/how-to/advanced/steps.md.
+        """
+        options = StepOptions(key, retry, record_errors)
+        value: T = self.steps.step(name, function, options, args, kwargs)
+        return value
+
+    @property
+    def step_key(self) -> str | None:
+        """The idempotency key of the step whose function runs; None outside of steps.
+
+        32 hexadecimal digits, the same in every run of this step of this task.
+        """
+        step = self.steps.current
+        return None if step is None else step.step_key
+
+    def gather(self, *calls: Any) -> Any:
+        """Run several branches side by side, each with steps of its own; returns their values.
+
+        ::
+
+            stock, price = context.gather(
+                lambda: context.step("stock", check_stock, item),
+                lambda: context.step("price", ask_price, item),
+            )
+            stock, price = await context.gather(check(context, item), ask(context, item))
+
+        * `calls`: functions without arguments, which run in threads, or coroutines.
+
+        All branches run to their ends; then the first error is raised. Steps in a plain
+        `asyncio.gather` need a ``key=``.
+        """
+        return self.steps.gather(calls)
+
+    def patched(self, name: str) -> bool:
+        """True if this run may take the new way of a flow that you changed.
+
+        ::
+
+            if context.patched("tax-first"):
+                context.step("tax", add_tax, order)
+
+        It is False for tasks that have recorded steps past this point: they were begun by the
+        former code. Otherwise it is True, which is recorded.
+        """
+        return self.steps.patched(name)
 
 
 def unsent_context(

@@ -12,6 +12,9 @@
     │ ├ NotUnique                   another task holds the key of a unique task
     │ ├ TimeLimitExceeded           raised in a task at its soft limit, recorded at its hard limit
     │ │ └ MaxLeaseExceeded          raised in a task shortly before its max_lease is used up
+    │ ├ StepError                   a step is used in a way that a later run cannot repeat
+    │ │ └ StepsDamaged              a recorded step cannot be read
+    │ ├ StepFailed                  a recorded error whose class the code no longer has
     │ ├ TaskStopped                 raised in a running task that you cancel
     │ └ WorkerStopping              raised in a running task whose worker stops
     ├ CodecError
@@ -127,6 +130,28 @@ class MaxLeaseExceeded(TimeLimitExceeded):
     Raised in the task shortly before, so that the failure can still be recorded. It counts as a
     failed attempt, whether the task stops or is killed.
     """
+
+
+class StepError(TaskError):
+    """A step is used in a way that a later run cannot repeat; change the task's code.
+
+    The task is dead-lettered without retries. After this error it can take no further step.
+    """
+
+
+class StepsDamaged(StepError):
+    """A recorded step cannot be read, so the task does not know what it has done."""
+
+
+class StepFailed(TaskError):
+    """A recorded error of a step, if its class no longer exists where it was.
+
+    * `error_type`: the name of that class.
+    """
+
+    def __init__(self, error_type: str, text: str) -> None:
+        super().__init__(f"{error_type}: {text}" if text else error_type)
+        self.error_type = error_type
 
 
 class TaskStopped(TaskError):

@@ -28,6 +28,7 @@ from aztask.errors import (
     Reject,
     Retry,
     Snooze,
+    StepError,
     TimeLimitExceeded,
     did_you_mean,
 )
@@ -155,8 +156,9 @@ class RetryPolicy:
         return delay * (0.5 + 0.5 * _fraction(message)) if self.jitter else delay
 
     def _is_final(self, error: BaseException) -> bool:
-        if isinstance(error, (*self.give_up_on, CodecError)):
-            return True  # bytes that cannot be read or written today cannot be tomorrow
+        if isinstance(error, (*self.give_up_on, CodecError, StepError)):
+            # Bytes that cannot be read or written today cannot be tomorrow, nor can such steps.
+            return True
         if isinstance(error, TimeLimitExceeded) or not isinstance(error, Exception):
             return False
         return not isinstance(error, self.retry_on)

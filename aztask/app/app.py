@@ -17,7 +17,7 @@ from aztask.address.owner import Owner
 from aztask.app.options import AppOptions, QueueOptionNames
 from aztask.app.queues import DeclaredQueues
 from aztask.app.sending import Sends
-from aztask.app.tasks import DeclaredLimits, TaskRegistry
+from aztask.app.tasks import DeclaredLimits, TaskRegistry, declared_step
 from aztask.app.workflows import WorkflowStarter
 from aztask.config import Settings, environment_options, read_environment
 from aztask.context import Context
@@ -231,6 +231,53 @@ class App:
 
     def _task(self, function: Any, options: Any, *, with_context: bool) -> Task[..., Any]:
         return self._registry.add(self, function, options, with_context=with_context)
+
+    @overload
+    def step(self, function: Callable[P, R], /) -> Callable[P, R]: ...
+
+    @overload
+    def step(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        record_errors: bool = False,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    def step(
+        self,
+        function: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        record_errors: bool = False,
+    ) -> Any:
+        """Make a function a step wherever a task calls it; see `Context.step`.
+
+        ::
+
+            @app.step
+            def charge(card: str) -> str: ...
+
+            @app.task
+            def order(card: str) -> None:
+                charge(card)                # recorded once for this task
+
+        Outside of tasks, and inside another step, the function is simply called. An ``async def``
+        is awaited as before.
+
+        * `name`: the function's name by default. Do not change it while tasks are under way.
+        * `retry`, `record_errors`: as in `Context.step`.
+        """
+        policy = None if retry is None else check_policy(retry, "step: retry")
+
+        def made(inner: Callable[P, R]) -> Callable[P, R]:
+            text = name_text(name or inner.__name__, "step: name")
+            return declared_step(inner, text, policy, record_errors=record_errors)
+
+        return made if function is None else made(function)
 
     def handler(
         self, *, model: type[M] | None = None, **options: Unpack[TaskOptions]

@@ -21,6 +21,7 @@ class AppOptions(TypedDict, total=False):
     max_lease: float | timedelta
     renew_at: float
     max_deliveries: int
+    max_steps: int
     unknown_task_grace: float | timedelta
     result_retention: float | timedelta
     serializer: str

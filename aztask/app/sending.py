@@ -8,11 +8,13 @@ from contextlib import suppress
 from typing import Any, cast
 
 from aztask.app.queues import DeclaredQueues
+from aztask.context import current_context
 from aztask.errors import NotUnique
 from aztask.message.codec import Codec
 from aztask.result import AsyncResult
 from aztask.sending.asyncsend import AsyncSender
 from aztask.sending.send import Sender
+from aztask.steps.history import OpenStep
 from aztask.stores.connections import Connections
 from aztask.stores.events.event import Event
 from aztask.task import Invocation, Task
@@ -50,6 +52,10 @@ class Sends:
         options: SendOptions,
     ) -> list[AsyncResult[Any]]:
         """Send all calls as one batch. task: None for one that another program registers."""
+        if (step := _step(options)) is not None:
+            given = [cast("SendOptions", {**options, "task_id": step.next_id()}) for _ in calls]
+            pairs = zip(calls, given, strict=True)
+            return [each for call, own in pairs for each in self.send(name, task, (call,), own)]
         queue = self._queues.route(task, options)
         sessions = self._queues.has_sessions(queue)
         ids = self.sender.send(name, task, queue, calls, options, sessions)
@@ -67,6 +73,12 @@ class Sends:
         """`send` for coroutines: it never blocks the event loop."""
         if self.on_sent is not None:  # inline: the tasks run where they are sent
             return await asyncio.to_thread(self.send, name, task, calls, options)
+        if (step := _step(options)) is not None:
+            given = [cast("SendOptions", {**options, "task_id": step.next_id()}) for _ in calls]
+            pairs = zip(calls, given, strict=True)
+            return [
+                sent for call, own in pairs for sent in await self.asend(name, task, (call,), own)
+            ]
         queue = self._queues.route(task, options)
         sessions = self._queues.has_sessions(queue)
         steps = self.sender.steps(name, task, queue, calls, options, sessions)
@@ -107,3 +119,12 @@ class Sends:
     def _results_of(self, ids: Sequence[str]) -> list[AsyncResult[Any]]:
         results, decode = self._connections.results, self._codec.decode_value
         return [AsyncResult(task_id, results, decode) for task_id in ids]
+
+
+def _step(options: SendOptions) -> OpenStep | None:
+    """The step of a task that sends now, unless the send has an id of its own.
+
+    Its sends get ids that derive from the step: if the step runs again, it sends nothing twice.
+    """
+    context = current_context()
+    return None if context is None or options.get("task_id") else context.steps.current

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial, wraps
+from inspect import iscoroutinefunction
+from typing import Any, ParamSpec, TypeVar, cast
 
 from aztask.config import Settings
+from aztask.context import current_context
 from aztask.errors import ConfigurationError, DuplicateTask, did_you_mean
 from aztask.handler import Handler
 from aztask.limits.declaration import Limit, limit_of
@@ -17,6 +20,9 @@ from aztask.queues.delivery import Position
 from aztask.retry import RetryPolicy
 from aztask.task import ContextTask, InvocationSender, Task
 from aztask.taskoptions import TaskOptions, name_text, raise_duplicate, task_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class TaskRegistry:
@@ -129,3 +135,27 @@ class DeclaredLimits(dict[str, Limit]):
                     f"app.limit({name!r}, rate=...).{did_you_mean(name, tuple(self))}"
                 )
         return tuple(self[name] for name in task.limits)
+
+
+def declared_step(
+    function: Callable[P, R], name: str, retry: RetryPolicy | None, *, record_errors: bool
+) -> Callable[P, R]:
+    """The function that `App.step` returns: a step where a task calls it, else the function."""
+
+    @wraps(function)
+    def step(*args: P.args, **kwargs: P.kwargs) -> R:
+        context = current_context()
+        if context is None or context.steps.current is not None:
+            return function(*args, **kwargs)
+        called = partial(function, *args, **kwargs)
+        return context.step(name, called, retry=retry, record_errors=record_errors)
+
+    if not iscoroutinefunction(function):
+        return step
+
+    @wraps(function)
+    async def coroutine(*args: P.args, **kwargs: P.kwargs) -> Any:
+        made: Any = step(*args, **kwargs)
+        return await made
+
+    return cast("Callable[P, R]", coroutine)

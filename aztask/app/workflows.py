@@ -105,6 +105,10 @@ class WorkflowStarter:
         BrokerUnavailable: then start it again under the same id.
         """
         engine = self.engine
+        parent = current_context()
+        step = parent.steps.current if parent is not None and workflow_id is None else None
+        if step is not None:  # if the step runs again, it starts nothing twice
+            workflow_id = step.next_id()
         workflow = new_id() if workflow_id is None else _checked_id(workflow_id)
         compiled = compile_graph(graph, self._queue_of, blocked=not engine.results.remote)
         ids = [task_id_of(workflow, node) for node in compiled.signatures]
@@ -112,7 +116,6 @@ class WorkflowStarter:
         task, queue = (first.task, first.queue) if first else ("", "")
         sent = Sending(task, queue, ids, workflow=workflow)
         with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
-            parent = current_context()
             origin = Origin(
                 f"{os.getpid()}@{socket.gethostname()}",
                 (parent.message.root_id or parent.task_id) if parent else None,

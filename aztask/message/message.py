@@ -26,6 +26,9 @@ MESSAGE_ID_LIMIT = 128
 COUNTER_LIMIT = 2**31 - 1
 """The highest accepted hop, generation or count: the largest 32-bit integer of AMQP."""
 
+HISTORY = "aztask-history"
+"""The header that names the history of a task's steps, if it is not the first one."""
+
 _OWN_SERIES = 2**12
 PUT_OFF_SERIES = COUNTER_LIMIT // _OWN_SERIES - 1
 """Series of put-offs that one run may have, each of 4,096 numbers; see `TaskMessage.put_off`."""
@@ -215,11 +218,14 @@ class TaskMessage:
 
         The hop and the counts start at 0, so it gets all its retries again. By default the
         checkpoint is kept and the work goes on from there; ``keep_saved=False`` starts afresh, in
-        case the checkpoint itself causes the failure. The old expiry belonged to the first send,
+        case the checkpoint itself causes the failure, and begins a new history of steps: recorded
+        ones run again. The old expiry belonged to the first send,
         and is often the reason for the dead letter: only `expires` applies.
         """
+        extra = {**self.extra, HISTORY: str(self.generation + 1)}
         return replace(
             self,
+            extra=self.extra if keep_saved else extra,
             generation=self.generation + 1,
             hop=0,
             resubmit_count=0,

@@ -30,6 +30,7 @@ from aztask.queues.delivery import Renewed
 from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Abandon, Complete, Defer, Hold, Lapse, Resubmit, from_record
+from aztask.steps.suspension import Suspension
 from aztask.stores.events.sink import NullEventSink
 from aztask.stores.records.base import State
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -344,7 +345,7 @@ class InlineWorker:
                     if inspect.isawaitable(value):
                         value = self._loop.run(value)
                 return attempts.value(value, message.id)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
+        except (Exception, Suspension, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             return attempts.error(error, message)
 
     def _finish(self, item: WorkItem) -> None:

@@ -212,22 +212,29 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
 @selection_options
 @queues_option
 @click.option("--rate", type=Rate(), help="Send at most this many per second.")
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="Begin from the start: drop checkpoints, and run recorded steps again.",
+)
 @dry_run_option
 @yes_option
 def replay_(
     selection: Selection,
     queues: Sequence[tuple[str, ...]],
     rate: float | None,
+    fresh: bool,
     dry_run: bool,
     yes: bool,
 ) -> None:
     """Send dead letters to their queues again, with all their retries.
 
-    Each one is removed from the dead letters after it was sent. ID: a task id, a message id or
+    A task goes on after its last checkpoint and its recorded steps, unless you say --fresh. Each
+    one is removed from the dead letters after it was sent. ID: a task id, a message id or
     @POSITION, as list shows them.
     """
     with open_app() as app:
-        action = replay(app, all_names(queues), selection, rate=rate)
+        action = replay(app, all_names(queues), selection, rate=rate, fresh=fresh)
         _act(action, selection, dry_run=dry_run, yes=yes)
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "send": "Send one invocation of TASK and print its id.",
     "result": "Show how a task ended, or list the newest runs.",
     "explain": "Show what happened to a task, in order, and why.",
+    "steps": "Show the recorded steps of a task, and go back to one of them.",
     "cancel": "Cancel tasks before they start.",
     "tasks": "List the tasks that the app registers.",
     "workers": "List the workers of the last day: running ones first, the newest first.",

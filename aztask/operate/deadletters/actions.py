@@ -162,11 +162,17 @@ class OnLetters(Action[Report]):
 
 
 def replay(
-    app: App, queues: Sequence[str], selection: Selection, *, rate: float | None = None
+    app: App,
+    queues: Sequence[str],
+    selection: Selection,
+    *,
+    rate: float | None = None,
+    fresh: bool = False,
 ) -> ReplayLetters:
     """Send dead letters to their queues again. queues: () means all. rate: of messages a second.
 
-    Raises QueueNotFound, BrokerUnavailable.
+    fresh: without checkpoints and recorded steps, see `DeadLetters.replay`. Raises QueueNotFound,
+    BrokerUnavailable.
     """
     reading = _Reading(app, queues)
     parts = [each for each in _counted(app, reading, selection) if each.count]
@@ -178,6 +184,7 @@ def replay(
         reading.damaged(),
         selection.task or "",
         rate,
+        fresh,
     )
 
 
@@ -209,10 +216,15 @@ class ReplayLetters(OnLetters):
     name: ClassVar[str] = "replay"
 
     rate: float | None = None
+    fresh: bool = False
+
+    def __str__(self) -> str:
+        text = OnLetters.__str__(self)
+        return f"{text} from the start: their recorded steps run again" if self.fresh else text
 
     def act_on(self, part: Part, seen: Callable[[Report], None]) -> Report:
         """Replay those of one queue."""
-        return part.letters.replay(part.selection, rate=self.rate, progress=seen)
+        return part.letters.replay(part.selection, rate=self.rate, fresh=self.fresh, progress=seen)
 
 
 def purge(app: App, queues: Sequence[str], selection: Selection) -> PurgeLetters:

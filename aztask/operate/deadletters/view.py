@@ -118,10 +118,13 @@ class DeadLetters:
         selection: Selection,
         *,
         rate: float | None = None,
+        fresh: bool = False,
         progress: Callable[[Report], None] = lambda report: None,
     ) -> Report:
         """Send the selected dead letters again, as new generations, then complete them.
 
+        * `fresh`: they begin from the start: without their checkpoints, and with a new history of
+          steps, so that recorded steps run again.
         * `rate`: messages per second at most; no limit by default.
         * `progress`: called after each batch with the report so far.
 
@@ -143,7 +146,7 @@ class DeadLetters:
         if rate is not None and not 0 < rate < float("inf"):
             raise ConfigurationError(f"rate takes messages a second above 0, not {rate!r}")
         pace = _RateLimiter(rate, self._clock)
-        generations = _Generations(self._app)
+        generations = _Generations(self._app, fresh=fresh)
         size = 1 if joint(self._app) else BATCH
         return self._act(
             selection,
@@ -289,7 +292,8 @@ class DeadLetters:
                 "the dead letters are signed and no signing key is configured here; name the app "
                 "with -A, so that its key signs the replay"
             )
-        message = replace(message, generation=generations.before_replay(message)).replayed()
+        message = replace(message, generation=generations.before_replay(message))
+        message = message.replayed(keep_saved=not generations.fresh)
         return Replacement(self._app.codec.to_envelope(message), message)
 
     def _view(self, found: Peeked | Delivery) -> DeadLetterView:
@@ -314,7 +318,9 @@ class DeadLetters:
 class _Generations:
     """Decides which generation a dead letter's replay follows. One for each replay."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, *, fresh: bool) -> None:
+        """fresh: whether the replays begin from the start."""
+        self.fresh = fresh
         self._results = app.results
         self._joint = joint(app) is not None
         self._given: OrderedDict[tuple[str, int, int], int] = OrderedDict()

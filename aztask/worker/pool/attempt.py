@@ -15,8 +15,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NoReturn, Protocol
@@ -39,9 +39,13 @@ from aztask.retry import describe
 from aztask.sending.sessionrules import strategy_in_session
 from aztask.session import Session
 from aztask.settlement import REASON_LIMIT, DeadLetter, Decision, to_record
+from aztask.steps.engine import RunSteps
+from aztask.steps.home import StepHome
+from aztask.steps.suspension import Suspension
 from aztask.stores.payloads.store import Kind
 from aztask.support.display import safe_str, storable, traceback_of
 from aztask.support.failpoint import hit_in_pool
+from aztask.support.hooks import Hook
 from aztask.support.masking import mask
 from aztask.task import Task
 from aztask.taskoptions import positive
@@ -119,6 +123,7 @@ class RunReader:
         self._worker = worker
         self._pid = os.getpid()
         self.fetching = Fetching(app, worker)
+        self._steps = StepHome(app)
 
     def open(self, delivery: OpenRun) -> Call:
         """Read the call of a message, and ask for the lease that it needs."""
@@ -143,16 +148,17 @@ class RunReader:
             saved=saved,
             save=self._saving(number, message, lease),
             session=self._session(number, message.session, lease) if message.session else None,
+            steps=RunSteps(self._steps, message, lease),
         )
         if task.lease_of is not None:
             lease_seconds = positive(task.lease_of(*args, **kwargs), f"{task.name}: lease")
             self.send(["extend", number, lease_seconds])
         return Call(task, context, args, kwargs)
 
-    def hooks(self, context: Context) -> AbstractContextManager[None]:
-        """The app's hooks around a run."""
+    def hooks(self, context: Context) -> AbstractContextManager[object]:
+        """The app's hooks around a run, and what its steps leave to do at its end."""
         hook = self._app.hooks.run
-        return hook.around(context) if hook else nullcontext()
+        return _hooked(hook, context) if hook else context.steps
 
     def value(self, value: Any, task_id: str) -> list[Any]:
         """The answer for a task that returned `value`. Raises EncodeError, BrokerUnavailable."""
@@ -179,9 +185,23 @@ class RunReader:
             return ["lost"]
         if isinstance(error, WorkerStopping):
             return ["stopped"]
+        if isinstance(error, Suspension):
+            return self._suspended(error, message)
         if isinstance(error, _UndecodableError):
             return ["failed", to_record(undecodable(error.cause)), *_described(error.cause)]
         return self._failed(self._app.tasks.get(message.task), error, message)
+
+    def _suspended(self, error: Suspension, message: TaskMessage) -> list[Any]:
+        """The answer for a run that goes on later; see `aztask.steps.suspension`."""
+        self.check_fork(message)
+        settlement = error.settlement(self._app.settings.unknown_task_grace_seconds)
+        dead = isinstance(settlement, DeadLetter)
+        text, follows = safe_str(error, ERROR_CHARACTERS), "dead-lettered" if dead else "continued"
+        line = "task %s %s has stopped, to be %s: %s"
+        logger.log(
+            logging.WARNING if dead else logging.INFO, line, message.task, message.id, follows, text
+        )
+        return ["failed", to_record(settlement), error.kind, storable(mask(text)), ""]
 
     def check_fork(self, message: TaskMessage) -> None:
         """End this process if a task forked it (rule 3)."""
@@ -289,6 +309,13 @@ class RunReader:
                 "return the value to the task and store it there"
             )
         self._outbox.send(packet)
+
+
+@contextmanager
+def _hooked(hook: Hook[Context], context: Context) -> Iterator[None]:
+    """The hooks outside, so that they see what the end of the steps raises."""
+    with hook.around(context), context.steps:
+        yield
 
 
 def _end_forked(message: TaskMessage, error: BaseException | None) -> NoReturn:

@@ -17,6 +17,8 @@ from aztask.limits.storeclock import KEPT_SECONDS
 from aztask.message.message import TaskMessage
 from aztask.queues.base import Peeked, Position, QueueStats
 from aztask.settlement import DeadLetter
+from aztask.steps.keeping import StepPurge
+from aztask.steps.records import steps_of
 from aztask.stores.events.retention import remove_old
 from aztask.stores.payloads.holders import Holders, remove_ended
 from aztask.stores.payloads.payloads import Payloads
@@ -156,6 +158,7 @@ PURGE_SECONDS = 60.0
 PURGE_AGAIN_SECONDS = 5.0
 EVENTS_SECONDS = 3600.0
 PAYLOAD_SECONDS = 3600.0
+STEPS_SECONDS = 3600.0
 UNOWNED_SECONDS = 3600.0
 """Seconds between two looks for limits' entries that a former release left."""
 
@@ -214,7 +217,7 @@ class Housekeeping(Work[Chore]):
         self._events_at = self._payloads_at = self._purge_at
         self._look_at = 0.0
         self._unique_at = 0.0
-        self._unowned_at = self._purge_at
+        self._unowned_at = self._steps_at = self._purge_at
         self._scheduling = (
             runtime.shell.scheduling(app, runtime.name) if runtime.options.schedules else None
         )
@@ -320,8 +323,16 @@ class Housekeeping(Work[Chore]):
                 # Slots of no owner: a former release wrote them, and all have passed.
                 self._unowned_at = self._clock.monotonic() + UNOWNED_SECONDS
                 controls.of(NO_OWNER).purge(ENTRY_PREFIX, old)
+        if self._clock.monotonic() >= self._steps_at:
+            self._steps_at = self._clock.monotonic() + STEPS_SECONDS
+            self._purge_steps(results, before)
         if results.purge(before) >= PURGED_MANY:
             self._purge_at = min(self._purge_at, self._clock.monotonic() + PURGE_AGAIN_SECONDS)
+
+    def _purge_steps(self, results: ResultStore, before: float) -> None:
+        app = self._app
+        if (steps := steps_of(results, app.codec)) is not None:
+            StepPurge(steps, results, app.broker, app.payloads).purge(before)
 
     def tell(self, record: WorkerRecord) -> None:
         """Write a heartbeat to the result store, if there is one."""

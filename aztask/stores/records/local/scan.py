@@ -32,6 +32,8 @@ TABLES: Final = (
     "schedule_claims",
     "uniques",
     "owned_uniques",
+    "steps",
+    "owned_steps",
     "workflows",
     "workflow_documents",
 )

@@ -1,0 +1,107 @@
+"""``aztask steps``: show the recorded steps of a task, and go back to one of them."""
+
+from __future__ import annotations
+
+import click
+
+from aztask.operate.cli.group import Group
+from aztask.operate.cli.options import (
+    Text,
+    app_option,
+    confirm,
+    dry_run_option,
+    json_option,
+    yes_option,
+)
+from aztask.operate.cli.output import iso_time, local_time, print_json, print_table, to_json
+from aztask.operate.cli.target import open_app
+from aztask.operate.steps import ShownStep, reset, steps
+from aztask.support.display import one_line, plural, visible
+
+LONGEST = 80
+"""Characters of a value in the table."""
+
+
+@click.group("steps", cls=Group)
+@app_option
+def command() -> None:
+    """Show the recorded steps of a task, and go back to one of them."""
+
+
+@command.command("show")
+@app_option
+@click.argument("task_id", type=Text(), metavar="ID")
+@json_option
+def show(task_id: str, as_json: bool) -> None:
+    """Show the recorded steps of a task, in the order in which they were recorded.
+
+    A history begins with the first run; a forced send and a fresh replay begin a new one.
+    """
+    with open_app(reads=True) as app:
+        found = steps(app, task_id)
+    if as_json:
+        for each in found:
+            print_json(_described(each))
+        return
+    several = len({each.history for each in found}) > 1
+    print_table(
+        [*(["history"] if several else []), "step", "branch", "state", "at", "failures", "value"],
+        [[*([each.history] if several else []), *_row(each)] for each in found],
+    )
+
+
+def _row(found: ShownStep) -> list[object]:
+    record = found.record
+    value = found.problem or ("" if found.value is None else to_json(found.value))
+    return [
+        visible(record.label),
+        record.branch,
+        record.state,
+        local_time(record.at),
+        record.attempts or "",
+        one_line(value, LONGEST),
+    ]
+
+
+def _described(found: ShownStep) -> dict[str, object]:
+    record = found.record
+    return {
+        "history": found.history,
+        "kind": record.kind,
+        "step": record.label,
+        "branch": record.branch,
+        "state": record.state,
+        "at": iso_time(record.at),
+        "due": iso_time(record.due) if record.due else None,
+        "failures": record.attempts,
+        "value": found.value,
+        "problem": found.problem,
+    }
+
+
+@command.command("reset")
+@app_option
+@click.argument("task_id", type=Text(), metavar="ID")
+@click.option(
+    "--from",
+    "first",
+    type=Text(),
+    required=True,
+    metavar="STEP",
+    help="Forget this step and those after it.",
+)
+@dry_run_option
+@yes_option
+def reset_(task_id: str, first: str, dry_run: bool, yes: bool) -> None:
+    """Go back: forget a step, and all that were recorded after it.
+
+    The next run of the task runs them again, with the same step keys: a service that knows a key
+    may answer as before. STEP: as show prints it, such as "ship" or "ship #2". This does not start
+    the task; if it is a dead letter, replay that afterwards.
+    """
+    with open_app() as app:
+        action = reset(app, task_id, first)
+        if not confirm(str(action), dry_run=dry_run, yes=yes):
+            return
+        action.act()
+        click.echo(f"forgot {plural(action.done, 'step')}; replay it: aztask dlq replay {task_id}")

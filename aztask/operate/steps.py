@@ -1,0 +1,115 @@
+"""The recorded steps of a task: what it has done, and going back to one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from aztask.app import App
+from aztask.errors import CodecError, ConfigurationError, NotFound, StepError, did_you_mean
+from aztask.operate.action import Action, Progress, Subject, results_of
+from aztask.steps.home import StepHome
+from aztask.steps.records import FAILED, ORDER, STEP, StepRecord, StepStore
+from aztask.stores.records.base import State
+from aztask.stores.rows import Row
+from aztask.support.display import plural, visible
+
+
+@dataclass(frozen=True, slots=True)
+class ShownStep:
+    """A recorded step.
+
+    * `history`: the name of its history; a forced send and a fresh replay begin a new one.
+    * `value`: what the step returned; of an error, its text. `problem`: why it cannot be read.
+    """
+
+    history: str
+    record: StepRecord
+    value: Any = None
+    problem: str = ""
+
+
+def steps(app: App, task_id: str) -> list[ShownStep]:
+    """The recorded steps of a task, the oldest history first. Raises NotFound, StepsDamaged."""
+    results_of(app)
+    store = StepHome(app).store()
+    found = [
+        _shown(app, history, record)
+        for history in store.histories(task_id)
+        for _, record in store.read(task_id, history)
+        if record.kind != ORDER
+    ]
+    if not found:
+        raise NotFound(f"task {task_id} has no recorded steps; see: aztask result {task_id}")
+    return found
+
+
+def _shown(app: App, history: str, record: StepRecord) -> ShownStep:
+    if not record.value:
+        return ShownStep(history, record)
+    try:
+        value = app.codec.decode_value(record.value)
+    except CodecError as error:
+        return ShownStep(history, record, None, str(error))
+    if record.state == FAILED and isinstance(value, dict):
+        value = f"{value.get('class')}: {value.get('text')}"
+    return ShownStep(history, record, value)
+
+
+def reset(app: App, task_id: str, first: str) -> ResetSteps:
+    """Go back: forget a step of the task's newest history, and all that were recorded after it.
+
+    first: the step, as `StepRecord.label` has it. Raises NotFound, and ConfigurationError while the
+    task runs: it knows its steps.
+    """
+    results = results_of(app)
+    record = results.get(task_id)
+    if record is not None and record.state is State.STARTED:
+        raise ConfigurationError(
+            f"task {task_id} runs now and knows its steps; cancel it with aztask cancel --running, "
+            "or wait until it has ended"
+        )
+    store = StepHome(app).store()
+    histories = store.histories(task_id)
+    found = store.read(task_id, histories[-1]) if histories else []
+    labels = [each.label for _, each in found if each.kind == STEP]
+    number = next((each.number for _, each in found if each.label == first), None)
+    if number is None:
+        raise NotFound(
+            f"task {task_id} has no recorded step {first!r}.{did_you_mean(first, labels)} "
+            f"See: aztask steps show {task_id}"
+        )
+    rows = [row for row, each in found if each.number >= number or each.kind == ORDER]
+    count = sum(each.number >= number for _, each in found)
+    return ResetSteps(app, count, store, task_id, first, rows)
+
+
+@dataclass(slots=True)
+class ResetSteps(Action[int]):
+    """Forgets steps; `act` returns how many rows were deleted."""
+
+    name: ClassVar[str] = "steps-reset"
+
+    store: StepStore
+    task_id: str
+    first: str
+    rows: Sequence[Row] = field(repr=False)
+
+    def __str__(self) -> str:
+        steps = plural(self.count, "recorded step")
+        return f"forget {steps} of task {visible(self.task_id)}, from {self.first} on"
+
+    def subject(self) -> Subject:
+        """The task."""
+        return Subject(task_id=self.task_id)
+
+    def _act(self, progress: Progress) -> int:
+        removed = self.store.remove(self.rows)
+        if removed < len(self.rows):
+            raise StepError(
+                f"some steps of task {self.task_id} have changed in the meantime; look at them "
+                "with aztask steps show, and reset again"
+            )
+        self.done = self.count
+        return removed

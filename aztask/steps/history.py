@@ -1,0 +1,360 @@
+"""The history of one run: the recorded steps, those that the code has asked for, and open ones.
+
+Rules
+1. The history is read with the first step of a run, and not at all by a task without steps.
+2. Before a step that is not recorded runs, every step recorded earlier in its branch was asked for.
+   Steps with a key of their own are not compared: they may run in any order.
+3. An error that a step raised is recorded before the next step of its branch, or when the function
+   returns: then the function went on after it, and must go on the same way in every later run. If
+   the function ends with an error, the step stays open, and the retry runs it again.
+4. Nothing here runs a step; see `aztask.steps.engine`. Branches may run in threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+from aztask.errors import CodecError, StepError
+from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
+from aztask.message.payload import StoredValue
+from aztask.steps.records import (
+    DONE,
+    FAILED,
+    ORDER,
+    PATCH,
+    RETRYING,
+    STEP,
+    StepRecord,
+    StepStore,
+    digest_of,
+    history_of,
+)
+from aztask.steps.suspension import OrderChanged, StepDelayed
+from aztask.stores.payloads.payloads import Payloads
+from aztask.stores.payloads.store import Kind
+from aztask.stores.rows import Row
+from aztask.support.clock import Clock
+
+APART_BYTES: Final = 16 * 1024
+"""Encoded values of more bytes are stored apart, where the app has a store for payloads."""
+
+Place = tuple[str, str, str, str]
+
+
+class StepKeeper(Protocol):
+    """Keeps the steps of one run: in a result store, or in memory for code without a worker."""
+
+    remote: bool
+
+    def now(self) -> float:
+        """UTC epoch seconds."""
+        ...
+
+    def read(self) -> list[StepRecord]:
+        """The recorded steps, in the order of their numbers."""
+        ...
+
+    def write(self, record: StepRecord) -> StepRecord:
+        """Record a step; returns the one that is recorded, which another delivery may have been."""
+        ...
+
+    def drop(self, place: Place) -> None:
+        """Delete a row, if it is as it was read."""
+        ...
+
+    def encode(self, value: Any) -> bytes:
+        """A value as bytes. Raises EncodeError."""
+        ...
+
+    def kept(self, data: bytes) -> bytes:
+        """These bytes, or a reference if they are stored apart."""
+        ...
+
+    def decode(self, data: bytes) -> Any:
+        """The value in these bytes. Raises CodecError."""
+        ...
+
+
+class StoredSteps:
+    """The steps of one task in the result store."""
+
+    def __init__(
+        self, store: StepStore, message: TaskMessage, codec: Codec, payloads: Payloads | None
+    ) -> None:
+        """payloads: where large values are stored apart."""
+        self.remote = store.remote
+        self._store = store
+        self._task, self._history = message.id, history_of(message)
+        self._codec = codec
+        self._payloads = payloads
+        self._rows: dict[Place, Row] = {}
+
+    def now(self) -> float:
+        """The store's time."""
+        return self._store.now()
+
+    def read(self) -> list[StepRecord]:
+        """All rows of the history: one request."""
+        found = self._store.read(self._task, self._history)
+        self._rows = {record.place: row for row, record in found}
+        return [record for _, record in found]
+
+    def write(self, record: StepRecord) -> StepRecord:
+        """One request. If another delivery of the task was faster, its record stands."""
+        before = self._rows.get(record.place)
+        made = self._store.write(self._task, self._history, record, before)
+        if made is not None:
+            self._rows[record.place] = made
+            return record
+        found = self._store.get(self._task, self._history, record.place)
+        if found is None:  # aztask steps reset has removed it
+            self._rows.pop(record.place, None)
+            return self.write(record)
+        self._rows[record.place] = found[0]
+        if found[1].state == RETRYING:  # of this delivery before a lost answer, or of an ended one
+            return self.write(record)
+        return found[1]
+
+    def drop(self, place: Place) -> None:
+        """One request."""
+        row = self._rows.pop(place, None)
+        if row is not None:
+            self._store.remove([row])
+
+    def encode(self, value: Any) -> bytes:
+        """As results are encoded."""
+        return self._codec.encode_value(value, large=self._payloads is not None)
+
+    def kept(self, data: bytes) -> bytes:
+        """Long values go to the store of payloads.
+
+        Crash window: if the process dies before the row is written, nothing refers to the payload,
+        until ``aztask doctor --collect`` removes it.
+        """
+        if self._payloads is None or len(data) <= APART_BYTES:
+            return data
+        stored: StoredValue = self._payloads.keep(Kind.CHECKPOINT, data, owner=self._task)
+        return self._codec.encode_value(stored)
+
+    def decode(self, data: bytes) -> Any:
+        """Fetches what is stored apart."""
+        return self._codec.decode_value(data)
+
+
+class MemorySteps:
+    """The steps of a function that is called without a worker: they end with its context."""
+
+    remote = False
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._codec = Codec()
+        self._records: dict[Place, StepRecord] = {}
+
+    def now(self) -> float:
+        """The time of this machine."""
+        return self._clock.wall()
+
+    def read(self) -> list[StepRecord]:
+        """What was recorded."""
+        return list(self._records.values())
+
+    def write(self, record: StepRecord) -> StepRecord:
+        """Keep it."""
+        self._records[record.place] = record
+        return record
+
+    def drop(self, place: Place) -> None:
+        """Forget it."""
+        self._records.pop(place, None)
+
+    def encode(self, value: Any) -> bytes:
+        """As a worker would, so that a test meets the values that no worker can record."""
+        return self._codec.encode_value(value)
+
+    def kept(self, data: bytes) -> bytes:
+        """They stay where they are."""
+        return data
+
+    def decode(self, data: bytes) -> Any:
+        """The value."""
+        return self._codec.decode_value(data)
+
+
+@dataclass(slots=True)
+class Branch:
+    """The main line of a function, or one branch of a `gather`.
+
+    * `line`: the thread, and the asyncio task if there is one, that takes its steps.
+    * `pending`: the step that raised last, with its record, until the function has gone on.
+    * `running`: the name of the step without a key that runs now.
+    """
+
+    name: str
+    line: object = None
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    recorded: list[StepRecord] = field(default_factory=list)
+    pending: StepRecord | None = None
+    running: str = ""
+    gathers: int = 0
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """A step that is not recorded yet. `record`: what is known of it; `sends`: see `next_id`."""
+
+    branch: Branch
+    record: StepRecord
+    step_key: str
+    sends: int = 0
+
+    def next_id(self) -> str:
+        """The id of the next task that the step's function starts: the same in every run of it."""
+        self.sends += 1
+        return f"{self.step_key}-{self.sends}"
+
+
+class RunHistory:
+    """What one run knows of its steps."""
+
+    def __init__(self, keeper: StepKeeper, message: TaskMessage, most: int) -> None:
+        """most: how many steps a history may have."""
+        self.keeper = keeper
+        self._message = message
+        self._most = most
+        self._lock = threading.RLock()
+        self._known: dict[Place, StepRecord] | None = None
+        self._asked: set[Place] = set()
+        self._branches: dict[str, Branch] = {}
+        self._number = 0
+
+    def branch(self, name: str) -> Branch:
+        """The branch of this name."""
+        with self._lock:
+            self._load()
+            return self._branches.setdefault(name, Branch(name))
+
+    def _load(self) -> dict[Place, StepRecord]:
+        if self._known is None:
+            records = self.keeper.read()
+            self._known = {record.place: record for record in records}
+            for record in records:
+                self._number = max(self._number, record.number)
+                if record.kind == STEP and not record.keyed:
+                    branch = self._branches.setdefault(record.branch, Branch(record.branch))
+                    branch.recorded.append(record)
+        return self._known
+
+    def begin(self, branch: Branch, name: str, key: str | None) -> StepRecord | OpenStep:
+        """The recorded step, or a new one to run. Raises StepError, OrderChanged, StepDelayed."""
+        with self._lock:
+            known = self._load()
+            self.flush(branch)
+            found = self._find(branch, STEP, name, key)
+            if found.state in (DONE, FAILED):
+                return found
+            if found.place not in known:
+                self._check_order(branch, found)
+                if len(known) >= self._most:
+                    raise StepError(
+                        f"the task has {self._most} recorded steps already, as many as max_steps "
+                        "allows; record several actions as one step, or raise max_steps"
+                    )
+            elif found.due > self.keeper.now():
+                raise StepDelayed(found.label, found.due, self.keeper.now())
+            names = (found.branch, found.name, found.key)
+            step_key = digest_of(self._message.id, history_of(self._message), *names)
+            return OpenStep(branch, found, step_key)
+
+    def _find(self, branch: Branch, kind: str, name: str, key: str | None) -> StepRecord:
+        """The record of a step that the code asks for now; a new one if there is none."""
+        known = self._load()
+        text, keyed = key or "", key is not None
+        if not keyed:
+            branch.calls[kind, name] += 1
+            text = str(branch.calls[kind, name])
+        place = (kind, branch.name, name, text)
+        self._asked.add(place)
+        queue = self._message.queue
+        new = StepRecord(kind, RETRYING, name, branch.name, text, keyed, 0, b"", 0.0, queue=queue)
+        return known.get(place, new)
+
+    def _skipped(self, branch: Branch) -> StepRecord | None:
+        """The first recorded step of the branch that the code has not asked for."""
+        return next((each for each in branch.recorded if each.place not in self._asked), None)
+
+    def _check_order(self, branch: Branch, wanted: StepRecord) -> None:
+        if wanted.keyed:
+            return
+        skipped, since = self._skipped(branch), self._since()
+        if skipped is None:
+            if since is not None:  # an earlier run met other code
+                self.keeper.drop(since.place)
+                self._load().pop(since.place)
+            return
+        now = self.keeper.now()
+        if since is None:
+            record = StepRecord(ORDER, DONE, "", "", "", False, 0, b"", now)
+            since = self.keeper.write(replace(record, queue=self._message.queue))
+        raise OrderChanged(wanted.label, skipped.label, max(0.0, now - since.at))
+
+    def _since(self) -> StepRecord | None:
+        return self._load().get((ORDER, "", "", ""))
+
+    def patched(self, branch: Branch, name: str) -> bool:
+        """True if this run takes the new way of a changed flow; recorded then."""
+        with self._lock:
+            known = self._load()
+            self.flush(branch)
+            found = self._find(branch, PATCH, name, None)
+            if found.place in known:
+                return True
+            if self._skipped(branch) is not None:
+                return False  # the old way was taken past this point
+            self._write(replace(found, state=DONE))
+            return True
+
+    def end(self, step: OpenStep, state: str, data: bytes, **more: Any) -> StepRecord:
+        """Record how a step ended; returns what is recorded, see `StepKeeper.write`."""
+        value = self.keeper.kept(data)
+        with self._lock:
+            return self._write(replace(step.record, state=state, value=value, **more))
+
+    def leave_open(self, step: OpenStep, data: bytes) -> None:
+        """Note that a step raised; it is recorded if the function goes on (rule 3)."""
+        step.branch.pending = replace(step.record, state=FAILED, value=data)
+
+    def flush(self, branch: Branch | None = None) -> None:
+        """Record the errors after which the function went on: of a branch and those within it."""
+        with self._lock:
+            for each in self._within(branch):
+                pending, each.pending = each.pending, None
+                if pending is not None:
+                    self._write(replace(pending, value=self.keeper.kept(pending.value)))
+
+    def _within(self, branch: Branch | None) -> Iterable[Branch]:
+        name = "" if branch is None else branch.name
+        return [each for each in self._branches.values() if each.name.startswith(name)]
+
+    def _write(self, record: StepRecord) -> StepRecord:
+        known = self._load()
+        if not record.number:
+            self._number += 1
+            record = replace(record, number=self._number)
+        made = self.keeper.write(replace(record, at=self.keeper.now()))
+        known[made.place] = made
+        return made
+
+    def replayed(self, record: StepRecord) -> Any:
+        """The value of a recorded step, decoded. Raises StepError if it cannot be read."""
+        try:
+            return self.keeper.decode(record.value)
+        except CodecError as error:
+            raise StepError(
+                f"the recorded value of step {record.label} cannot be read: {error}"
+            ) from None

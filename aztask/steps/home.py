@@ -1,0 +1,76 @@
+"""Where the history of a run comes from: the result store of its app, or the memory of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from aztask.config import Settings
+from aztask.errors import StepError
+from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
+from aztask.steps.history import MemorySteps, RunHistory, StoredSteps
+from aztask.steps.records import StepStore, steps_of
+from aztask.stores.payloads.payloads import Payloads
+from aztask.support.clock import SYSTEM_CLOCK
+
+MOST_STEPS: Final = 1_000
+"""The default of ``max_steps``."""
+
+
+class StepApp(Protocol):
+    """What histories need of an app: `aztask.app.App`, and what tests make."""
+
+    codec: Codec
+    payloads: Payloads | None
+    settings: Settings
+
+    @property
+    def tasks(self) -> Mapping[str, Any]:
+        """The registered tasks, by name."""
+        ...
+
+    @property
+    def results(self) -> object:
+        """The result store; None if there is none."""
+        ...
+
+
+class StepHome:
+    """The histories of one app. Asks no store before a task takes its first step."""
+
+    def __init__(self, app: StepApp) -> None:
+        self._app = app
+        self._store: tuple[object, StepStore] | None = None
+
+    def history(self, message: TaskMessage) -> RunHistory:
+        """The history that a run of this message continues. Raises StepError."""
+        task = self._app.tasks.get(message.task)
+        if task is not None and task.delivery == "at-most-once":
+            raise StepError(
+                f"task {message.task} is delivered at most once, so no later run could go on after "
+                "its steps; call the functions themselves"
+            )
+        app = self._app
+        keeper = StoredSteps(self.store(), message, app.codec, app.payloads)
+        return RunHistory(keeper, message, app.settings.max_steps)
+
+    def store(self) -> StepStore:
+        """The histories in the result store. Raises StepError if there is none."""
+        results = self._app.results  # inline mode replaces it
+        if self._store is None or self._store[0] is not results:
+            made = steps_of(results, self._app.codec)
+            if made is None:
+                raise StepError(
+                    'steps need a result store; give the App results="local://" or "tables://..."'
+                )
+            self._store = results, made
+        return self._store[1]
+
+
+class MemoryHome:
+    """For functions that are called without a worker: nothing is kept after the call."""
+
+    def history(self, message: TaskMessage) -> RunHistory:
+        """A new, empty history."""
+        return RunHistory(MemorySteps(SYSTEM_CLOCK), message, MOST_STEPS)

@@ -1,0 +1,270 @@
+"""The rows of a task's history: one for each recorded step.
+
+Rules
+1. A task's rows are one partition, under its task id, so that a run reads its history with one
+   request. Neither generation nor hop is part of the key: a retry and a replay find the same rows.
+2. Each history of the task has a name (`history_of`), with which the keys of its rows begin.
+   ``force=True`` and ``dlq replay --fresh`` begin a new one; rows of earlier ones stay until they
+   are purged.
+3. A row is made if it is absent, and changed by compare-and-set. So a frozen worker and the one
+   that took over record a step once.
+4. With signing keys, a row is signed for its task, its history and its step. A row that is not, or
+   that was copied from another place, is refused: the run fails with `StepsDamaged`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from typing import Final, Protocol, runtime_checkable
+
+import msgpack
+
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.errors import CodecError, StepsDamaged
+from aztask.message.codec import Codec
+from aztask.message.message import HISTORY, TaskMessage
+from aztask.queues.local.payload import envelope_of, payload_of
+from aztask.stores.layout import SqlLayout, TablesLayout
+from aztask.stores.records.damage import Columns, Damaged
+from aztask.stores.rows import Change, Kind, Place, Row, RowStore
+
+_STEPS: Final = (
+    """
+    CREATE TABLE steps (
+        task TEXT NOT NULL, key TEXT NOT NULL, version INTEGER NOT NULL, data BLOB NOT NULL,
+        written_at REAL NOT NULL, PRIMARY KEY (task, key))
+    WITHOUT ROWID;
+    """,
+)
+_OWNED_STEPS: Final = (
+    """
+    CREATE TABLE owned_steps (
+        broker TEXT NOT NULL, task TEXT NOT NULL, key TEXT NOT NULL, version INTEGER NOT NULL,
+        data BLOB NOT NULL, written_at REAL NOT NULL, PRIMARY KEY (broker, task, key))
+    WITHOUT ROWID;
+    """,
+)
+STEPS: Final = Kind(
+    {"data": bytes},
+    SqlLayout(
+        "owned_steps",
+        "steps",
+        "task",
+        "key",
+        written="written_at",
+        steps={"steps": _STEPS, "owned_steps": _OWNED_STEPS},
+    ),
+    TablesLayout("H", "h"),
+    long="data",
+)
+
+FIRST_HISTORY: Final = "0"
+_NAME: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,10})?")
+VERSION: Final = 1
+MOST_ROWS: Final = 100_000
+
+DONE: Final = "done"
+FAILED: Final = "failed"
+RETRYING: Final = "retrying"
+STATES: Final = (DONE, FAILED, RETRYING)
+
+STEP: Final = "step"
+PATCH: Final = "patch"
+ORDER: Final = "order"
+"""Not a step: it says since when the code asks for steps in another order than the recorded one."""
+
+
+def history_of(message: TaskMessage) -> str:
+    """The name of the history that a run of this message continues."""
+    found = message.extra.get(HISTORY)
+    return found if isinstance(found, str) and _NAME.fullmatch(found) else FIRST_HISTORY
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step as it was recorded.
+
+    * `kind`: `STEP`, `PATCH` or `ORDER`. `state`: `DONE`, `FAILED` or `RETRYING`.
+    * `name`: as the code names it. `branch`: "" for the main line, else the branch of a `gather`.
+    * `key`: the number of this call among those of the same name in the branch, or the text that
+      the code gave. `keyed`: the code gave it.
+    * `number`: steps of a history are recorded in this order.
+    * `value`: the encoded value, or the encoded error.
+    * `at`: when it was recorded; `due`: before when it is not retried. UTC epoch seconds.
+    * `attempts`: how often it failed with a retry policy of its own.
+    * `queue`: the queue of the task.
+    """
+
+    kind: str
+    state: str
+    name: str
+    branch: str
+    key: str
+    keyed: bool
+    number: int
+    value: bytes
+    at: float
+    due: float = 0.0
+    attempts: int = 0
+    queue: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        """What identifies it in its history."""
+        return (self.kind, self.branch, self.name, self.key)
+
+    @property
+    def label(self) -> str:
+        """Its name for people: ``charge``, ``charge #2``, ``charge [card-7]``."""
+        if self.keyed:
+            return f"{self.name} [{self.key}]"
+        return self.name if self.key == "1" else f"{self.name} #{self.key}"
+
+    def pack(self) -> bytes:
+        """The record as bytes; `read_record` reads them."""
+        values = [getattr(self, name) for name in _FIELDS]
+        packed: bytes = msgpack.packb([VERSION, *values])
+        return packed
+
+
+_FIELDS: Final = tuple(each.name for each in fields(StepRecord))
+
+
+def read_record(data: bytes) -> StepRecord:
+    """The record that `StepRecord.pack` wrote. Raises Damaged."""
+    found = Columns({"step": data}).unpacked("step")
+    if not isinstance(found, list) or found[:1] != [VERSION] or len(found) <= len(_FIELDS):
+        raise Damaged("the step is wrong; a newer aztask may know it")
+    columns = Columns(dict(zip(_FIELDS, found[1:], strict=False)))
+    record = StepRecord(
+        columns.text("kind"),
+        columns.text("state"),
+        columns.text("name"),
+        columns.text("branch"),
+        columns.text("key"),
+        columns.flag("keyed"),
+        columns.count("number"),
+        columns.data("value") or b"",
+        columns.time("at"),
+        columns.time("due"),
+        columns.count("attempts"),
+        columns.text("queue"),
+    )
+    if record.state not in STATES:
+        raise Damaged(f"its state {record.state!r} is unknown")
+    return record
+
+
+def digest_of(*texts: str) -> str:
+    """32 hexadecimal digits that these texts have, and no others."""
+    packed: bytes = msgpack.packb(texts, unicode_errors="surrogatepass")
+    return blake2b(packed, digest_size=16).hexdigest()
+
+
+class StepStore:
+    """The histories in one result store. Any thread may call."""
+
+    def __init__(self, store: RowStore, owner: Owner, codec: Codec) -> None:
+        """owner: whose tasks; histories belong to the broker. codec: signs, if it has keys."""
+        self.owner = owner.of_broker
+        self.remote = store.remote
+        self._store = store
+        self._rows = store.of(STEPS)
+        self._codec = codec
+
+    def now(self) -> float:
+        """The store's time, UTC epoch seconds."""
+        return self._store.now()
+
+    def read(self, task_id: str, history: str) -> list[tuple[Row, StepRecord]]:
+        """The rows of one history, in the order of their numbers. Raises StepsDamaged."""
+        rows = self._rows.range(self.owner, task_id, f"{history}:", f"{history};", MOST_ROWS)
+        found = [(row, self._opened(row)) for row in rows]
+        return sorted(found, key=lambda pair: pair[1].number)
+
+    def get(
+        self, task_id: str, history: str, place: tuple[str, ...]
+    ) -> tuple[Row, StepRecord] | None:
+        """One row as it is now; None if there is none. Raises StepsDamaged."""
+        (row,) = self._rows.get([self._place(task_id, history, place)])
+        return None if row is None else (row, self._opened(row))
+
+    def write(
+        self, task_id: str, history: str, record: StepRecord, before: Row | None
+    ) -> Row | None:
+        """Make a row, or replace the one that was read; None if that is not the current one.
+
+        Raises EncodeError if the store cannot hold it, BrokerUnavailable.
+        """
+        place = self._place(task_id, history, record.place)
+        return self._rows.write(Change(place, {"data": self._closed(place, record)}, before))
+
+    def remove(self, rows: Sequence[Row]) -> int:
+        """Delete rows that did not change since they were read; returns how many."""
+        changes = [Change(row.place, None, row) for row in rows]
+        return sum(made is not None for made in self._rows.write_all(changes))
+
+    def histories(self, task_id: str) -> list[str]:
+        """The names of the task's histories, the oldest first."""
+        rows = self._rows.range(self.owner, task_id, limit=MOST_ROWS)
+        names = {row.place.key.partition(":")[0] for row in rows}
+        return sorted(names, key=lambda name: (len(name), name))
+
+    def old(self, before: float) -> Iterator[Row]:
+        """Rows that were written before a time, by task. Reads all rows."""
+        yield from self._rows.of_owner(self.owner, written_before=before)
+
+    def opened(self, rows: Iterable[Row]) -> Iterator[StepRecord]:
+        """The records in rows; those that cannot be read are left out."""
+        for row in rows:
+            try:
+                yield self._opened(row)
+            except StepsDamaged:
+                continue
+
+    def _place(self, task_id: str, history: str, place: tuple[str, ...]) -> Place:
+        return Place(self.owner, task_id, f"{history}:{digest_of(*place)}")
+
+    def _closed(self, place: Place, record: StepRecord) -> bytes:
+        data = record.pack()
+        if not self._codec.signs:
+            return data
+        message = TaskMessage(place.partition, record.name or "-", "", data)
+        return payload_of(self._codec.to_envelope(message, stored=_signed_for(place)))
+
+    def _opened(self, row: Row) -> StepRecord:
+        found = row.values["data"]
+        data = found if isinstance(found, bytes) else b""
+        try:
+            if self._codec.signs:
+                envelope = envelope_of(data)
+                place = _signed_for(row.place)
+                data = self._codec.from_envelope(envelope, "", any_age=True, stored=place).body
+            return read_record(data)
+        except (CodecError, Damaged) as error:
+            raise StepsDamaged(
+                f"a recorded step of task {row.place.partition} cannot be read ({error}); replay "
+                "it with aztask dlq replay --fresh, or see aztask steps show"
+            ) from None
+
+
+def _signed_for(place: Place) -> str:
+    return f"step {place.key} of {place.partition}"
+
+
+@runtime_checkable
+class KeepsRows(Protocol):
+    """A result store on the port of rows."""
+
+    owner: Owner
+    rows: RowStore
+
+
+def steps_of(results: object, codec: Codec) -> StepStore | None:
+    """The histories in a result store; None if there is none, or if it keeps none."""
+    if not isinstance(results, KeepsRows):
+        return None
+    return StepStore(results.rows, results.owner or NO_OWNER, codec)

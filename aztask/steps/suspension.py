@@ -1,0 +1,78 @@
+"""The ends of a run that is not over: it goes on later, and neither failed nor succeeded.
+
+They are no `Exception`, so that ``except Exception`` in a task does not catch them. A task that
+catches them all the same, and returns, fails (`StepError`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aztask.settlement import DeadLetter, Decision, Resubmit
+
+STEP_ORDER: Final = "step-order"
+UNREACHABLE_SECONDS: Final = 5.0
+ORDER_STEPS: Final = 10
+LONGEST_ORDER_PAUSE: Final = 30.0
+
+
+class Suspension(BaseException):
+    """The run ends here and goes on later. `kind`: for records, as an error's type."""
+
+    kind = "Suspended"
+
+    def settlement(self, grace: float) -> Decision:
+        """What becomes of the message. grace: ``unknown_task_grace``, in seconds."""
+        raise NotImplementedError
+
+
+class StepDelayed(Suspension):
+    """A step failed, and its own retry policy runs it again later."""
+
+    kind = "StepRetry"
+
+    def __init__(self, step: str, due: float, now: float, why: str = "") -> None:
+        """due: when, UTC epoch seconds; now: the time on the same clock. why: the error."""
+        self.due = due
+        self._delay = max(0.0, due - now)
+        reason = f": {why}" if why else ""
+        super().__init__(f"step {step} is retried in {self._delay:.3g} s{reason}")
+
+    def settlement(self, grace: float) -> Decision:
+        """The queue holds the message until then; no retry of the task is used."""
+        return Resubmit(delay=self._delay, counted=False, asked=True)
+
+
+class StepsUnavailable(Suspension):
+    """The result store cannot be reached, so the run does not know its steps or record one."""
+
+    kind = "BrokerUnavailable"
+
+    def settlement(self, grace: float) -> Decision:
+        """Again in some seconds."""
+        return Resubmit(delay=UNREACHABLE_SECONDS, counted=False, asked=True)
+
+
+class OrderChanged(Suspension):
+    """The code asks for its steps in another order than they were recorded.
+
+    Most often a deploy is under way, and another worker still has the former code.
+    """
+
+    kind = STEP_ORDER
+
+    def __init__(self, wanted: str, recorded: str, waited: float) -> None:
+        """waited: for how many seconds runs have met this."""
+        self._waited = waited
+        self._names = f"the code runs step {wanted} where step {recorded} was recorded"
+        super().__init__(self._names)
+
+    def settlement(self, grace: float) -> Decision:
+        """A worker with the former code may take it; after the grace it is dead-lettered."""
+        if self._waited >= grace:
+            return DeadLetter(
+                STEP_ORDER,
+                f"{self._names}; deploy the former order, or use context.patched, then replay it",
+            )
+        pause = min(LONGEST_ORDER_PAUSE, grace / ORDER_STEPS)
+        return Resubmit(delay=pause, counted=False, asked=True)
