@@ -39,6 +39,7 @@ from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import Kind
 from aztask.stores.rows import Row
 from aztask.support.clock import Clock
+from aztask.support.failpoint import hit_in_pool
 
 APART_BYTES: Final = 16 * 1024
 """Encoded values of more bytes are stored apart, where the app has a store for payloads."""
@@ -84,9 +85,15 @@ class StoredSteps:
     """The steps of one task in the result store."""
 
     def __init__(
-        self, store: StepStore, message: TaskMessage, codec: Codec, payloads: Payloads | None
+        self,
+        store: StepStore,
+        message: TaskMessage,
+        codec: Codec,
+        payloads: Payloads | None,
+        worker: int,
     ) -> None:
-        """payloads: where large values are stored apart."""
+        """payloads: where large values are stored apart. worker: its process id, for failpoints."""
+        self._worker = worker
         self.remote = store.remote
         self._store = store
         self._task, self._history = message.id, history_of(message)
@@ -107,8 +114,10 @@ class StoredSteps:
     def write(self, record: StepRecord) -> StepRecord:
         """One request. If another delivery of the task was faster, its record stands."""
         before = self._rows.get(record.place)
+        hit_in_pool("step-ran", self._worker)
         made = self._store.write(self._task, self._history, record, before)
         if made is not None:
+            hit_in_pool("step-recorded", self._worker)
             self._rows[record.place] = made
             return record
         found = self._store.get(self._task, self._history, record.place)

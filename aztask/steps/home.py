@@ -39,8 +39,10 @@ class StepApp(Protocol):
 class StepHome:
     """The histories of one app. Asks no store before a task takes its first step."""
 
-    def __init__(self, app: StepApp) -> None:
+    def __init__(self, app: StepApp, worker: int = 0) -> None:
+        """worker: the process id of the worker, for failpoints."""
         self._app = app
+        self._worker = worker
         self._store: tuple[object, StepStore] | None = None
 
     def history(self, message: TaskMessage) -> RunHistory:
@@ -52,7 +54,7 @@ class StepHome:
                 "its steps; call the functions themselves"
             )
         app = self._app
-        keeper = StoredSteps(self.store(), message, app.codec, app.payloads)
+        keeper = StoredSteps(self.store(), message, app.codec, app.payloads, self._worker)
         return RunHistory(keeper, message, app.settings.max_steps)
 
     def store(self) -> StepStore:

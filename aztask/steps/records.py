@@ -232,7 +232,7 @@ class StepStore:
         data = record.pack()
         if not self._codec.signs:
             return data
-        message = TaskMessage(place.partition, record.name or "-", "", data)
+        message = TaskMessage(place.partition, "step", "", data)
         return payload_of(self._codec.to_envelope(message, stored=_signed_for(place)))
 
     def _opened(self, row: Row) -> StepRecord:

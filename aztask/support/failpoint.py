@@ -28,6 +28,9 @@ The steps of a payload (a large argument or result that is stored apart):
 * ``result-stored``: in the pool process, the result is stored, and the outcome is not recorded
 * ``removed``: after ``settled``, the payload is removed
 
+The steps of a task's own recorded step, in the pool process: ``step-ran`` (its function has
+returned, nothing is recorded) and ``step-recorded`` (it is recorded, the task has not gone on).
+
 The steps of a workflow:
 
 * ``graph-parts``: plan and messages are stored, the root is not
@@ -88,6 +91,8 @@ STEPS = (
     "uploaded",
     "loaded",
     "result-stored",
+    "step-ran",
+    "step-recorded",
     "copied",
     "removed",
     "graph-parts",

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from aztask import App, Context, Reject, Retry, RetryPolicy, Snooze
+from aztask import App, Context, Reject, Retry, RetryPolicy, Snooze, current_context
 from aztask.hooks import WorkerInfo
 from aztask.stores.events import Event
 from aztask.worker import pausing
@@ -55,6 +55,21 @@ def work(key: str, seconds: float = 0.0) -> str:
         time.sleep(seconds)
     note("end", key)
     return key
+
+
+def acted(key: str, step: str) -> str:
+    """What a step does: it notes the action with the key that a service would get."""
+    context = current_context()
+    assert context is not None and context.step_key is not None
+    note(f"step-{step}", context.step_key)
+    return f"{key}-{step}"
+
+
+@app.task_with_context
+def five_steps(context: Context, key: str) -> list[str]:
+    return [
+        context.step(name, acted, key, name) for name in ("one", "two", "three", "four", "five")
+    ]
 
 
 @app.task

@@ -123,7 +123,7 @@ class RunReader:
         self._worker = worker
         self._pid = os.getpid()
         self.fetching = Fetching(app, worker)
-        self._steps = StepHome(app)
+        self._steps = StepHome(app, worker)
 
     def open(self, delivery: OpenRun) -> Call:
         """Read the call of a message, and ask for the lease that it needs."""
