@@ -145,11 +145,7 @@ class Settings:
         example="5",
     )
     max_steps: int = setting(
-        1000,
-        "int",
-        count(most=100_000),
-        "How many steps one task may record. A task that asks for more is dead-lettered.",
-        example="200",
+        1000, "int", count(most=100_000), "How many steps one task may record.", example="200"
     )
     unknown_task_grace_seconds: float = setting(
         300.0,
@@ -295,11 +291,7 @@ class Settings:
         example="90 * 86400.0",
     )
     events_keep: bool = setting(
-        False,
-        "bool",
-        flag,
-        "Keep event files in the directory after their upload.",
-        example="True",
+        False, "bool", flag, "Keep event files in the directory after upload.", example="True"
     )
     events_max_bytes: int = setting(
         1 << 30,

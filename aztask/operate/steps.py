@@ -101,7 +101,7 @@ class ResetSteps(Action[int]):
         return f"forget {steps} of task {visible(self.task_id)}, from {self.first} on"
 
     def subject(self) -> Subject:
-        """The task."""
+        """The task whose steps are forgotten."""
         return Subject(task_id=self.task_id)
 
     def _act(self, progress: Progress) -> int:

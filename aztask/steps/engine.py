@@ -76,7 +76,7 @@ class _Here:
 _here: contextvars.ContextVar[_Here | None] = contextvars.ContextVar("aztask-step", default=None)
 
 
-class History(Protocol):
+class Histories(Protocol):
     """Gives the history of a run, see `aztask.steps.home`."""
 
     def history(self, message: TaskMessage) -> RunHistory:
@@ -89,7 +89,7 @@ class RunSteps:
 
     __slots__ = ("_broken", "_fence", "_home", "_known", "_message", "_suspended")
 
-    def __init__(self, home: History, message: TaskMessage, fence: Fence) -> None:
+    def __init__(self, home: Histories, message: TaskMessage, fence: Fence) -> None:
         self._home = home
         self._message = message
         self._fence = fence
@@ -403,7 +403,7 @@ def _close(value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How a branch ended."""
+    """How a branch ended: with a value, or with an error that `gather` raises later."""
 
     value: Any
     error: BaseException | None = None

@@ -53,7 +53,7 @@ class StepKeeper(Protocol):
     remote: bool
 
     def now(self) -> float:
-        """UTC epoch seconds."""
+        """The time that all who record agree on, UTC epoch seconds."""
         ...
 
     def read(self) -> list[StepRecord]:
@@ -102,7 +102,7 @@ class StoredSteps:
         self._rows: dict[Place, Row] = {}
 
     def now(self) -> float:
-        """The store's time."""
+        """The clock of the result store, which all workers share."""
         return self._store.now()
 
     def read(self) -> list[StepRecord]:
@@ -130,13 +130,13 @@ class StoredSteps:
         return found[1]
 
     def drop(self, place: Place) -> None:
-        """One request."""
+        """Delete it unless another delivery has changed it."""
         row = self._rows.pop(place, None)
         if row is not None:
             self._store.remove([row])
 
     def encode(self, value: Any) -> bytes:
-        """As results are encoded."""
+        """As the result of a task is encoded."""
         return self._codec.encode_value(value, large=self._payloads is not None)
 
     def kept(self, data: bytes) -> bytes:
@@ -170,16 +170,16 @@ class MemorySteps:
         return self._clock.wall()
 
     def read(self) -> list[StepRecord]:
-        """What was recorded."""
+        """All that was recorded with this context."""
         return list(self._records.values())
 
     def write(self, record: StepRecord) -> StepRecord:
-        """Keep it."""
+        """Keep it until the context ends."""
         self._records[record.place] = record
         return record
 
     def drop(self, place: Place) -> None:
-        """Forget it."""
+        """Forget the step of this place."""
         self._records.pop(place, None)
 
     def encode(self, value: Any) -> bytes:
@@ -191,7 +191,7 @@ class MemorySteps:
         return data
 
     def decode(self, data: bytes) -> Any:
-        """The value."""
+        """The value as a later run would get it."""
         return self._codec.decode_value(data)
 
 

@@ -74,5 +74,5 @@ class MemoryHome:
     """For functions that are called without a worker: nothing is kept after the call."""
 
     def history(self, message: TaskMessage) -> RunHistory:
-        """A new, empty history."""
+        """A history of its own for each context."""
         return RunHistory(MemorySteps(SYSTEM_CLOCK), message, MOST_STEPS)

@@ -3,7 +3,7 @@
 Rules
 1. A class is only looked up in modules that are imported already. Nothing is imported, and no
    ``__init__`` is called, because a record says so.
-2. What cannot be encoded of an exception is left out: first its attributes, then its arguments.
+2. What cannot be encoded of an exception is dropped: first its attributes, then its arguments.
 """
 
 from __future__ import annotations

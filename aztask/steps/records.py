@@ -218,7 +218,7 @@ class StepStore:
         yield from self._rows.of_owner(self.owner, written_before=before)
 
     def opened(self, rows: Iterable[Row]) -> Iterator[StepRecord]:
-        """The records in rows; those that cannot be read are left out."""
+        """The records in rows; those that cannot be read are skipped."""
         for row in rows:
             try:
                 yield self._opened(row)

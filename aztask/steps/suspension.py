@@ -49,7 +49,7 @@ class StepsUnavailable(Suspension):
     kind = "BrokerUnavailable"
 
     def settlement(self, grace: float) -> Decision:
-        """Again in some seconds."""
+        """The message comes again after five seconds; no retry of the task is used."""
         return Resubmit(delay=UNREACHABLE_SECONDS, counted=False, asked=True)
 
 

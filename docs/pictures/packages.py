@@ -22,8 +22,8 @@ LAYERS = (
     ),
     (
         "tasks",
-        "task  limits.declaration  workflows  schedules  uniqueness  handler  context  result"
-        "  session  hooks  taskoptions  sending  celery",
+        "task  limits.declaration  workflows  schedules  uniqueness  steps  handler  context"
+        "  result  session  hooks  taskoptions  sending  celery",
         "what users import; sending; Celery and Kombu",
     ),
     ("advice", "stores.events  leaseadvice", "lifecycle events, and leases that follow them"),

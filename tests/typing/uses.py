@@ -254,3 +254,24 @@ chord([resize.s(name, 200) for name in ("a", "b")], count.s(), return_errors=Tru
 group(resize.s(name, 200) for name in ("a", "b"))
 chain(resize)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 count.s("a").with_options(task_id="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+@app.step
+def charge(card: str, amount: int = 1) -> bytes:
+    return card.encode() * amount
+
+
+@app.step(name="ship", retry=RetryPolicy(), record_errors=True)
+async def ship(parcel: bytes) -> str:
+    return parcel.decode()
+
+
+async def with_steps(context: Context) -> None:
+    assert_type(context.step("count", len, "abc"), int)
+    assert_type(await context.step("ship", ship, b"book", key="k"), str)
+    assert_type(charge("visa"), bytes)
+    assert_type(await ship(b"book"), str)
+    assert_type(context.patched("new"), bool)
+    assert_type(context.step_key, str | None)
+    charge(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    context.step(len, "abc")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

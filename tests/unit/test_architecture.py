@@ -26,7 +26,7 @@ LAYERS = {
     "leases": "queues.lease",
     "stores": "config stores",
     "advice": "stores.events leaseadvice",
-    "tasks": "session context result hooks limits.declaration workflows schedules uniqueness"
+    "tasks": "session steps context result hooks limits.declaration workflows schedules uniqueness"
     " taskoptions task handler celery sending",
     "app": "app celery.embedded __init__",
     "care": "limits",

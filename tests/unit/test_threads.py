@@ -26,6 +26,7 @@ STARTERS = {
 
 REASONS = {
     "support/parts.py": "the parts themselves",
+    "steps/engine.py": "the branches of a task; gather waits for them and raises their errors",
     "emulator/view.py": "the output of aztask top: it ends when its reader has gone",
     "support/threadpool.py": "runs an event loop; errors of its coroutines belong to their callers",
     "celery/transport/looped.py": "kombu's receiver: Celery's loop gets the error and reconnects",

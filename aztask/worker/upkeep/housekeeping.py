@@ -18,7 +18,7 @@ from aztask.message.message import TaskMessage
 from aztask.queues.base import Peeked, Position, QueueStats
 from aztask.settlement import DeadLetter
 from aztask.steps.keeping import StepPurge
-from aztask.steps.records import steps_of
+from aztask.steps.records import KeepsRows, steps_of
 from aztask.stores.events.retention import remove_old
 from aztask.stores.payloads.holders import Holders, remove_ended
 from aztask.stores.payloads.payloads import Payloads
@@ -260,6 +260,9 @@ class Housekeeping(Work[Chore]):
         if now >= self._unique_at and uniques_of(results) is not None:
             self._unique_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
             self._submit("unique tasks", partial(self._look_after_unique_tasks, results))
+        if deletes and now >= self._steps_at and isinstance(results, KeepsRows):
+            self._steps_at = now + STEPS_SECONDS
+            self._submit("steps", partial(self._purge_steps, results))
         if deletes and now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
             if self._scheduling is not None and schedules_of(results) is not None:
@@ -323,14 +326,12 @@ class Housekeeping(Work[Chore]):
                 # Slots of no owner: a former release wrote them, and all have passed.
                 self._unowned_at = self._clock.monotonic() + UNOWNED_SECONDS
                 controls.of(NO_OWNER).purge(ENTRY_PREFIX, old)
-        if self._clock.monotonic() >= self._steps_at:
-            self._steps_at = self._clock.monotonic() + STEPS_SECONDS
-            self._purge_steps(results, before)
         if results.purge(before) >= PURGED_MANY:
             self._purge_at = min(self._purge_at, self._clock.monotonic() + PURGE_AGAIN_SECONDS)
 
-    def _purge_steps(self, results: ResultStore, before: float) -> None:
+    def _purge_steps(self, results: ResultStore) -> None:
         app = self._app
+        before = self._clock.wall() - app.settings.result_retention_seconds
         if (steps := steps_of(results, app.codec)) is not None:
             StepPurge(steps, results, app.broker, app.payloads).purge(before)
 

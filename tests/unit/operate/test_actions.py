@@ -16,12 +16,14 @@ from aztask import App, group
 from aztask.address.owner import Owner
 from aztask.errors import AztaskError, BrokerUnavailable, NotFound
 from aztask.limits.breakers import Breakers, OpenBreaker
-from aztask.operate import controls, orphans, owners, queues, schedules, tasks, workflows
+from aztask.operate import controls, orphans, owners, queues, schedules, steps, tasks, workflows
 from aztask.operate.action import Action
 from aztask.operate.deadletters import DeadLetters, Selection, actions
 from aztask.operate.explain import explain
 from aztask.queues.engine import Database
 from aztask.settlement import Complete, DeadLetter
+from aztask.steps.home import StepHome
+from aztask.steps.records import DONE, STEP, StepRecord
 from aztask.stores.events.sink import read_events
 from aztask.stores.payloads.store import Kind
 from aztask.stores.records.base import RunKey, RunningTask, State, WorkerRecord
@@ -301,6 +303,15 @@ def adopt(shop):
     return Case(action, 1, look, True, False)
 
 
+def reset_steps(shop):
+    store = StepHome(shop.app).store()
+    for number, name in enumerate(("one", "two", "three"), 1):
+        record = StepRecord(STEP, DONE, name, "", "1", False, number, b"", 1.8e9)
+        store.write("a", "0", record, None)
+    action = steps.reset(shop.app, "a", "two")
+    return Case(action, 2, lambda: len(store.read("a", "0")), 3, 1)
+
+
 def collect(shop):
     shop.app.payloads.keep(Kind.ARGUMENTS, b"x" * 2000)
     action = orphans.collect(shop.app, shop.app.payloads, time.time() + 3 * 3600.0)
@@ -312,6 +323,7 @@ CASES = {
     "controls.resume": resume,
     "controls.resume_all": resume_all,
     "controls.scale": scale,
+    "steps.reset": reset_steps,
     "deadletters.actions.purge": purge,
     "deadletters.actions.replay": replay,
     "deadletters.actions.replay_by_id": replay_by_id,

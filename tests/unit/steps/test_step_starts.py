@@ -1,4 +1,4 @@
-"""What steps start, what a forced send and a fresh replay begin anew, and how long steps are kept."""
+"""What steps start, what begins a new history, and how long steps are kept."""
 
 from __future__ import annotations
 

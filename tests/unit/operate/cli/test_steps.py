@@ -2,10 +2,10 @@ import json
 import time
 
 from aztask.message.message import TaskMessage
-from aztask.stores.records.base import RunKey, Start
 from aztask.steps.history import StoredSteps
 from aztask.steps.home import StepHome
 from aztask.steps.records import DONE, FAILED, RETRYING, STEP, StepRecord
+from aztask.stores.records.base import RunKey, Start
 
 
 def record(app, *records):
@@ -23,7 +23,7 @@ def test_show(cli, filled):
     record(filled, ("charge", DONE, {"id": 7}), ("ship", FAILED, ERROR), ("mail", RETRYING, None))
     out = cli("steps", "show", "a").out
     rows = [line.split() for line in out.splitlines()]
-    assert rows[0] == ["step", "branch", "state", "at", "failures", "value"]
+    assert rows[0] == ["STEP", "BRANCH", "STATE", "AT", "FAILURES", "VALUE"]
     assert [row[0] for row in rows[1:]] == ["charge", "ship", "mail"]
     assert "CardError: no" in out
     found = [json.loads(line) for line in cli("steps", "show", "a", "--json").out.splitlines()]
