@@ -4,7 +4,8 @@ Holders
 ========  ==========================================================================================
 queues    messages (active, leased, scheduled, deferred), and dead letters: arguments, checkpoints
 rows      everything in the result store: debounced calls and unsent unique tasks, with arguments;
-          the checkpoints of runs; recorded steps; nodes of workflows; schedules; notes of dead letters
+          the checkpoints of runs; recorded steps; nodes of workflows; schedules;
+          notes of dead letters
 members   workflows, open ones and those that are kept after their end: their members' results
 ========  ==========================================================================================
 

@@ -254,12 +254,7 @@ class Housekeeping(Work[Chore]):
         if now >= self._dead_at and self._dead.useful:
             self._dead_at = now + DEAD_SECONDS
             self._submit("dead letters", self._dead.look)
-        if now >= self._graphs_at and workflows_of(results) is not None:
-            self._graphs_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
-            self._submit("workflows", partial(self._look_after_workflows, results))
-        if now >= self._unique_at and uniques_of(results) is not None:
-            self._unique_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
-            self._submit("unique tasks", partial(self._look_after_unique_tasks, results))
+        self._look_after(results, now)
         if deletes and now >= self._steps_at and isinstance(results, KeepsRows):
             self._steps_at = now + STEPS_SECONDS
             self._submit("steps", partial(self._purge_steps, results))
@@ -268,6 +263,15 @@ class Housekeeping(Work[Chore]):
             if self._scheduling is not None and schedules_of(results) is not None:
                 self._submit("schedules", self._scheduling.start_if_wanted)
             self._submit("purge", partial(self._purge, results))
+
+    def _look_after(self, results: ResultStore, now: float) -> None:
+        """Start the looks at what several tasks share, where the store keeps it."""
+        if now >= self._graphs_at and workflows_of(results) is not None:
+            self._graphs_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
+            self._submit("workflows", partial(self._look_after_workflows, results))
+        if now >= self._unique_at and uniques_of(results) is not None:
+            self._unique_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
+            self._submit("unique tasks", partial(self._look_after_unique_tasks, results))
 
     def _remove_old_events(self) -> None:
         settings = self._app.settings
