@@ -34,7 +34,7 @@ from aztask.steps.history import Branch, OpenStep, RunHistory
 from aztask.steps.recorded import encoded_error, error_from
 from aztask.steps.records import DONE, FAILED, RETRYING, StepRecord
 from aztask.steps.suspension import StepDelayed, StepsUnavailable, Suspension
-from aztask.support.display import safe_str
+from aztask.support.display import safe_str, short_repr
 
 T = TypeVar("T")
 
@@ -152,6 +152,7 @@ class RunSteps:
     ) -> Any:
         """Run a step, or return what was recorded. For a coroutine function: awaitable."""
         _check(name, options)
+        _check_call(name, function, options)
         if inspect.iscoroutinefunction(function):
             return self._coroutine(name, function, options, args, kwargs)
         found = self._begin(name, options, _line())
@@ -386,6 +387,20 @@ def _check(name: object, options: StepOptions) -> None:
             raise StepError(
                 f"a step's {what} is a text of at most {NAME_CHARACTERS} characters, not {text!r}"
             )
+
+
+def _check_call(name: str, function: object, options: StepOptions) -> None:
+    """Refuse what no retry of the task could call, before anything runs. Raises StepError."""
+    if not callable(function):
+        _close(function)
+        raise StepError(
+            f"step {name!r} takes a function and its arguments, as in step({name!r}, charge, "
+            f"card), not {short_repr(function)}"
+        )
+    if options.retry is not None and not isinstance(options.retry, RetryPolicy):
+        raise StepError(
+            f"step {name!r}: retry takes a RetryPolicy, not {short_repr(options.retry)}"
+        )
 
 
 def _line() -> object:

@@ -470,6 +470,24 @@ def test_a_name_is_a_text(name: Any) -> None:
         Context.for_testing().step(name, str)
 
 
+@pytest.mark.parametrize("function", [7, None, "charge"])
+def test_a_step_takes_a_function_and_not_its_value(function: Any) -> None:
+    with pytest.raises(StepError, match="step 'charge' takes a function and its arguments"):
+        Context.for_testing().step("charge", function)
+
+
+def test_a_coroutine_instead_of_its_function_is_closed_and_refused() -> None:
+    async def charge() -> None: ...
+
+    with pytest.raises(StepError, match="step 'charge' takes a function and its arguments"):
+        Context.for_testing().step("charge", charge())  # type: ignore[arg-type]
+
+
+def test_retry_takes_a_policy() -> None:
+    with pytest.raises(StepError, match="retry takes a RetryPolicy, not 5"):
+        Context.for_testing().step("charge", str, retry=5)  # type: ignore[arg-type]
+
+
 def test_an_error_keeps_its_class_and_what_can_be_written_of_it() -> None:
     keeper = MemorySteps(SYSTEM_CLOCK)
 
