@@ -393,9 +393,10 @@ def _check_call(name: str, function: object, options: StepOptions) -> None:
     """Refuse what no retry of the task could call, before anything runs. Raises StepError."""
     if not callable(function):
         _close(function)
+        # Its type, not its value: this may be what the function returned, and it goes to the log.
         raise StepError(
             f"step {name!r} takes a function and its arguments, as in step({name!r}, charge, "
-            f"card), not {short_repr(function)}"
+            f"card), not a value of type {type(function).__name__}"
         )
     if options.retry is not None and not isinstance(options.retry, RetryPolicy):
         raise StepError(
