@@ -12,7 +12,7 @@ from playwright.sync_api import sync_playwright
 from programs import chromium
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 # Chromium's own sandbox needs a user other than root; GPU and crash reports a desktop.
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-crash-reporter")
@@ -20,24 +20,31 @@ WIDTH = 1200
 
 
 @contextmanager
-def opened(address: str, *, height: int = 3000, dark: bool = False) -> Iterator[Page]:
-    """A page, as a visitor with an empty profile sees it. address: a URL."""
-    browser = chromium()
+def launched() -> Iterator[Browser]:
+    """A browser that runs until the end of the block."""
+    found = chromium()
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(
-            executable_path=browser.program,
+            executable_path=found.program,
             args=list(FLAGS),
-            env={**os.environ, **browser.environment},
+            env={**os.environ, **found.environment},
         )
         try:
-            page = running.new_page(
-                viewport={"width": WIDTH, "height": height},
-                color_scheme="dark" if dark else "light",
-            )
-            page.goto(address)
-            yield page
+            yield running
         finally:
             running.close()
+
+
+@contextmanager
+def opened(address: str, *, height: int = 3000, dark: bool = False) -> Iterator[Page]:
+    """A page, as a visitor with an empty profile sees it. address: a URL."""
+    with launched() as running:
+        page = running.new_page(
+            viewport={"width": WIDTH, "height": height},
+            color_scheme="dark" if dark else "light",
+        )
+        page.goto(address)
+        yield page
 
 
 def dom_of(path: Path) -> str:

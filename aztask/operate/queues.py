@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from aztask.app import App
 from aztask.errors import BrokerError, BrokerUnavailable, CodecError, QueueDisabled, QueueNotFound
 from aztask.message.message import TaskMessage
 from aztask.operate.action import Action, Progress, Subject
-from aztask.queues.base import Capabilities, Peeked, QueueStats
+from aztask.queues.base import Capabilities, MessageState, Peeked, QueueStats
 from aztask.stores.records.base import Provisioned
 from aztask.support.display import plural, visible
 
@@ -23,6 +24,7 @@ __all__ = [
     "LearnedLease",
     "LeftOut",
     "Messages",
+    "OldestWaiting",
     "PurgeQueue",
     "QueueCounts",
     "QueueStats",
@@ -33,6 +35,7 @@ __all__ = [
     "create",
     "delete",
     "hidden",
+    "oldest_waiting",
     "peek",
     "purge",
     "queues",
@@ -42,6 +45,8 @@ __all__ = [
 PAGE: Final = 500
 MOST_READ: Final = 100_000
 """Messages of one queue that are read at most: some seconds of reading."""
+OLDEST_AMONG: Final = 100
+"""Messages among which the oldest waiting one is looked for."""
 
 
 @dataclass(slots=True)
@@ -198,6 +203,41 @@ def waiting(app: App, queue: str, *, limit: int = MOST_READ) -> Iterator[Waiting
         if not paged or left <= 0:
             return
         page = app.broker.peek(queue, after=page[-1].position, limit=min(left, PAGE))
+
+
+@dataclass(frozen=True, slots=True)
+class OldestWaiting:
+    """How long the oldest message waits that could be received now.
+
+    * `seconds`: None if no message waits, or if the service does not show it.
+    * `why`: what limits the answer, "" if nothing does.
+    """
+
+    seconds: float | None
+    why: str = ""
+
+
+def oldest_waiting(app: App, queue: str) -> OldestWaiting:
+    """The age of the oldest waiting message. Raises QueueNotFound, BrokerUnavailable.
+
+    A message that was delayed counts from the time at which it was due.
+    """
+    paged = app.broker.capabilities.paged_peek
+    page = app.broker.peek(queue, limit=OLDEST_AMONG)
+    now = time.time()
+    since = [
+        max(each.enqueued_at, each.due or 0.0)
+        for each in page
+        if each.state is MessageState.ACTIVE
+        or (each.state is MessageState.SCHEDULED and each.due is not None and each.due <= now)
+    ]
+    why = "" if paged else hidden(app.broker.capabilities)
+    if not since:
+        full = paged and len(page) >= OLDEST_AMONG
+        return OldestWaiting(
+            None, f"its first {OLDEST_AMONG} messages do not wait" if full else why
+        )
+    return OldestWaiting(max(0.0, now - min(since)), why)
 
 
 def hidden(capabilities: Capabilities) -> str:

@@ -7,9 +7,9 @@ from canvas import Canvas
 LAYERS = (
     (
         "edges",
-        "celery.backend  celery.migration  django  emulator  operate.cli  operate.top  spark"
-        "  spark.cli  testing",
-        "commands, a local Service Bus, the data pipeline, web frameworks",
+        "celery.backend  celery.migration  dashboard  django  emulator  operate.cli  operate.top"
+        "  spark  spark.cli  testing",
+        "commands, the operations page, a local Service Bus, Spark, web frameworks",
     ),
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
     ("operate", "operate", "queries and actions; dead letters, explain, doctor"),

@@ -42,6 +42,7 @@ COMMANDS = {
     "scheduler": "Send the tasks of schedules until stopped, without running tasks.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
     "top": "Show queues, workers, running tasks, rates and failures live on the terminal.",
+    "dashboard": "Serve the operations page in a browser until stopped.",
     "exporter": "Serve queue depths and worker counts to Prometheus until stopped.",
     "emulator": "Run a local Service Bus for development and tests.",
     "completion": "Print the script that completes commands and options in your shell.",

@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from aztask.app import App
+from aztask.errors import NotFound
 from aztask.operate.action import Action, Progress, Subject
 from aztask.operate.deadletters.letters import DeadLetterView, Group, Positions, Selection
 from aztask.operate.deadletters.sweep import Report
 from aztask.operate.deadletters.view import DeadLetters
 from aztask.operate.queues import LeftOut, all_queues
 from aztask.support.display import plural, visible
+
+PAGE: Final = 500
+"""Dead letters that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,41 @@ def find(
     reading = _Reading(app, queues)
     found = list(islice(reading.find(selection), limit))
     return LettersFound(found, reading.left_out, reading.damaged())
+
+
+@dataclass(frozen=True, slots=True)
+class LettersPage:
+    """A page of dead letters, the oldest first. next: behind which the next one begins, or ""."""
+
+    letters: Sequence[DeadLetterView]
+    next: str
+
+
+def page(
+    app: App, queue: str, selection: Selection, *, limit: int = 50, after: str = ""
+) -> LettersPage:
+    """A page of the selected dead letters of a queue. after: `LettersPage.next` of the one before.
+
+    Raises NotFound for a position that is gone where the service does not list behind one, and
+    QueueNotFound, BrokerUnavailable.
+    """
+    letters = DeadLetters(app, queue)
+    if not app.broker.capabilities.paged_peek:
+        found = letters.find(selection)
+        if after and not any(str(each.position) == after for each in found):
+            raise NotFound("this page does not exist now; go back to the first page of the list")
+    else:
+        found = _behind(letters, selection, after)
+    some = list(islice(found, limit + 1))
+    return LettersPage(some[:limit], str(some[limit - 1].position) if len(some) > limit else "")
+
+
+def _behind(letters: DeadLetters, selection: Selection, after: str) -> Iterator[DeadLetterView]:
+    """The selected ones behind a position, page by page of the service."""
+    position: int | str | None = (int(after) if after.isdecimal() else after) or None
+    while some := letters.list(PAGE, position):
+        yield from (each for each in some if selection.matches(each))
+        position = some[-1].position
 
 
 def groups(app: App, queues: Sequence[str]) -> GroupsFound:

@@ -1,0 +1,305 @@
+"""The pages that only show: each is a function of the site and of what is asked.
+
+Each of them is one question to `aztask.operate`, or a few, and a template of the same name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import Any, Final, TypeAlias
+
+from aztask.dashboard import graph
+from aztask.dashboard.site import PAGE_SIZE, Ask, Shown, Site
+from aztask.errors import AztaskError, ConfigurationError, NotFound
+from aztask.operate.attention import attention, backlog
+from aztask.operate.controls import controls, limits
+from aztask.operate.deadletters import Selection
+from aztask.operate.deadletters.actions import groups
+from aztask.operate.deadletters.actions import page as letters_page
+from aztask.operate.explain import explain
+from aztask.operate.queues import arguments_of, oldest_waiting, peek, queues
+from aztask.operate.schedules import schedule, schedules
+from aztask.operate.search import (
+    NewestFigures,
+    RunFilter,
+    ended_at,
+    find_runs,
+    newest_figures,
+    search,
+)
+from aztask.operate.tasks import STATES, registered, result, settlement_of
+from aztask.operate.workers import running, workers
+from aztask.operate.workflows import STATES as WORKFLOW_STATES
+from aztask.operate.workflows import workflow, workflows
+from aztask.support.display import safe_str
+
+Page: TypeAlias = Callable[[Site, Ask], Shown]
+
+MOST_WORKFLOWS: Final = 200
+OCCURRENCES: Final = 20
+
+
+def overview(site: Site, ask: Ask) -> Shown:
+    """Rates, failures, backlog, and what needs attention first."""
+    figures = site.figures()
+    newest = _newest(site)
+    states = [each.state for each in figures.workers]
+    return Shown(
+        "overview",
+        "Overview",
+        {
+            "figures": figures,
+            "notices": attention(site.app, figures),
+            "backlog": backlog(figures.queues),
+            "dead": sum(each.dead or 0 for each in figures.queues),
+            "alive": states.count("alive"),
+            "silent": states.count("silent"),
+            "newest": newest,
+            "ages": [(each.queue, _age(site, each.queue)) for each in figures.queues[:20]],
+        },
+    )
+
+
+def _newest(site: Site) -> NewestFigures:
+    return NewestFigures((), 0) if site.app.results is None else newest_figures(site.app)
+
+
+def _age(site: Site, queue: str) -> Any:
+    try:
+        return oldest_waiting(site.app, queue)
+    except AztaskError:
+        return None  # the queue's own line says what is wrong with it
+
+
+def queue_list(site: Site, ask: Ask) -> Shown:
+    """All queues with their counts, the age of their oldest message and their learned lease."""
+    counts = queues(site.app)
+    served: dict[str, int] = {}
+    for each in site.figures().workers:
+        for name in each.record.queues if each.state == "alive" else ():
+            served[name] = served.get(name, 0) + 1
+    paused = _paused(site)
+    return Shown(
+        "queues",
+        "Queues",
+        {
+            "counts": counts,
+            "rows": [
+                (stats, _age(site, stats.queue), served.get(stats.queue, 0), stats.queue in paused)
+                for stats in counts.queues
+            ],
+        },
+    )
+
+
+def _paused(site: Site) -> set[str]:
+    try:
+        found = controls(site.app)
+    except AztaskError:
+        return set()
+    return {each.name for each in found.pauses if each.scope.value == "queue"}
+
+
+def queue_messages(site: Site, ask: Ask) -> Shown:
+    """The first messages of one queue, as far as its service shows them."""
+    name = ask.needed("name")
+    found = peek(site.app, name, PAGE_SIZE)
+    rows = [
+        (each, arguments_of(site.app, each.message, each.problem) if ask.sees_values else None)
+        for each in found.found
+    ]
+    return Shown("queue", f"Queue {name}", {"name": name, "found": found, "rows": rows})
+
+
+def task_list(site: Site, ask: Ask) -> Shown:
+    """The tasks that the app registers, and the figures of the newest runs of each task."""
+    figures = {each.task: each for each in _newest(site).tasks}
+    known = registered(site.app)
+    others = [each for name, each in figures.items() if name not in site.app.tasks]
+    rows = [(each, figures.get(each.task.name)) for each in known]
+    return Shown("tasks", "Tasks", {"rows": rows, "others": others})
+
+
+def run_list(site: Site, ask: Ask) -> Shown:
+    """Runs with conditions, page by page."""
+    names = ("state", "task", "queue", "worker", "text")
+    chosen = RunFilter(**{name: ask.text(name) for name in names})
+    if chosen.state and chosen.state not in STATES:
+        raise NotFound(f"there is no state {chosen.state!r}; the states are {', '.join(STATES)}")
+    found = find_runs(site.app, chosen, limit=PAGE_SIZE, after=ask.text("after"))
+    rows = [(each, ended_at(each), settlement_of(each)) for each in found.runs]
+    values = {"found": found, "rows": rows, "chosen": asdict(chosen), "states": STATES}
+    return Shown("runs", "Runs", values)
+
+
+def running_list(site: Site, ask: Ask) -> Shown:
+    """What workers run now, the longest-running first."""
+    queue, task = ask.text("queue"), ask.text("task")
+    longer = ask.seconds("longer")
+    chosen = {"queue": queue, "task": task, "longer": ask.text("longer")}
+    found = running(site.app, queues=[queue] if queue else (), task=task or None, longer=longer)
+    values = {"rows": found.rows[:500], "count": len(found.rows), "chosen": chosen}
+    return Shown("running", "Running tasks", {**values, "sees_values": ask.sees_values})
+
+
+def worker_list(site: Site, ask: Ask) -> Shown:
+    """The workers of the last day."""
+    found = workers(site.app)
+    rates = {each.record.name: each.rate for each in site.figures().workers}
+    chosen = ask.text("name")
+    rows = [
+        (each, found.state(each), found.failing(each), rates.get(each.name))
+        for each in found.records
+        if chosen in each.name
+    ]
+    values = {"rows": rows, "damaged": found.damaged, "at": found.at, "chosen": chosen}
+    return Shown("workers", "Workers", values)
+
+
+def task_story(site: Site, ask: Ask) -> Shown:
+    """What happened to one task, as a timeline, and how it ended."""
+    task_id = ask.needed("id")
+    history = explain(site.app, task_id)
+    try:
+        ended = result(site.app, task_id) if site.app.results is not None else None
+    except NotFound:
+        ended = None
+    first = next((each.at for each in history.entries if each.at is not None), None)
+    values = {"history": history, "ended": ended, "first": first, "sees": ask.sees_values}
+    return Shown("task", f"Task {task_id}", values)
+
+
+def workflow_list(site: Site, ask: Ask) -> Shown:
+    """Workflows of one state or of all: open ones first."""
+    state = ask.text("state")
+    if state and state not in WORKFLOW_STATES:
+        raise NotFound(f"there is no state {state!r}; see {', '.join(WORKFLOW_STATES)}")
+    found = workflows(site.app, MOST_WORKFLOWS, state or None)
+    values = {"rows": found, "state": state, "states": WORKFLOW_STATES, "most": MOST_WORKFLOWS}
+    return Shown("workflows", "Workflows", values)
+
+
+def workflow_graph(site: Site, ask: Ask) -> Shown:
+    """One workflow: its graph, and its tasks in a table."""
+    name = ask.needed("id")
+    view = workflow(site.app, name)
+    nodes = list(islice((each for each in view.all_nodes() if each.task), 500))
+    values = {"view": view, "drawing": graph.drawn(view), "nodes": nodes}
+    return Shown("workflow", f"Workflow {name}", values)
+
+
+def schedule_list(site: Site, ask: Ask) -> Shown:
+    """All schedules, and the coming times of the week in order."""
+    found, aside = schedules(site.app)
+    coming = sorted(
+        (each.utc, each.local, shown.name, shown.task) for shown in found for each in shown.next
+    )
+    return Shown("schedules", "Schedules", {"rows": found, "aside": aside, "coming": coming})
+
+
+def schedule_story(site: Site, ask: Ask) -> Shown:
+    """One schedule with its newest occurrences."""
+    name = ask.needed("name")
+    found = schedule(site.app, name, OCCURRENCES)
+    return Shown("schedule", f"Schedule {name}", {"found": found})
+
+
+def limit_list(site: Site, ask: Ask) -> Shown:
+    """Limits with their use; pauses, scales and open breakers."""
+    try:
+        used = limits(site.app)
+    except ConfigurationError:
+        used = []
+    return Shown("limits", "Limits and pauses", {"used": used, "held": controls(site.app)})
+
+
+def dead_groups(site: Site, ask: Ask) -> Shown:
+    """Dead letters, grouped by task, reason and the signature of their error."""
+    queue = ask.text("queue")
+    found = groups(site.app, [queue] if queue else list(site.queues))
+    rows = sorted(found.groups, key=lambda each: -each[1].count)
+    total = sum(group.count for _, group in rows)
+    values = {"rows": rows, "total": total, "queue": queue, "found": found}
+    return Shown("dead", "Dead letters", values)
+
+
+def dead_list(site: Site, ask: Ask) -> Shown:
+    """The dead letters of one queue or group, page by page behind a position."""
+    queue = ask.needed("queue")
+    task, reason = ask.text("task"), ask.text("reason")
+    # Not "signature": `mask` would take the rest of the address for a SAS token's signature.
+    error = ask.text("error")
+    chosen = Selection(
+        task=task or None,
+        reason=reason or None,
+        signature=error or None,
+        everything=not (task or reason or error),
+    )
+    found = letters_page(site.app, queue, chosen, limit=PAGE_SIZE, after=ask.query.get("after", ""))
+    rows = [
+        (each, arguments_of(site.app, each.message, each.problem) if ask.sees_values else None)
+        for each in found.letters
+    ]
+    conditions = {"task": task, "reason": reason, "error": error}
+    values = {"queue": queue, "rows": rows, "chosen": conditions, "next": found.next}
+    return Shown("letters", f"Dead letters of {queue}", values)
+
+
+def lease_list(site: Site, ask: Ask) -> Shown:
+    """What workers learned about the lease of each queue."""
+    return Shown("leases", "Leases", {"counts": queues(site.app)})
+
+
+def search_page(site: Site, ask: Ask) -> Shown:
+    """One field for any id, name, worker or error."""
+    text = ask.text("q")
+    hits: Sequence[Any] = search(site.app, text) if text else ()
+    return Shown("search", "Search", {"text": text, "hits": hits})
+
+
+PAGES: Final[dict[str, Page]] = {
+    "/": overview,
+    "/queues": queue_list,
+    "/queue": queue_messages,
+    "/tasks": task_list,
+    "/runs": run_list,
+    "/running": running_list,
+    "/workers": worker_list,
+    "/task": task_story,
+    "/workflows": workflow_list,
+    "/workflow": workflow_graph,
+    "/schedules": schedule_list,
+    "/schedule": schedule_story,
+    "/limits": limit_list,
+    "/dead": dead_groups,
+    "/letters": dead_list,
+    "/leases": lease_list,
+    "/search": search_page,
+}
+
+MENU: Final = (
+    ("/", "Overview"),
+    ("/queues", "Queues"),
+    ("/tasks", "Tasks"),
+    ("/runs", "Runs"),
+    ("/running", "Running"),
+    ("/workers", "Workers"),
+    ("/workflows", "Workflows"),
+    ("/schedules", "Schedules"),
+    ("/limits", "Limits and pauses"),
+    ("/dead", "Dead letters"),
+    ("/leases", "Leases"),
+    ("/search", "Search"),
+)
+
+
+def failed(error: Exception) -> tuple[int, Shown]:
+    """The status and the page for an error."""
+    if isinstance(error, NotFound):
+        return 404, Shown("failed", "Not found", {"text": safe_str(error, 600)})
+    title = "This cannot be shown now"
+    status = 500 if not isinstance(error, AztaskError) else 503
+    return status, Shown("failed", title, {"text": safe_str(error, 600), "at": time.time()})

@@ -1,0 +1,328 @@
+"""The server: routes around the pages, the login, the stream that says when to read again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from markupsafe import escape
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from aztask.dashboard import pages
+from aztask.dashboard.access import (
+    COOKIE,
+    SESSION_SECONDS,
+    Logins,
+    ProxyLogin,
+    Role,
+    Visitor,
+    read_accounts,
+)
+from aztask.dashboard.guard import Guard
+from aztask.dashboard.render import Pages
+from aztask.dashboard.site import Ask, Shown, Site
+from aztask.errors import ConfigurationError
+from aztask.support.masking import Secret
+from aztask.version import __version__
+
+STATIC: Final = {
+    "dash.css": "text/css; charset=utf-8",
+    "dash.js": "text/javascript; charset=utf-8",
+    "htmx.min.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+MOST_STREAMS: Final = 500
+SHORTEST_SECRET: Final = 16
+MOST_FIELDS: Final = 50
+STALE: Final = (
+    "This form is of an earlier login, or of another page. Go back, reload the page, and try again."
+)
+WRONG: Final = "The name or the password is wrong."
+
+
+@dataclass
+class Dashboard:
+    """The routes of one site. interval: seconds between two notes of the stream."""
+
+    site: Site
+    access: Logins
+    interval: float = 5.0
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _pages: Pages = field(default_factory=Pages)
+    _streams: int = 0
+
+    def routes(self) -> list[Route]:
+        """Every route. Those of `guard.PUBLIC` are open, all others need a visitor."""
+        shown = [Route(path, self._page, methods=["GET"]) for path in pages.PAGES]
+        return [
+            *shown,
+            Route("/live", self._live, methods=["GET"]),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._change, methods=["POST"]),
+            Route("/static/{name}", self._static, methods=["GET"]),
+            Route("/healthz", self._health, methods=["GET"]),
+        ]
+
+    def application(self, hosts: Sequence[str]) -> Guard:
+        """The ASGI application. hosts: what the header Host may be."""
+        inner = Starlette(
+            routes=self.routes(),
+            exception_handlers={404: self._no_page, Exception: self._broken},
+        )
+        return Guard(inner, self.access, frozenset(each.lower() for each in hosts))
+
+    # -- pages -------------------------------------------------------------------------------
+
+    async def _page(self, request: Request) -> Response:
+        page = pages.PAGES[request.url.path]
+        ask = self._ask(request)
+        try:
+            shown, status = await run_in_threadpool(self.site.answer, page, ask), 200
+        except Exception as error:  # noqa: BLE001  # an SDK may raise anything; the page says it
+            status, shown = pages.failed(error)
+        return self._html(request, shown, status)
+
+    def _ask(self, request: Request) -> Ask:
+        visitor: Visitor = request.scope["visitor"]
+        query = dict(request.query_params)
+        sees = visitor.role >= self.site.values_role
+        return Ask(request.url.path, query, visitor, sees)
+
+    def _html(self, request: Request, shown: Shown, status: int = 200) -> Response:
+        visitor: Visitor | None = request.scope.get("visitor")
+        query = request.url.query
+        context = {
+            "title": shown.title,
+            "visitor": visitor,
+            "menu": pages.MENU,
+            "path": request.url.path,
+            # Not through `mask`: an address that is cut leads elsewhere.
+            "here": escape(request.url.path + (f"?{query}" if query else "")),
+            "address": self.site.app.address if visitor is not None else "",
+            "name": self.site.app.name if visitor is not None else "aztask",
+            "version": __version__,
+            **shown.values,
+        }
+        return HTMLResponse(self._pages.fill(shown.template, context), status)
+
+    async def _no_page(self, request: Request, error: Exception) -> Response:
+        values = {"text": "There is no such page."}
+        return self._html(request, Shown("failed", "Not found", values), 404)
+
+    async def _broken(self, request: Request, error: Exception) -> Response:
+        return PlainTextResponse("this page failed; the server's log has the reason\n", 500)
+
+    # -- the stream --------------------------------------------------------------------------
+
+    async def _live(self, request: Request) -> Response:
+        if self._streams >= MOST_STREAMS:
+            return PlainTextResponse("too many pages are open\n", 503)
+        return StreamingResponse(self._notes(), media_type="text/event-stream")
+
+    async def _notes(self) -> AsyncIterator[str]:
+        """A note whenever a page may have changed. It holds no data: the page asks for that."""
+        self._streams += 1
+        number = 0
+        try:
+            yield "retry: 3000\n\n"
+            while not self.stopping.is_set():
+                try:
+                    await asyncio.wait_for(self.stopping.wait(), self.interval)
+                except TimeoutError:
+                    number += 1
+                    yield f"event: figures\ndata: {number}\n\n"
+        finally:
+            self._streams -= 1
+
+    # -- login -------------------------------------------------------------------------------
+
+    async def _login(self, request: Request) -> Response:
+        following = _local(request.query_params.get("next", "/"))
+        if request.method == "GET":
+            if "key" not in request.query_params:
+                return self._login_page(request)
+            visitor = self.access.by_link(request.query_params["key"])
+        else:
+            form = await request.form(max_files=0, max_fields=MOST_FIELDS)
+            name, password = str(form.get("name", "")), str(form.get("password", ""))
+            visitor = await run_in_threadpool(self.access.login, name, password)
+        if visitor is None:
+            return self._login_page(request, WRONG)
+        answer = RedirectResponse(following, 303)
+        secure = request.headers.get("x-forwarded-proto") == "https" or request.url.is_secure
+        answer.set_cookie(
+            COOKIE,
+            self.access.session(visitor),
+            max_age=int(SESSION_SECONDS),
+            httponly=True,
+            secure=secure,
+            samesite="lax",
+        )
+        return answer
+
+    def _login_page(self, request: Request, problem: str = "") -> Response:
+        values = {"problem": problem, "passwords": self.access.passwords}
+        return self._html(request, Shown("login", "Log in", values), 401 if problem else 200)
+
+    # -- changes -----------------------------------------------------------------------------
+
+    async def _change(self, request: Request) -> Response:
+        """Everything that a visitor sends comes here: the form's token is checked first."""
+        visitor: Visitor = request.scope["visitor"]
+        form = await request.form(max_files=0, max_fields=MOST_FIELDS)
+        if not visitor.wrote(str(form.get("csrf", ""))):
+            return self._html(request, Shown("failed", "Nothing was done", {"text": STALE}), 403)
+        return self._logout()
+
+    def _logout(self) -> Response:
+        answer = RedirectResponse("/login", 303)
+        answer.delete_cookie(COOKIE)
+        return answer
+
+    # -- the rest ----------------------------------------------------------------------------
+
+    async def _static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in STATIC:
+            return PlainTextResponse("there is no such file\n", 404)
+        data = files("aztask.dashboard").joinpath("static", name).read_bytes()
+        headers = {"cache-control": "public, max-age=3600"}
+        return Response(data, media_type=STATIC[name], headers=headers)
+
+    async def _health(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+
+def _local(address: str) -> str:
+    """An address on this server; anything else becomes the first page."""
+    inside = address.startswith("/") and not address.startswith("//") and "\\" not in address
+    return address if inside and address.isprintable() else "/"
+
+
+# -- starting ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a server listens, and under which names it answers.
+
+    * `host`, `port`: of a TCP address. `socket`: of a Unix socket instead.
+    * `names`: host names beside those of the address, with a port or without.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 9467
+    socket: Path | None = None
+    names: Sequence[str] = ()
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine reaches it."""
+        if self.socket is not None:
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def hosts(self) -> list[str]:
+        """What the header Host may be."""
+        own = [self.host] if ":" not in self.host else [f"[{self.host}]"]
+        if self.local:
+            own += ["localhost", "127.0.0.1", "[::1]"]
+        return [*self.names, *(each for name in (*own, *self.names) for each in self._both(name))]
+
+    def _both(self, name: str) -> list[str]:
+        return [f"{name}:{self.port}", *([name] if self.port in (80, 443) else [])]
+
+
+def access_of(
+    listening: Listening,
+    *,
+    password_file: Path | None,
+    link_role: str,
+    proxy_header: str | None,
+    proxy_peers: Sequence[str],
+    proxy_secret: Path | None,
+    proxy_role: str,
+) -> Logins:
+    """Who may come in. Raises ConfigurationError for what would let in everyone.
+
+    proxy_role: of people who are not in the password file; ``none`` refuses them.
+    """
+    accounts = read_accounts(password_file) if password_file is not None else {}
+    proxy = None
+    if proxy_header is not None:
+        secret = _secret_in(proxy_secret) if proxy_secret is not None else None
+        if listening.socket is None and not (proxy_peers and secret):
+            raise ConfigurationError(
+                "a proxy's header counts only on a Unix socket (--socket), or from a listed peer "
+                "with a shared secret (--proxy-peer and --proxy-secret-file): anyone could send it"
+            )
+        peers = frozenset(proxy_peers) if listening.socket is None else frozenset()
+        role = None if proxy_role == "none" else Role.named(proxy_role)
+        proxy = ProxyLogin(proxy_header.lower(), peers, secret, role)
+    link = Role.named(link_role) if password_file is None and proxy is None else None
+    if link is not None and not listening.local:
+        raise ConfigurationError(
+            f"{listening.host} is reached from other machines: add --password-file or a proxy that "
+            "logs people in, or listen on 127.0.0.1"
+        )
+    return Logins(accounts, proxy, link)
+
+
+def _secret_in(path: Path) -> Secret:
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the secret file {path} cannot be read: {error}") from None
+    if len(text) < SHORTEST_SECRET or not text.isascii():
+        raise ConfigurationError(
+            f"the secret in {path} needs at least {SHORTEST_SECRET} ASCII characters; make one "
+            "with: openssl rand -hex 32"
+        )
+    return Secret(text)
+
+
+def serve(dashboard: Dashboard, listening: Listening) -> None:
+    """Serve until a signal ends it; open pages are told first. Raises BrokerUnavailable.
+
+    A port that is taken is an error of the configuration.
+    """
+    where: dict[str, Any] = {"host": listening.host, "port": listening.port}
+    if listening.socket is not None:
+        where = {"uds": str(listening.socket)}
+    config = uvicorn.Config(
+        dashboard.application(listening.hosts()),
+        **where,
+        # The names that a proxy sends are read by `Logins`, which knows whom it trusts.
+        proxy_headers=False,
+        server_header=False,
+        log_level="error",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    try:
+        server.run()
+    except SystemExit:
+        raise ConfigurationError(
+            f"cannot listen on {listening.socket or f'{listening.host}:{listening.port}'}; is the "
+            "address in use?"
+        ) from None

@@ -1,0 +1,132 @@
+"""``aztask dashboard``: the operations page, in a browser."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from aztask.errors import ConfigurationError
+from aztask.operate.cli.group import extra_module
+from aztask.operate.cli.options import Duration, Listen, Text, all_names, app_option, queues_option
+from aztask.operate.cli.target import open_app
+
+ROLES = ("read", "act", "configure")
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command("dashboard")
+@app_option
+@queues_option("Show these queues: a,b or -Q a -Q b. [default: all queues]")
+@click.option("--http", type=Listen(), default="127.0.0.1:9467", help="Serve at this address.")
+@click.option(
+    "--socket", type=click.Path(path_type=Path), help="Serve on this Unix socket instead."
+)
+@click.option(
+    "--host",
+    "hosts",
+    type=Text(),
+    multiple=True,
+    help="Answer to this host name too, as browsers or a proxy send it; repeatable.",
+)
+@click.option("--password-file", type=FILE, help="Log in people of this file: NAME:ROLE:HASH.")
+@click.option(
+    "--hash-password",
+    is_flag=True,
+    help="Ask for a password, print the hash for the password file, and exit.",
+)
+@click.option(
+    "--role",
+    type=click.Choice(ROLES),
+    default="read",
+    help="Without a password file: the role of the person with the link.",
+)
+@click.option(
+    "--values-role",
+    type=click.Choice(ROLES),
+    default="act",
+    help="Show arguments, results and checkpoints from this role on.",
+)
+@click.option("--proxy-header", type=Text(), help="The header in which a proxy sends the name.")
+@click.option(
+    "--proxy-peer",
+    "proxy_peers",
+    type=Text(),
+    multiple=True,
+    help="The proxy's IP address; repeatable. Not needed with --socket.",
+)
+@click.option(
+    "--proxy-secret-file",
+    type=FILE,
+    help="The secret that the proxy sends in X-Aztask-Proxy-Secret.",
+)
+@click.option(
+    "--proxy-role",
+    type=click.Choice((*ROLES, "none")),
+    default="read",
+    help="The role of people whom the proxy names and the password file does not.",
+)
+@click.option(
+    "--interval",
+    type=Duration(least=1.0, most=300.0),
+    default="5s",
+    help="Open pages read their figures again this often.",
+)
+def command(
+    queues: Sequence[tuple[str, ...]],
+    http: tuple[str, int],
+    socket: Path | None,
+    hosts: tuple[str, ...],
+    password_file: Path | None,
+    hash_password: bool,
+    role: str,
+    values_role: str,
+    proxy_header: str | None,
+    proxy_peers: tuple[str, ...],
+    proxy_secret_file: Path | None,
+    proxy_role: str,
+    interval: float,
+) -> None:
+    """Serve the operations page in a browser until stopped.
+
+    Needs pip install "aztask[dashboard]". Without a password file and a proxy it listens on this
+    machine only, and prints a link with a key that is made anew at each start.
+    """
+    access = extra_module("aztask.dashboard.access", "aztask dashboard", "dashboard")
+    if hash_password:
+        click.echo(access.hash_password(_asked()))
+        return
+    server = extra_module("aztask.dashboard.server", "aztask dashboard", "dashboard")
+    site = extra_module("aztask.dashboard.site", "aztask dashboard", "dashboard")
+    listening = server.Listening(*http, socket, hosts)
+    who = server.access_of(
+        listening,
+        password_file=password_file,
+        link_role=role,
+        proxy_header=proxy_header,
+        proxy_peers=proxy_peers,
+        proxy_secret=proxy_secret_file,
+        proxy_role=proxy_role,
+    )
+    with open_app(reads=True) as app:
+        shown = site.Site(app, all_names(queues), access.Role.named(values_role))
+        where = f"http://{http[0]}:{http[1]}" if socket is None else f"{socket}, path "
+        if who.link_role is not None:
+            where += f"/login?key={who.link_key.reveal()}"
+        click.echo(f"aztask: the operations page: {where}", err=True)
+        server.serve(server.Dashboard(shown, who, interval), listening)
+
+
+def _asked() -> str:
+    """A password from the terminal, or the first line of stdin."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        password: str = click.prompt(
+            "Password", hide_input=True, confirmation_prompt=True, err=True
+        )
+    else:
+        password = (sys.stdin.readline() if sys.stdin is not None else "").rstrip("\n")
+    if len(password) < 8:
+        raise ConfigurationError("a password needs at least 8 characters")
+    return password

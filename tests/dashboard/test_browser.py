@@ -1,0 +1,236 @@
+"""The dashboard in Chromium: axe's rules, the keyboard, a phone, and without JavaScript.
+
+Run by ``tox -e dashboard``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browser import launched
+from dashboardshop import PAYLOAD, fill, morning
+from waiting import wait_until
+
+from aztask import App
+from aztask.dashboard.pages import PAGES
+
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures" / "dashboard"
+ADDRESSES = {
+    "/queue": "/queue?name=default",
+    "/task": f"/task?id={quote('run-1 ' + PAYLOAD)}",
+    "/workflow": "/workflow?id=w",
+    "/schedule": "/schedule?name=nightly",
+    "/letters": "/letters?queue=default",
+    "/search": f"/search?q={quote('run')}",
+}
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+SIZES = {"light": (1080, 760), "dark": (1080, 760), "phone": (390, 844)}
+DRAWN = [
+    ("overview", "/", "light"),
+    ("task-dark", "/task?id=order-4711", "dark"),
+    ("workflow", "/workflow?id=close-may", "light"),
+    ("dead-letters-phone", "/dead", "phone"),
+]
+"""The pictures of the documentation; AZTASK_PICTURES=1 takes them anew."""
+
+APP = """
+from aztask import App
+app = App("shop", broker={place!r}, results={place!r}, events={events!r})
+
+@app.task
+def add(left, right):
+    '''Add two numbers.'''
+    return left + right
+
+@app.task(name="shop.charge")
+def charge(order):
+    pass
+
+@app.task(name="shop.send_invoice")
+def send_invoice(order):
+    pass
+
+@app.task(name="shop.close_month")
+def close_month(amounts):
+    pass
+
+app.limit("api", rate="10/s", concurrency=3)
+app.schedule("nightly", add.s(1, 2), every=3600)
+app.queue("orders")
+"""
+
+
+def free_port():
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def serving(folder, filled):
+    """The address of the login with the key, as the command prints it.
+
+    filled: fills the app of a folder before the dashboard starts.
+    """
+    place = f"local://{folder}/queues.db"
+    (folder / "shopapp.py").write_text(APP.format(place=place, events=str(folder / "events")))
+    names: dict[str, object] = {}
+    exec((folder / "shopapp.py").read_text(), names)  # noqa: S102  # the text above
+    app = names["app"]
+    assert isinstance(app, App)
+    app.broker.declare("default")
+    filled(app)
+    app.close()
+    port = free_port()
+    command = [sys.executable, "-m", "aztask", "dashboard", "-A", "shopapp:app", "--role", "act"]
+    process = subprocess.Popen(
+        [*command, "--http", f"127.0.0.1:{port}", "--interval", "1s"],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.search(r"http://\S+/login\?key=\S+", line)
+        assert found, line + process.stderr.read()
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/healthz"), 20, "the server answers")
+        yield found[0]
+    finally:
+        process.terminate()
+        assert process.wait(20) in (0, -15, 143)
+        process.stderr.close()
+
+
+def answers(address):
+    try:
+        urllib.request.urlopen(address, timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A dashboard whose every value is an attack."""
+    with serving(tmp_path_factory.mktemp("dashboard"), fill) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def ordinary(tmp_path_factory):
+    """A dashboard of a shop on a bad morning."""
+    with serving(tmp_path_factory.mktemp("shop"), morning) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launched() as running:
+        yield running
+
+
+@pytest.fixture
+def opened(served, browser):
+    """Opens a page as a person who is logged in; errors of its console end the test."""
+    contexts, problems = [], []
+
+    def open_page(path, *, look="light", scripts=True, at=served):
+        width, height = SIZES[look]
+        context = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if look == "dark" else "light",
+            java_script_enabled=scripts,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda each: problems.append(each.text) if each.type == "error" else 0)
+        page.on("pageerror", lambda each: problems.append(str(each)))
+        page.on("requestfailed", lambda each: problems.append(f"failed: {each.url}"))
+        page.goto(at)
+        page.goto(at.partition("/login")[0] + ADDRESSES.get(path, path))
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    # A stream that ends with its page is no failure of the page.
+    assert [each for each in problems if "/live" not in each] == []
+
+
+@pytest.mark.parametrize("look", sorted(SIZES))
+@pytest.mark.parametrize("path", sorted(PAGES))
+def test_a_page_keeps_axes_rules_and_fits(opened, path, look):
+    page = opened(path, look=look)
+    found = Axe().run(page, options=RULES)
+    assert found.violations_count == 0, found.generate_report()
+    wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert wide <= 0
+    assert page.locator("h1").count() == 1
+    assert page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize(("name", "path", "look"), DRAWN)
+def test_a_page_of_an_ordinary_shop_fits(opened, ordinary, tmp_path, name, path, look):
+    page = opened(path, look=look, at=ordinary)
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    # In a picture, a folder of this test would distract.
+    page.evaluate("document.querySelector('.where').textContent = 'local:///var/lib/shop.db'")
+    folder = PICTURES if os.environ.get("AZTASK_PICTURES") else tmp_path
+    folder.mkdir(exist_ok=True)
+    page.screenshot(path=folder / f"{name}.png")
+    assert (folder / f"{name}.png").stat().st_size < 150_000
+
+
+def test_every_page_reads_without_javascript(opened):
+    for path in sorted(PAGES):
+        page = opened(path, scripts=False)
+        assert page.locator("nav a").count() > 5
+        assert page.locator("#live-button").is_hidden()
+    page = opened("/runs", scripts=False)
+    page.select_option("select[name=state]", "failed")
+    page.click("form.filter button")
+    assert "state=failed" in page.url
+    assert page.locator("tbody tr").count() == 1
+
+
+def test_the_keyboard_alone_reaches_everything(opened):
+    page = opened("/queues")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    seen = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.textContent.trim()"))
+        if seen[-1] == "default":
+            break
+    assert {"Pause", "Log out", "Dead letters", "default"} <= set(seen)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/queue?name=default")
+
+
+def test_an_open_page_reads_itself_again_and_can_be_paused(opened):
+    page = opened("/workers")
+    state = page.locator("#live-state")
+    # Not `wait_for_function`: it compiles a text in the page, which the page's policy forbids.
+    wait_until(lambda: state.inner_text() == "Live", 10, "the stream is open")
+    mark = "document.getElementById('live').dataset.seen"
+    page.evaluate(f"{mark} = 'before'")
+    wait_until(lambda: page.evaluate(f"{mark} === undefined"), 10, "the page is read again")
+    assert page.locator("#live #live").count() == 0
+    page.click("#live-button")
+    page.evaluate(f"{mark} = 'before'")
+    page.wait_for_timeout(2500)
+    assert page.evaluate(mark) == "before"
+    assert state.inner_text() == "Paused"
