@@ -18,6 +18,8 @@ from aztask.operate import draining, tasks, workers
 from aztask.operate import owners as ownerfindings
 from aztask.operate.overview import Reader
 from aztask.settlement import Complete, DeadLetter
+from aztask.steps.keeping import StepPurge
+from aztask.steps.records import DONE, STEP, StepRecord, StepStore, steps_of
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -268,6 +270,21 @@ def adoption(mine: World, theirs: World) -> None:
         mine.app.result("a").ready()
 
 
+def step_purge(mine: World, theirs: World) -> None:
+    stores: list[StepStore] = []
+    for world in (mine, theirs):
+        store = steps_of(world.store, world.app.codec)
+        assert store is not None
+        at = store.now() - LONG_AGO
+        record = StepRecord(STEP, DONE, "charge", "", "1", False, 1, b"", at, queue="default")
+        assert store.write("ended-long-ago", "1", record, None) is not None
+        stores.append(store)
+    later = stores[0].now() + 60.0
+    purge = StepPurge(stores[0], mine.store, mine.app.broker, mine.app.payloads)
+    assert purge.purge(later) == 1
+    assert [len(store.read("ended-long-ago", "1")) for store in stores] == [0, 1]
+
+
 SCENARIOS: dict[str, Scenario] = {
     "aztask.operate.draining.wait_until_idle": drain,
     "aztask.operate.tasks._readable": list_recent,
@@ -280,6 +297,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.result.AsyncResult": async_result,
     "aztask.stores.records.watcher.ResultWatcher": watcher,
     "aztask.operate.overview.Reader": top,
+    "aztask.steps.keeping.StepPurge": step_purge,
     "aztask.worker.pipeline.refusals.Refusals": refusals,
     "aztask.worker.upkeep.housekeeping.Housekeeping": housekeeping,
     "aztask.workflows.documents.Documents": documents,

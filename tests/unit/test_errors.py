@@ -13,6 +13,7 @@ from aztask.errors import (
     Retry,
     SendUnconfirmed,
     Snooze,
+    StepFailed,
     TaskFailed,
     did_you_mean,
 )
@@ -22,7 +23,12 @@ CLASSES = [
     for each in vars(errors).values()
     if inspect.isclass(each) and issubclass(each, AztaskError)
 ]
-NEEDS = {TaskFailed: ("KeyError", "'x'"), Snooze: (5.0,), Reject: ("no such customer",)}
+NEEDS = {
+    TaskFailed: ("KeyError", "'x'"),
+    StepFailed: ("CardDeclined", "no such card"),
+    Snooze: (5.0,),
+    Reject: ("no such customer",),
+}
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

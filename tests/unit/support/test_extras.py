@@ -77,6 +77,7 @@ OF_AN_EXTRA = (
     "aztask.azure.taggedblob",
     "aztask.celery.backend",
     "aztask.celery.migration.",
+    "aztask.dashboard.",
     "aztask.django",
     "aztask.leaseadvice.blob",
     "aztask.operate.top.screen",

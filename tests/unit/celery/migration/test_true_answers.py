@@ -326,7 +326,7 @@ CLAIMS: dict[str, Callable[[], object]] = {
     ),
     "errors are always stored": lambda: not settings_with("ignore"),
     "dead-lettered": lambda: child(command_of("dlq"), "replay"),
-    "cannot be replaced": lambda: not [n for n in dir(App) if "step" in n or "consumer" in n],
+    "cannot be replaced": lambda: not [n for n in dir(App) if "bootstep" in n or "consumer" in n],
     "a function, not a class": lambda: not settings_with("task_cls") and not hasattr(App, "Task"),
     "a task belongs to the app": lambda: "shared" not in TaskOptions.__annotations__,
     "kept with the workflow": lambda: child(command_of("workflow"), "show"),
