@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, overload
 
+from aztask.address.addresses import LocalAddress
 from aztask.address.owner import Owner
 from aztask.app.options import AppOptions, QueueOptionNames
 from aztask.app.queues import DeclaredQueues
@@ -478,6 +479,11 @@ class App:
     def missing_file(self) -> str | None:
         """The queue file of ``local://`` if it does not exist: the first use creates it."""
         return self._connections.missing_file()
+
+    @property
+    def local_files(self) -> list[tuple[str, LocalAddress]]:
+        """The files of ``local://`` addresses, each with a name such as "the queue file"."""
+        return self._connections.local_files()
 
     def close(self) -> None:
         """Close connections and files. Using the app again opens them again."""

@@ -37,7 +37,7 @@ from aztask.queues.kinds import kind_of
 from aztask.support.forks import fork_safe_lock
 from aztask.support.late import install_command
 from aztask.support.masking import printable
-from aztask.support.private import make_directory, make_file, wait_for_lock
+from aztask.support.private import make_directory, make_file, refuse_exposed, wait_for_lock
 
 # -- The lease document in a file, for workers and senders of one machine.
 #
@@ -105,6 +105,7 @@ class LeaseFile:
 
     def _read(self) -> bytes | None:
         try:
+            refuse_exposed(self.path)
             with self.path.open("rb") as file:
                 return file.read(SIZE_LIMIT + 1)
         except FileNotFoundError:
@@ -122,6 +123,7 @@ class LeaseFile:
     def _turn(self) -> Iterator[None]:
         make_directory(self.path.parent)
         make_file(lock := Path(f"{self.path}.lock"))
+        refuse_exposed(lock)
         with self._lock, lock.open("wb") as file:
             wait_for_lock(file.fileno())
             yield

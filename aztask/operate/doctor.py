@@ -19,6 +19,7 @@ from typing import Final
 
 from aztask.app import App
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
+from aztask.operate.exposed import exposed_findings
 from aztask.operate.findings import (
     DAMAGED_ROWS,
     events_text,
@@ -124,6 +125,7 @@ def examine(
             "check the address and the working directory; the first send or worker creates it",
         )
     yield from _of_events(app)
+    yield from exposed_findings(app)
     yield from payload_findings(app, collect=collect)
 
 

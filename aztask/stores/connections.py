@@ -105,6 +105,17 @@ class Connections:
             pass  # it may be there; opening it says what is wrong
         return None
 
+    def local_files(self) -> list[tuple[str, LocalAddress]]:
+        """The files of ``local://``, each with a name for it; one file that has both is one."""
+        found = {}
+        for what, target in (
+            ("the result file", self._results_target),
+            ("the queue file", self._broker_target),
+        ):
+            if isinstance(target, LocalAddress) and not target.in_memory:
+                found[target.path] = (what, target)
+        return list(found.values())
+
     def broker(self) -> Broker:
         """The broker, opened if it is not open yet. Raises ConfigurationError without one."""
         if self._broker is None or self._pid != os.getpid():

@@ -19,8 +19,8 @@ import pytest
 from harness import Site, site_in
 from ledger_app import attacked, silent, work
 
-from aztask import chain
-from aztask.errors import ResultDamaged, TaskFailed
+from aztask import App, chain
+from aztask.errors import ConfigurationError, ResultDamaged, TaskFailed
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
@@ -238,6 +238,34 @@ def test_another_user_reads_nothing_and_locks_nothing(site: Site) -> None:
         check=True,
     )
     assert done.stdout == "read ./open\nended\n", "the attempt works, and on this file alone"
+
+
+PLANTING = """
+import os
+os.setgroups(())
+os.setgid(65_534)
+os.setuid(65_534)
+os.umask(0)
+for name in ("queues.db", "queues.db-wal"):
+    open(name, "wb").close()
+os.mkdir("payloads")
+os.mkdir("events")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("place", ["queues.db", "queues.db-wal", "payloads", "events"])
+def test_what_another_user_has_put_there_before_is_not_used(tmp_path: Path, place: str) -> None:
+    """In a directory like /tmp: that user would read and delete all messages in it."""
+    tmp_path.chmod(0o1777)
+    subprocess.run([sys.executable, "-c", PLANTING], cwd=tmp_path, check=True)
+    for other in {"queues.db", "queues.db-wal"} - {place}:
+        (tmp_path / other).unlink()
+    kept = {each: str(tmp_path / each) for each in ("payloads", "events") if each == place}
+    app = App("attacked", broker=f"local://{tmp_path}/queues.db", payload_threshold=4096, **kept)
+    with pytest.raises(ConfigurationError, match=rf"{place} belongs to user 65534"):
+        app.send("attacked.task", [MARK * 1000])
+    app.close()
 
 
 # -- where arguments are --------------------------------------------------------------------------

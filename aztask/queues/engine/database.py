@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from aztask.errors import BrokerError, ConfigurationError
 from aztask.queues.engine.faults import TRANSLATED, translate
-from aztask.queues.engine.filesystem import identity, prepare
+from aztask.queues.engine.filesystem import identity, prepare, refuse_strangers
 from aztask.queues.engine.forking import FORKS, opening
 from aztask.queues.engine.watch import Watch
 
@@ -98,7 +98,7 @@ class Database:
         self._at_end: list[Callable[[bool], None]] = []
         with opening() as forks:
             forks.claim(self.path)
-            self._connection = _open(self.path, durability, busy_seconds)
+            self._connection = _open(self.path, durability, busy_seconds, group)
             self._identity = None if self.path == IN_MEMORY else identity(self.path)
             self._checked = time.monotonic()
             forks.databases.add(self)
@@ -419,7 +419,9 @@ class PatientConnection(sqlite3.Connection):
                     raise
 
 
-def _open(path: str, durability: Durability, busy_seconds: float) -> sqlite3.Connection:
+def _open(
+    path: str, durability: Durability, busy_seconds: float, group: str | None
+) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < _SQLITE:
         raise ConfigurationError(
             f"SQLite {sqlite3.sqlite_version} is too old for {path}: use a Python with "
@@ -441,6 +443,8 @@ def _open(path: str, durability: Durability, busy_seconds: float) -> sqlite3.Con
         connection.patience = busy_seconds
     try:
         _configure(connection, path, durability)
+        if path != IN_MEMORY:
+            refuse_strangers(path, group)
     except sqlite3.Error as error:
         connection.close()
         raise translate(error, path) from error

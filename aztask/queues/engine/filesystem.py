@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from aztask.errors import ConfigurationError
-from aztask.support.private import make_directory, make_file
+from aztask.support.private import make_directory, make_file, require_private
 
 _NETWORK = """
 nfs nfs4 cifs smb3 smbfs ncpfs afs 9p ceph glusterfs lustre beegfs gpfs ocfs2 gfs2 orangefs davfs
@@ -25,6 +25,9 @@ NETWORK_FILE_SYSTEMS = frozenset(_NETWORK.split())
 """File system types, as /proc/self/mountinfo spells them, that several machines can mount."""
 
 MOUNTINFO = Path("/proc/self/mountinfo")
+
+PARTS = ("", "-wal", "-shm", "-journal")
+"""What SQLite adds to the name of a database for its other files (sqlite.org/tempfiles.html)."""
 
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 
@@ -79,8 +82,9 @@ def prepare(path: str, group: str | None = None) -> str:
     if not path or "\0" in path:
         raise ConfigurationError(f"{path!r} cannot be a file name; give the path of the queue file")
     try:
-        target = Path(os.path.realpath(path))
         number = None if group is None else group_id(group)
+        require_private(Path(path).absolute(), "the queue file", number)  # it may be a link
+        target = Path(os.path.realpath(path))
         make_directory(target.parent, number)
         if target.is_dir():
             raise ConfigurationError(f"{path!r} is a directory; give the path of the queue file")
@@ -96,7 +100,21 @@ def prepare(path: str, group: str | None = None) -> str:
     refuse_network(str(target.parent))
     with contextlib.suppress(OSError):  # SQLite's own error says more
         make_file(target, number)
+    refuse_strangers(str(target), group)
     return str(target)
+
+
+def refuse_strangers(path: str, group: str | None = None) -> None:
+    """Raise ConfigurationError if other users can change the database or one of its other files.
+
+    Call it before and after the database is opened. Before: SQLite would read a log that a stranger
+    has put there. After: SQLite has made its files, and in a directory with the sticky bit, such as
+    /tmp, no stranger can replace them. If one makes a log in between, it is read once, and then
+    the database is closed.
+    """
+    number = None if group is None else group_id(group)
+    for part in PARTS:
+        require_private(Path(path + part), "the queue file", number)
 
 
 def identity(path: str) -> tuple[int, int] | None:

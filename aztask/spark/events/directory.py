@@ -23,7 +23,7 @@ from aztask.errors import ConfigurationError
 from aztask.spark.events.files import Listing
 from aztask.stores.events.retention import mark_of, waits_for_upload
 from aztask.support.masking import printable
-from aztask.support.private import FILE_MODE, make_directory
+from aztask.support.private import FILE_MODE, make_directory, refuse_exposed
 
 READ_BY_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
 
@@ -86,6 +86,8 @@ class Directory:
     def scratch(self, name: str) -> Iterator[Path]:
         """Yield a hidden file in the same folder. If a crash leaves it there, readers ignore it."""
         path = self._path(name)
+        make_directory(Path(self.path))
+        refuse_exposed(Path(self.path))
         make_directory(path.parent)
         handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         os.close(handle)

@@ -44,7 +44,7 @@ from aztask.stores.events.retention import OldFiles
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.forks import in_forked_child
 from aztask.support.masking import mask
-from aztask.support.private import make_directory
+from aztask.support.private import make_directory, refuse_exposed, require_private
 
 __all__ = [
     "Event",
@@ -113,6 +113,8 @@ class FileEventSink:
     * `retention`: seconds after which published files are deleted, looked for once an hour; None
       keeps them.
     * `dropped`: how many events could not be written.
+
+    Raises ConfigurationError if other users can change the directory.
     """
 
     idle = False
@@ -129,6 +131,7 @@ class FileEventSink:
     ) -> None:
         self.dropped = 0
         self._directory = Path(directory)
+        require_private(self._directory, "the event directory")
         self._old_files = OldFiles(self._directory, retention, clock)
         self._worker = mask(worker)
         self._worker_json = quote(self._worker)
@@ -216,6 +219,7 @@ class FileEventSink:
         If the process dies between creating and locking, an empty file is left over: see `recover`.
         """
         make_directory(self._directory)
+        refuse_exposed(self._directory)
         recover(self._directory)
         self._old_files.remove()
         self._hour = int(self._clock.wall() // 3600)

@@ -23,14 +23,15 @@ from aztask.queues.kinds import kind_of
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import NAME, Listed, PayloadStore, listed
 from aztask.support.late import install_command
-from aztask.support.private import make_directory, make_file
+from aztask.support.private import make_directory, make_file, refuse_exposed, require_private
 
 # Payloads as files of a folder: the default of ``local://``, beside the file of the queues.
 #
 # Rules
 # 1. A file is written under a name that ends in ``.part``, then renamed: it is complete or not
 #    there.
-# 2. Files and folders are private to the user, or shared with the group of the queues' file.
+# 2. Files and folders are private to the user, or shared with the group of the queues' file. A
+#    folder that a stranger can change is refused at the start, and counts as unreachable later.
 
 
 PART: Final = ".part"
@@ -43,9 +44,13 @@ class FolderPayloads:
     remote = False
 
     def __init__(self, folder: Path, *, group: int | None = None, durable: bool = False) -> None:
-        """group: the id of the group to share with. durable: survive a power loss, too."""
+        """group: the id of the group to share with. durable: survive a power loss, too.
+
+        Raises ConfigurationError if other users can change the folder.
+        """
+        require_private(folder, "the folder of the payloads", group)
         self.folder = folder
-        self._group = group
+        self.group = group
         self._durable = durable
 
     def __repr__(self) -> str:
@@ -59,7 +64,9 @@ class FolderPayloads:
         path = self._path(name)
         for tries_left in reversed(range(_TRIES)):
             try:
-                make_directory(path.parent, self._group)
+                make_directory(self.folder, self.group)
+                refuse_exposed(self.folder, self.group)
+                make_directory(path.parent, self.group)
                 self._write(path, data)
                 return
             except FileNotFoundError as error:  # another process removed the empty folder
@@ -71,6 +78,7 @@ class FolderPayloads:
     def read(self, stored: StoredValue) -> bytes:
         """The file's bytes. Raises PayloadMissing, PayloadDamaged, BrokerUnavailable."""
         try:
+            refuse_exposed(self.folder, self.group)
             with self._path(stored.name).open("rb") as file:
                 data = file.read(stored.size + 1)
         except FileNotFoundError:
@@ -88,6 +96,7 @@ class FolderPayloads:
         for name in names:
             path = self._path(name)
             try:
+                refuse_exposed(self.folder, self.group)
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise self._unavailable(error) from None
@@ -112,7 +121,7 @@ class FolderPayloads:
 
     def _write(self, path: Path, data: bytes) -> None:
         part = path.with_name(path.name + PART)
-        make_file(part, self._group)
+        make_file(part, self.group)
         try:
             with part.open("wb", buffering=0) as file:
                 left = memoryview(data)

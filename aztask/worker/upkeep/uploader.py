@@ -32,7 +32,7 @@ from aztask.stores.events.sink import EventSink, recover
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.late import install_command
 from aztask.support.parts import Part
-from aztask.support.private import FILE_MODE, try_lock
+from aztask.support.private import FILE_MODE, refuse_exposed, try_lock
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +132,7 @@ class Uploader:
 
     def turn(self) -> None:
         """Upload what waits, unless the store is unreachable, and keep to the bound."""
+        refuse_exposed(self._directory)
         with self._alone() as alone:
             if not alone:
                 return
