@@ -236,7 +236,7 @@ class Routes:
         host = request.headers.get("host", "localhost")
         url = f"{self._scheme}://{host}/{path}/Rules/{rule.name}"
         times = (rule.created, rule.created)
-        return atom.entry(url, rule.name, times, rules.description_of(rule))
+        return atom.entry(url, rule.name, times, rules.rule_description(rule))
 
     def _namespace_info(self, request: HttpRequest) -> HttpResponse:
         now = self._broker.clock.wall()

@@ -99,7 +99,7 @@ def _timestamp(text: str) -> Timestamp:
     return Timestamp(round(moment.timestamp() * 1000))
 
 
-def description_of(rule: SubscriptionRule) -> str:
+def rule_description(rule: SubscriptionRule) -> str:
     """Return the description of a rule, in XML."""
     return (
         f'<RuleDescription xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{_written(rule.filter)}'

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from aztask.emulator.admin.atom import CONNECT, INSTANCE, children
-from aztask.emulator.admin.rules import description_of, rule_from
+from aztask.emulator.admin.rules import rule_description, rule_from
 from aztask.emulator.amqp.encode import Described, Timestamp
 from aztask.emulator.broker.entities import SubscriptionRule
 from aztask.emulator.broker.filters import (
@@ -47,7 +47,7 @@ def element(inner):
 )
 def test_a_rule_is_read_back_as_it_was_written(rule_filter):
     rule = SubscriptionRule("r", rule_filter)
-    again = rule_from(ElementTree.fromstring(description_of(rule)))
+    again = rule_from(ElementTree.fromstring(rule_description(rule)))
     assert again == rule
     if isinstance(rule_filter, CorrelationFilter):
         types = {name: type(value) for name, value in again.filter.properties.items()}
@@ -56,7 +56,7 @@ def test_a_rule_is_read_back_as_it_was_written(rule_filter):
 
 def test_types_are_written_with_the_prefix_of_the_service():
     """JavaScript's SDK cuts off five characters: with another prefix it refuses all rules."""
-    text = description_of(SubscriptionRule("r", CorrelationFilter({}, {"n": 5, "t": "x"})))
+    text = rule_description(SubscriptionRule("r", CorrelationFilter({}, {"n": 5, "t": "x"})))
     assert 'i:type="d6p1:long">5<' in text
     assert 'i:type="d6p1:string">x<' in text
 
@@ -67,7 +67,7 @@ def test_names():
     assert rule_from(named, "of the path").name == "of the path"
     assert rule_from(element("")).name == "$Default"
     assert (
-        children(ElementTree.fromstring(description_of(SubscriptionRule("r", TrueFilter()))))[
+        children(ElementTree.fromstring(rule_description(SubscriptionRule("r", TrueFilter()))))[
             "Name"
         ].text
         == "r"
