@@ -17,8 +17,7 @@ from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from rawclient import RawClient, transfer_frame
 
-from aztask.emulator.amqp import encode, sections
-from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp import AmqpError, encode, sections
 from aztask.emulator.broker import producer, stored
 from aztask.emulator.broker.stored import NO_TTL, StoredMessage
 from aztask.message.codec import Codec

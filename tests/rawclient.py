@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aztask.emulator.amqp import encode, sections
-from aztask.emulator.amqp.frames import HEADER_AMQP, Splitter, frame
+from aztask.emulator.amqp.outgoing import HEADER_AMQP, Splitter, frame
 from aztask.emulator.amqp.performatives import Disposition, parse
 
 MAX_FRAME = 1024 * 1024

@@ -7,17 +7,59 @@ known is ignored with a warning: it may be one that changes nothing here, or a t
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aztask.emulator.broker.access import Rule
 from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, SubscriptionRule
 from aztask.emulator.broker.filters import CorrelationFilter, Filter, SqlFilter, TrueFilter
-from aztask.emulator.durations import MAX_DURATION, parse_duration
 from aztask.errors import ConfigurationError, did_you_mean
+
+# -- Durations -------------------------------------------------------------------------------------
+#
+# ISO 8601 durations, as the service writes them: ``P14DT3H``, ``PT1M30.5S``.
+
+MAX_DURATION = 922_337_203_685.0
+"""Seconds of .NET's largest TimeSpan, with which the service writes "never"."""
+
+_PATTERN = re.compile(
+    r"P(?:(?P<weeks>\d+(?:\.\d+)?)W)?(?:(?P<days>\d+(?:\.\d+)?)D)?"
+    r"(?:T(?:(?P<hours>\d+(?:\.\d+)?)H)?(?:(?P<minutes>\d+(?:\.\d+)?)M)?"
+    r"(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?\Z"
+)
+_SECONDS = {"weeks": 604800.0, "days": 86400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration, at most `MAX_DURATION`. Raises ConfigurationError."""
+    found = _PATTERN.match(text.strip())
+    if found is None or not any(found.groups()):
+        raise ConfigurationError(f"{text[:60]!r} is not a duration such as PT1M or P14D")
+    total = sum(float(value) * _SECONDS[name] for name, value in found.groupdict("0").items())
+    return min(total, MAX_DURATION)
+
+
+def format_duration(seconds: float | None) -> str:
+    """Write a duration of `seconds`; None is the service's "never"."""
+    if seconds is None or seconds >= MAX_DURATION:
+        return "P10675199DT2H48M5.4775807S"
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    parts = [(hours, "H"), (minutes, "M"), (round(rest, 7), "S")]
+    time = "".join(f"{value:.15g}{unit}" for value, unit in parts if value)
+    date = f"{days:.0f}D" if days else ""
+    return f"P{date}{'T' + time if time else ''}" if date or time else "PT0S"
+
+
+# -- The configuration file ------------------------------------------------------------------------
+
 
 logger = logging.getLogger(__name__)
 
@@ -168,3 +210,85 @@ def _filter(where: str, properties: dict[str, Any]) -> Filter:
     if kind in (None, "True"):
         return TrueFilter()
     raise ConfigurationError(f"{where}: FilterType must be Sql or Correlation, not {kind!r}")
+
+
+# -- The options -----------------------------------------------------------------------------------
+#
+# The options of an emulator, checked and in one value.
+
+AMQP_PORT = 5672
+AMQPS_PORT = 5671  # SDKs use it for TLS, whatever port the connection string names
+ADMIN_PORT = 5300
+KEY_NAME = "RootManageSharedAccessKey"
+LOCAL_KEY = "SAS_KEY_VALUE"
+"""The key in connection strings when none is needed, because SDKs require one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of an emulator. Raises ConfigurationError for an invalid combination.
+
+    host: the address to listen on.
+    port, admin_port: 0 takes a free one; with admin_port None there is no administration API.
+    data: the file that stores everything, None for memory.
+    shared_access_key: required if `host` is not a loopback address.
+    rules: further keys, by name, with fewer permissions.
+    clock_offset: seconds by which the emulator's clock is ahead.
+    tls: serve both ports over TLS.
+    certificate: the directory of the certificate's PEM files; None for a temporary one.
+    config: a configuration file, see `aztask.emulator.config`.
+    queues: created at the start if they are missing.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = AMQP_PORT
+    admin_port: int | None = ADMIN_PORT
+    data: str | None = None
+    shared_access_key: str | None = None
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    clock_offset: float = 0.0
+    tls: bool = False
+    certificate: Path | None = None
+    config: Path | None = None
+    queues: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rules and not self.shared_access_key:
+            raise ConfigurationError("further keys (rules) need a main key: set shared_access_key")
+        for name in ("port", "admin_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:
+                raise ConfigurationError(f"{name} {port} is not a port: 0 to 65535")
+        if not self.shared_access_key and not is_loopback(self.host):
+            raise ConfigurationError(
+                f"listening on {self.host!r} admits other machines: set a shared access key"
+                " (AZTASK_EMULATOR_SHARED_ACCESS_KEY) or use 127.0.0.1"
+            )
+
+    def __repr__(self) -> str:
+        """Show the main options, never the key."""
+        key = "***" if self.shared_access_key else None
+        return f"Options({self.host}:{self.port}, admin {self.admin_port}, key {key})"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def connection_string(host: str, port: int, key: str | None, *, emulator: bool = True) -> str:
+    """Return a connection string for SDKs.
+
+    emulator: plain TCP on `port`; without it, SDKs use TLS on port 5671.
+    """
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host  # noqa: S104  # shown, not bound
+    text = (
+        f"Endpoint=sb://{shown}:{port};SharedAccessKeyName={KEY_NAME};"
+        f"SharedAccessKey={key or LOCAL_KEY}"
+    )
+    return f"{text};UseDevelopmentEmulator=true" if emulator else text

@@ -12,18 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aztask.emulator.admin.http import AdminServer
+from aztask.emulator.admin.routes import AdminServer
 from aztask.emulator.amqp.connection import ConnectionLimits
 from aztask.emulator.broker.access import Access
 from aztask.emulator.broker.broker import Broker
-from aztask.emulator.broker.committer import Committer
-from aztask.emulator.broker.dispatch import DeliveryDispatcher
+from aztask.emulator.broker.dispatch import Committer, DeliveryDispatcher
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.forwarding import Forwarder
 from aztask.emulator.broker.locks import Locks
 from aztask.emulator.broker.namespace import Namespace
-from aztask.emulator.config import read_config
-from aztask.emulator.options import Options, connection_string
+from aztask.emulator.config import Options, connection_string, read_config
 from aztask.emulator.server import Server
 from aztask.errors import ConfigurationError
 from aztask.queues.engine import IN_MEMORY, Database, Engine

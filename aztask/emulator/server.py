@@ -19,8 +19,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from aztask.emulator.amqp import CONNECTION_FORCED, INTERNAL_ERROR, AmqpError
 from aztask.emulator.amqp.connection import Connection, ConnectionLimits, State, Tracer
-from aztask.emulator.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, AmqpError
 from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.client import Client
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from aztask.emulator.amqp import AmqpError
 from aztask.emulator.amqp.decode import decode
 from aztask.emulator.amqp.encode import Described
-from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.performatives import Transfer
 from aztask.emulator.emulator import Emulator
 from aztask.errors import QueueNotFound

@@ -14,8 +14,8 @@ from typing import Any
 
 from aztask.emulator.broker.access import Rule
 from aztask.emulator.broker.entities import Entity
+from aztask.emulator.config import Options
 from aztask.emulator.emulator import Emulator
-from aztask.emulator.options import Options
 from aztask.errors import AztaskError, BrokerUnavailable
 from aztask.queues.servicebus.administration import administration_client
 from aztask.support.clock import Clock

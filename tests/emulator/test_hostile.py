@@ -23,7 +23,7 @@ from rawclient import (
 )
 
 from aztask.emulator.amqp import encode
-from aztask.emulator.amqp.frames import HEADER_AMQP, HEADER_SASL, HEADER_TLS, frame
+from aztask.emulator.amqp.outgoing import HEADER_AMQP, HEADER_SASL, HEADER_TLS, frame
 
 SECONDS = fuzzing.seconds() or 3.0
 

@@ -27,7 +27,7 @@ from emulatorprocess import running, start, stop
 from rawclient import RawClient
 
 from aztask.emulator.broker.access import sign
-from aztask.emulator.options import Options
+from aztask.emulator.config import Options
 from aztask.errors import ConfigurationError
 from aztask.operate.cli.main import cli
 from aztask.testing import administration_client, emulator

@@ -17,7 +17,7 @@ from harness import wait_until
 from ledger_app import work
 from proxy import Proxy
 
-from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp import AmqpError
 from aztask.emulator.broker import client as client_module
 from aztask.emulator.broker import management
 from aztask.errors import AztaskError, BrokerUnavailable, SendUnconfirmed

@@ -16,8 +16,8 @@ from unittest.mock import patch
 import certifi
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from aztask.emulator.config import Options
 from aztask.emulator.emulator import CERTIFICATE_FILE, Emulator, server_context
-from aztask.emulator.options import Options
 from aztask.testing import Right, Rule
 from aztask.testing.servicebus import BackgroundEmulator
 

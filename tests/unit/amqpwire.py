@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from aztask.emulator.amqp import encode
+from aztask.emulator.amqp import DECODE_ERROR, AmqpError, encode
 from aztask.emulator.amqp.connection import Connection, ConnectionLimits
 from aztask.emulator.amqp.decode import decode
-from aztask.emulator.amqp.errors import DECODE_ERROR, AmqpError
-from aztask.emulator.amqp.frames import (
+from aztask.emulator.amqp.link import ReceivingLink, SendingLink
+from aztask.emulator.amqp.outgoing import (
     HEADER_AMQP,
     Splitter,
     frame,
 )
-from aztask.emulator.amqp.link import ReceivingLink, SendingLink
 from aztask.emulator.amqp.performatives import parse
 
 TAG = bytes(16)

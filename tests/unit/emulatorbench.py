@@ -10,8 +10,8 @@ from aztask.emulator.amqp.sections import cut
 from aztask.emulator.broker.client import Client
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.producer import new_message
+from aztask.emulator.config import Options
 from aztask.emulator.emulator import Emulator
-from aztask.emulator.options import Options
 from aztask.support.clock import Clock
 
 

@@ -10,18 +10,117 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape, quoteattr
 
-from aztask.emulator.admin.atom import CONNECT, COUNTS, INSTANCE, children, instant, tag
-from aztask.emulator.admin.rules import rule_from
-from aztask.emulator.broker.entities import Entity, Kind, Status, check_window
-from aztask.emulator.durations import MAX_DURATION, format_duration, parse_duration
+from aztask.emulator.amqp.encode import Described, Timestamp
+from aztask.emulator.broker.entities import (
+    DEFAULT_RULE,
+    Entity,
+    Kind,
+    Status,
+    SubscriptionRule,
+    check_window,
+)
+from aztask.emulator.broker.filters import (
+    TIMESPAN,
+    CorrelationFilter,
+    FalseFilter,
+    Filter,
+    SqlFilter,
+    TrueFilter,
+)
+from aztask.emulator.config import MAX_DURATION, format_duration, parse_duration
 from aztask.errors import ConfigurationError
 from aztask.queues.engine import Counts
+
+# -- Atom ------------------------------------------------------------------------------------------
+#
+# Atom feeds and entries with the service's descriptions (RFC 4287 and the service's schema).
+
+ATOM = "http://www.w3.org/2005/Atom"
+CONNECT = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
+COUNTS = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
+INSTANCE = "http://www.w3.org/2001/XMLSchema-instance"
+SCHEMA = "http://www.w3.org/2001/XMLSchema"
+
+
+def tag(name: str, text: str) -> str:
+    """Return an XML element without attributes, its text escaped."""
+    return f"<{name}>{escape(text)}</{name}>"
+
+
+def instant(seconds: float) -> str:
+    """Return UTC epoch seconds as an xsd:dateTime."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def entry(url: str, title: str, times: tuple[float, float], content: str) -> str:
+    """Return an entry.
+
+    times: of publication and of update, UTC epoch seconds. content: a description in XML.
+    """
+    return (
+        f'<entry xmlns="{ATOM}"><id>{escape(url)}</id>'
+        f'<title type="text">{escape(title)}</title>'
+        f"<published>{instant(times[0])}</published><updated>{instant(times[1])}</updated>"
+        f'<author><name>aztask</name></author><link rel="self" href={quoteattr(url)}/>'
+        f'<content type="application/xml">{content}</content></entry>'
+    )
+
+
+def feed(url: str, title: str, now: float, entries: Iterable[str], following: str | None) -> str:
+    """Return a feed. following: the URL of the next page, None on the last one."""
+    further = f'<link rel="next" href={quoteattr(following)}/>' if following else ""
+    return (
+        f'<feed xmlns="{ATOM}"><title type="text">{escape(title)}</title><id>{escape(url)}</id>'
+        f'<updated>{instant(now)}</updated><link rel="self" href={quoteattr(url)}/>{further}'
+        f"{''.join(entries)}</feed>"
+    )
+
+
+def error(status: int, detail: str) -> str:
+    """Return the document of a response with a status of 400 or above."""
+    return f"<Error>{tag('Code', str(status))}{tag('Detail', detail)}</Error>"
+
+
+def description(body: bytes, name: str) -> ElementTree.Element:
+    """Return the element `name` of a request's entry. Raises ConfigurationError.
+
+    Document type and entity declarations are refused, because they can blow up a parser.
+    """
+    if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
+        raise ConfigurationError("the request's XML must not declare anything")
+    try:
+        root = ElementTree.fromstring(body)  # noqa: S314  # declarations are refused above
+    except ElementTree.ParseError as failure:
+        raise ConfigurationError(f"the request is not XML: {failure}") from None
+    found = (
+        root if local(root) == name else next((e for e in root.iter() if local(e) == name), None)
+    )
+    if found is None:
+        raise ConfigurationError(f"the request has no {name}")
+    return found
+
+
+def local(element: ElementTree.Element) -> str:
+    """Return an element's name without its namespace, which differs between clients."""
+    return element.tag.rsplit("}", 1)[-1]
+
+
+def children(element: ElementTree.Element) -> dict[str, ElementTree.Element]:
+    """Return the element's children by local name."""
+    return {local(child): child for child in element}
+
+
+# -- Queues, topics and subscriptions --------------------------------------------------------------
+
 
 NAMES = {
     Kind.QUEUE: "QueueDescription",
@@ -281,3 +380,146 @@ def _some(entity: Entity, *names: str) -> list[str]:
         for name, text in texts.items()
         if text is not None
     ]
+
+
+# -- Rules -----------------------------------------------------------------------------------------
+#
+# Reads and writes the service's descriptions of rules.
+
+_TYPE = f"{{{INSTANCE}}}type"
+_SYSTEM = (
+    *("CorrelationId", "MessageId", "To", "ReplyTo", "Label", "SessionId"),
+    *("ReplyToSessionId", "ContentType"),
+)
+_SQL_LEVEL = "20"
+_TICKS = 10_000_000  # .NET's ticks per second
+
+
+def rule_from(element: ElementTree.Element, name: str = "") -> SubscriptionRule:
+    """Return the rule of a description. Raises ConfigurationError.
+
+    name: from the request's path; wins over the name in the description.
+    """
+    parts = children(element)
+    action = parts.get("Action")
+    if action is not None and (_text(children(action).get("SqlExpression"))):
+        raise ConfigurationError("rule actions are not run here: create the rule without one")
+    stated = _text(parts.get("Name"))
+    return SubscriptionRule(name or stated or DEFAULT_RULE, _filter(parts.get("Filter")))
+
+
+def _text(element: ElementTree.Element | None) -> str:
+    return "" if element is None else element.text or ""
+
+
+def _filter(element: ElementTree.Element | None) -> Filter:
+    if element is None:
+        return TrueFilter()
+    kind = element.get(_TYPE, "").rsplit(":", 1)[-1]
+    parts = children(element)
+    match kind:
+        case "TrueFilter":
+            return TrueFilter()
+        case "FalseFilter":
+            return FalseFilter()
+        case "SqlFilter":
+            return SqlFilter(_text(parts.get("SqlExpression")), _values(parts.get("Parameters")))
+        case "CorrelationFilter":
+            system = {name: _text(parts[name]) for name in _SYSTEM if _text(parts.get(name))}
+            return CorrelationFilter(system, _values(parts.get("Properties")))
+    raise ConfigurationError(f"an unknown filter {kind!r}")
+
+
+def _values(element: ElementTree.Element | None) -> dict[str, Any]:
+    values = {}
+    for pair in element if element is not None else ():
+        parts = children(pair)
+        if local(pair) == "KeyValueOfstringanyType" and {"Key", "Value"} <= parts.keys():
+            values[_text(parts["Key"])] = _value(parts["Value"])
+    return values
+
+
+def _value(element: ElementTree.Element) -> Any:
+    kind = element.get(_TYPE, "").rsplit(":", 1)[-1]
+    text = element.text or ""
+    try:
+        if kind in ("int", "long", "short", "byte"):
+            return int(text)
+        if kind in ("double", "float", "decimal"):
+            return float(text)
+        if kind == "dateTime":
+            return _timestamp(text)
+        if kind == "duration":
+            return Described(TIMESPAN, round(parse_duration(text) * _TICKS))
+    except ValueError:
+        raise ConfigurationError(f"{text[:40]!r} is not of type {kind}") from None
+    return text.lower() == "true" if kind == "boolean" else text
+
+
+def _timestamp(text: str) -> Timestamp:
+    """Read an xsd:dateTime; without a time zone it is UTC, as on the service."""
+    moment = datetime.datetime.fromisoformat(text.strip())
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return Timestamp(round(moment.timestamp() * 1000))
+
+
+def rule_description(rule: SubscriptionRule) -> str:
+    """Return the description of a rule, in XML."""
+    return (
+        f'<RuleDescription xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{_written(rule.filter)}'
+        f'<Action i:type="EmptyRuleAction"/>{tag("CreatedAt", instant(rule.created))}'
+        f"{tag('Name', rule.name)}</RuleDescription>"
+    )
+
+
+def _written(rule_filter: Filter) -> str:
+    match rule_filter:
+        case CorrelationFilter(system, properties):
+            parts = [tag(name, system[name]) for name in _SYSTEM if name in system]
+            pairs = _pairs("Properties", properties)
+            return f'<Filter i:type="CorrelationFilter">{"".join(parts)}{pairs}</Filter>'
+        case SqlFilter(text, parameters):
+            return _sql("SqlFilter", text, parameters)
+        case FalseFilter():
+            return _sql("FalseFilter", "1=0", {})
+        case TrueFilter():
+            return _sql("TrueFilter", "1=1", {})
+
+
+def _sql(kind: str, text: str, parameters: dict[str, Any]) -> str:
+    return (
+        f'<Filter i:type="{kind}">{tag("SqlExpression", text)}'
+        f"{tag('CompatibilityLevel', _SQL_LEVEL)}{_pairs('Parameters', parameters)}</Filter>"
+    )
+
+
+def _pairs(name: str, values: dict[str, Any]) -> str:
+    if not values:
+        return ""
+    pairs = []
+    for key, value in values.items():
+        kind, text = _typed(value)
+        pairs.append(
+            f"<KeyValueOfstringanyType>{tag('Key', key)}"
+            # The service's prefix: JavaScript's SDK cuts off five characters.
+            f'<Value xmlns:d6p1="{SCHEMA}" i:type="d6p1:{kind}">{escape(text)}</Value>'
+            "</KeyValueOfstringanyType>"
+        )
+    return f"<{name}>{''.join(pairs)}</{name}>"
+
+
+def _typed(value: Any) -> tuple[str, str]:
+    """Return the XML schema type of a value, and its text."""
+    match value:
+        case bool():
+            return "boolean", str(value).lower()
+        case Timestamp():
+            return "dateTime", instant(value / 1000).removesuffix("Z")
+        case Described():
+            return "duration", format_duration(value.value / _TICKS)
+        case int():
+            return "long", str(value)
+        case float():
+            return "double", str(value)
+    return "string", str(value)

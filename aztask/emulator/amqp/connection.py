@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from aztask.emulator.amqp import outgoing, performatives
-from aztask.emulator.amqp.encode import NULL
-from aztask.emulator.amqp.errors import (
+from aztask.emulator.amqp import (
     FRAME_SIZE_TOO_SMALL,
     FRAMING_ERROR,
     ILLEGAL_STATE,
@@ -28,8 +26,12 @@ from aztask.emulator.amqp.errors import (
     RESOURCE_LIMIT_EXCEEDED,
     AmqpError,
     SessionError,
+    outgoing,
+    performatives,
 )
-from aztask.emulator.amqp.frames import (
+from aztask.emulator.amqp.encode import NULL
+from aztask.emulator.amqp.link import raw_fields
+from aztask.emulator.amqp.outgoing import (
     EMPTY_FRAME,
     FRAME_HEAD,
     HEADER_AMQP,
@@ -41,7 +43,6 @@ from aztask.emulator.amqp.frames import (
     Frame,
     Splitter,
 )
-from aztask.emulator.amqp.link import raw_fields
 from aztask.emulator.amqp.performatives import (
     Attach,
     Begin,

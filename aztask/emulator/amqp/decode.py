@@ -14,8 +14,8 @@ from struct import error as struct_error
 from typing import Any
 from uuid import UUID
 
+from aztask.emulator.amqp import DECODE_ERROR, AmqpError
 from aztask.emulator.amqp.encode import Described, Symbol, Timestamp
-from aztask.emulator.amqp.errors import DECODE_ERROR, AmqpError
 
 MAX_DEPTH = 64
 MAX_COUNT = 65536

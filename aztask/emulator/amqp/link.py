@@ -14,17 +14,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from aztask.emulator.amqp import encode, outgoing
-from aztask.emulator.amqp.decode import decode, skip
-from aztask.emulator.amqp.encode import Described, Symbol, undescribed
-from aztask.emulator.amqp.errors import (
+from aztask.emulator.amqp import (
     DECODE_ERROR,
     INVALID_FIELD,
     MESSAGE_SIZE_EXCEEDED,
     NOT_ALLOWED,
     AmqpError,
     LinkError,
+    encode,
+    outgoing,
 )
+from aztask.emulator.amqp.decode import decode, skip
+from aztask.emulator.amqp.encode import Described, Symbol, undescribed
 from aztask.emulator.amqp.performatives import Attach, Flow, Transfer
 
 # -- sources and targets: where a link begins and ends (specification part 3.5) ------------

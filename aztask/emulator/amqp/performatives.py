@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, ClassVar, TypeAlias
 
+from aztask.emulator.amqp import DECODE_ERROR, INVALID_FIELD, NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.amqp.decode import decode
 from aztask.emulator.amqp.encode import Described, Symbol
-from aztask.emulator.amqp.errors import DECODE_ERROR, INVALID_FIELD, NOT_IMPLEMENTED, AmqpError
 
 UINT_MAX = 0xFFFFFFFF
 

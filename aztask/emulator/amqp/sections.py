@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from aztask.emulator.amqp import DECODE_ERROR, AmqpError
 from aztask.emulator.amqp.decode import decode, skip
 from aztask.emulator.amqp.encode import Described, Symbol
-from aztask.emulator.amqp.errors import DECODE_ERROR, AmqpError
 
 HEADER = 0x70
 DELIVERY_ANNOTATIONS = 0x71

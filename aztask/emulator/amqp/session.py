@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from aztask.emulator.amqp import outgoing
-from aztask.emulator.amqp.errors import (
+from aztask.emulator.amqp import (
     HANDLE_IN_USE,
     NOT_ALLOWED,
     RESOURCE_LIMIT_EXCEEDED,
@@ -22,8 +21,8 @@ from aztask.emulator.amqp.errors import (
     AmqpError,
     LinkError,
     SessionError,
+    outgoing,
 )
-from aztask.emulator.amqp.frames import frame
 from aztask.emulator.amqp.link import (
     SERIAL,
     Inbound,
@@ -34,6 +33,7 @@ from aztask.emulator.amqp.link import (
     SendingLink,
     parse_terminus,
 )
+from aztask.emulator.amqp.outgoing import frame
 from aztask.emulator.amqp.performatives import (
     Attach,
     Begin,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from aztask.emulator.amqp.errors import UNAUTHORIZED_ACCESS, AmqpError
+from aztask.emulator.amqp import UNAUTHORIZED_ACCESS, AmqpError
 
 SAS_PREFIX = "SharedAccessSignature "
 ROOT_KEY_NAME = "RootManageSharedAccessKey"

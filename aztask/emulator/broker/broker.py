@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aztask.emulator.broker.access import Access
-from aztask.emulator.broker.committer import Committer
-from aztask.emulator.broker.dispatch import DeliveryDispatcher
+from aztask.emulator.broker.dispatch import Committer, DeliveryDispatcher
 from aztask.emulator.broker.forwarding import Forwarder
 from aztask.emulator.broker.locks import Locks
 from aztask.emulator.broker.namespace import Namespace

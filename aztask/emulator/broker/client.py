@@ -8,7 +8,7 @@ Rules
 
 from __future__ import annotations
 
-from aztask.emulator.amqp.errors import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED, AmqpError
+from aztask.emulator.amqp import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.amqp.link import (
     COORDINATOR,
     Inbound,
@@ -18,15 +18,14 @@ from aztask.emulator.amqp.link import (
     SendingLink,
 )
 from aztask.emulator.amqp.performatives import Disposition, Open
-from aztask.emulator.broker.acceptance import sendable
 from aztask.emulator.broker.access import Claims, Right, denied
-from aztask.emulator.broker.address import Address, parse_address
 from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.consumer import Consumer, PendingSession, receivable
 from aztask.emulator.broker.dispatch import Source
-from aztask.emulator.broker.nodes import CbsLink, ManagementLink, RequestLink
+from aztask.emulator.broker.entities import Address, parse_address
+from aztask.emulator.broker.forwarding import sendable
+from aztask.emulator.broker.nodes import CbsLink, ManagementLink, Replies, RequestLink, Responder
 from aztask.emulator.broker.producer import CREDIT, Producer
-from aztask.emulator.broker.requests import Replies, Responder
 
 REQUEST_SIZE = 1024 * 1024
 CBS_NODE = "$cbs"

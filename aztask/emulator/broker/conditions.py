@@ -5,7 +5,7 @@ SDKs compare these texts (azure-servicebus 7.15, exceptions.py).
 
 from __future__ import annotations
 
-from aztask.emulator.amqp.errors import (
+from aztask.emulator.amqp import (
     INTERNAL_ERROR,
     NOT_ALLOWED,
     NOT_FOUND,

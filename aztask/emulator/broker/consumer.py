@@ -13,19 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from struct import Struct
 
-from aztask.emulator.amqp import encode
-from aztask.emulator.amqp.errors import (
+from aztask.emulator.amqp import (
     INVALID_FIELD,
     NOT_ALLOWED,
     NOT_FOUND,
     AmqpError,
+    encode,
 )
 from aztask.emulator.amqp.link import Link, Outbound, SendingLink, with_filter
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.address import Address
 from aztask.emulator.broker.broker import Broker
-from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import (
     ENTITY_DISABLED,
     SESSION_CANNOT_BE_LOCKED,
@@ -33,8 +31,8 @@ from aztask.emulator.broker.conditions import (
     TIMEOUT,
     as_amqp,
 )
-from aztask.emulator.broker.dispatch import Source
-from aztask.emulator.broker.entities import Entity, Kind
+from aztask.emulator.broker.dispatch import Change, Source
+from aztask.emulator.broker.entities import Address, Entity, Kind
 from aztask.emulator.broker.locks import Lock
 from aztask.emulator.broker.settlement import DispositionSettler, action_of
 from aztask.errors import AztaskError, LeaseLost

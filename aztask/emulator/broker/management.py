@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from aztask.emulator.amqp import encode
-from aztask.emulator.amqp.errors import NOT_IMPLEMENTED, AmqpError
+from aztask.emulator.amqp import NOT_IMPLEMENTED, AmqpError, encode
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.acceptance import sendable
 from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.conditions import (
     ARGUMENT_ERROR,
@@ -28,6 +26,7 @@ from aztask.emulator.broker.conditions import (
 )
 from aztask.emulator.broker.consumer import Consumer
 from aztask.emulator.broker.entities import Entity
+from aztask.emulator.broker.forwarding import sendable
 from aztask.emulator.broker.locks import Lock
 from aztask.emulator.broker.producer import new_message
 from aztask.emulator.broker.settlement import SettlementAction, SettlementKind, settle

@@ -5,21 +5,22 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-from aztask.emulator.amqp import outgoing, sections
-from aztask.emulator.amqp.errors import (
+from aztask.emulator.amqp import (
     DECODE_ERROR,
     INVALID_FIELD,
     MESSAGE_SIZE_EXCEEDED,
     AmqpError,
+    outgoing,
+    sections,
 )
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
 from aztask.emulator.amqp.sections import Sections
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.acceptance import error_of, refused, sendable
 from aztask.emulator.broker.broker import Broker
-from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import as_amqp
+from aztask.emulator.broker.dispatch import Change
 from aztask.emulator.broker.entities import Entity
+from aztask.emulator.broker.forwarding import error_of, refused, sendable
 from aztask.emulator.broker.namespace import Namespace
 from aztask.errors import AztaskError
 from aztask.queues.engine import NewMessage

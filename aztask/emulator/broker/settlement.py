@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from aztask.emulator.amqp import outgoing
+from aztask.emulator.amqp import INVALID_FIELD, AmqpError, outgoing
 from aztask.emulator.amqp.encode import Described
-from aztask.emulator.amqp.errors import INVALID_FIELD, AmqpError
 from aztask.emulator.amqp.link import Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.broker import Broker
-from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import DEAD_LETTER, LOCK_LOST, SESSION_LOST, as_amqp
+from aztask.emulator.broker.dispatch import Change
 from aztask.emulator.broker.locks import Lock
 from aztask.errors import AztaskError
 from aztask.queues.engine import Engine

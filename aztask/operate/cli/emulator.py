@@ -15,8 +15,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from aztask.emulator.config import ADMIN_PORT, AMQP_PORT, AMQPS_PORT, Options
 from aztask.emulator.emulator import Emulator
-from aztask.emulator.options import ADMIN_PORT, AMQP_PORT, AMQPS_PORT, Options
 from aztask.emulator.view import LatestWriter, take_view, tracer
 from aztask.errors import ConfigurationError
 from aztask.support.durations import LONGEST_SECONDS, parse_duration

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from aztask.emulator.options import Options
+from aztask.emulator.config import Options
 from aztask.errors import ConfigurationError
 from aztask.testing.servicebus import BackgroundEmulator
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aztask.emulator.durations import MAX_DURATION, format_duration, parse_duration
+from aztask.emulator.config import MAX_DURATION, format_duration, parse_duration
 from aztask.errors import ConfigurationError
 
 

@@ -7,8 +7,8 @@ import json
 import time
 
 from aztask.emulator.broker.entities import Entity
+from aztask.emulator.config import Options
 from aztask.emulator.emulator import Emulator
-from aztask.emulator.options import Options
 
 
 def run(options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aztask.emulator.broker.access import Rule
-from aztask.emulator.options import Options, connection_string, is_loopback
+from aztask.emulator.config import Options, connection_string, is_loopback
 from aztask.errors import ConfigurationError
 
 

@@ -1,7 +1,7 @@
 """The servers' bookkeeping of connections."""
 
+from aztask.emulator.config import Options
 from aztask.emulator.emulator import Emulator
-from aztask.emulator.options import Options
 from aztask.emulator.server import HANDSHAKE_SECONDS, Endpoint
 from aztask.support.clock import Clock
 

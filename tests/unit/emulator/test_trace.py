@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from aztask.emulator.amqp import encode, outgoing
+from aztask.emulator.amqp import AmqpError, encode, outgoing
 from aztask.emulator.amqp.encode import Described
-from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.performatives import Attach
 from aztask.emulator.view import shown, tracer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from aztask.emulator.config import Options
 from aztask.emulator.emulator import Emulator
-from aztask.emulator.options import Options
 from aztask.emulator.view import take_view
 from aztask.queues.engine import NewMessage
 

@@ -6,11 +6,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from aztask.emulator.admin.atom import CONNECT, INSTANCE, children, description
 from aztask.emulator.admin.descriptions import (
+    CONNECT,
+    INSTANCE,
     NAMES,
     EntitySnapshot,
+    children,
     created_from,
+    description,
     description_of,
     updated_from,
 )

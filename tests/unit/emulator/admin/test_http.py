@@ -7,8 +7,8 @@ import ssl
 
 import pytest
 
+from aztask.emulator.config import Options
 from aztask.emulator.emulator import Emulator
-from aztask.emulator.options import Options
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from emulatorbench import Bench
 
-from aztask.emulator.admin.atom import CONNECT, INSTANCE, children, local
+from aztask.emulator.admin.descriptions import CONNECT, INSTANCE, children, local
 from aztask.emulator.admin.routes import HttpRequest, Routes
 
 

@@ -6,8 +6,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from aztask.emulator.admin.atom import CONNECT, INSTANCE, children
-from aztask.emulator.admin.rules import rule_description, rule_from
+from aztask.emulator.admin.descriptions import (
+    CONNECT,
+    INSTANCE,
+    children,
+    rule_description,
+    rule_from,
+)
 from aztask.emulator.amqp.encode import Described, Timestamp
 from aztask.emulator.broker.entities import SubscriptionRule
 from aztask.emulator.broker.filters import (

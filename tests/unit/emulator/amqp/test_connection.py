@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from amqpwire import Wire, names
 
-from aztask.emulator.amqp import encode
+from aztask.emulator.amqp import AmqpError, encode
 from aztask.emulator.amqp.connection import State
 from aztask.emulator.amqp.decode import decode
-from aztask.emulator.amqp.errors import AmqpError
-from aztask.emulator.amqp.frames import (
+from aztask.emulator.amqp.outgoing import (
     HEADER_AMQP,
     HEADER_SASL,
     HEADER_TLS,

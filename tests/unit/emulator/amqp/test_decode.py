@@ -7,10 +7,9 @@ from amqpwire import decode_exactly
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.emulator.amqp import encode
+from aztask.emulator.amqp import DECODE_ERROR, AmqpError, encode
 from aztask.emulator.amqp.decode import MAX_DEPTH, decode, skip
 from aztask.emulator.amqp.encode import Described, Symbol, Timestamp
-from aztask.emulator.amqp.errors import DECODE_ERROR, AmqpError
 
 UINT = st.integers(0, 2**32 - 1)
 ULONG = st.integers(0, 2**64 - 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aztask.emulator.amqp.errors import AmqpError
-from aztask.emulator.amqp.frames import (
+from aztask.emulator.amqp import AmqpError
+from aztask.emulator.amqp.outgoing import (
     EMPTY_FRAME,
     HEADER_AMQP,
     TYPE_AMQP,

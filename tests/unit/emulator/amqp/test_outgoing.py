@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aztask.emulator.amqp import encode, outgoing
+from aztask.emulator.amqp import AmqpError, encode, outgoing
 from aztask.emulator.amqp.decode import decode
-from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.performatives import (
     Attach,
     Begin,

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.emulator.amqp import encode, outgoing, performatives
-from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp import AmqpError, encode, outgoing, performatives
 from aztask.emulator.amqp.performatives import parse
 
 STATES = [

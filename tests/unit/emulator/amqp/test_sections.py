@@ -6,8 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from aztask.emulator.amqp import encode, sections
-from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp import AmqpError, encode, sections
 from aztask.emulator.amqp.sections import cut
 
 BODY = encode.described(sections.DATA, encode.binary(b"body"))

@@ -7,7 +7,7 @@ from amqpwire import TAG, Wire, dispose, names, sending
 
 from aztask.emulator.amqp import encode
 from aztask.emulator.amqp.connection import State
-from aztask.emulator.amqp.frames import (
+from aztask.emulator.amqp.outgoing import (
     frame,
 )
 from aztask.emulator.amqp.performatives import Disposition

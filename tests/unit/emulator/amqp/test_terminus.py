@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from amqpwire import decode_exactly
 
-from aztask.emulator.amqp import encode
+from aztask.emulator.amqp import AmqpError, encode
 from aztask.emulator.amqp.decode import decode
 from aztask.emulator.amqp.encode import Described, Symbol
-from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.link import (
     COORDINATOR,
     SOURCE,

@@ -6,9 +6,9 @@ from urllib.parse import quote_plus
 
 import pytest
 
-from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp import AmqpError
 from aztask.emulator.broker.access import Access, Claim, Claims, Right, Rule, resource_path, sign
-from aztask.emulator.broker.address import parse_address
+from aztask.emulator.broker.entities import parse_address
 
 NOW = 1000.0
 

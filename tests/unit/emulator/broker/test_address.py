@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aztask.emulator.broker.address import Address, parse_address
+from aztask.emulator.broker.entities import Address, parse_address
 
 
 @pytest.mark.parametrize(

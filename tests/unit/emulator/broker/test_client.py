@@ -7,8 +7,8 @@ from amqpwire import dispose
 from emulatorbench import Bench, message
 
 from aztask.emulator.amqp import encode, outgoing
-from aztask.emulator.amqp.frames import frame
 from aztask.emulator.amqp.link import COORDINATOR
+from aztask.emulator.amqp.outgoing import frame
 from aztask.emulator.broker.access import Claim
 
 

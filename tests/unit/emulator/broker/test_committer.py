@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aztask.emulator.broker.committer import Change, Committer
+from aztask.emulator.broker.dispatch import Change, Committer
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.queues.engine import IN_MEMORY, Database
 

@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 from emulatorbench import message
 
-from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp import AmqpError
 from aztask.emulator.amqp.sections import cut
-from aztask.emulator.broker import acceptance, stored
+from aztask.emulator.broker import forwarding, stored
 from aztask.emulator.broker.entities import Entity, Kind, Status, SubscriptionRule
 from aztask.emulator.broker.filters import SqlFilter
 from aztask.emulator.broker.producer import new_message
@@ -109,13 +109,13 @@ CASES = [missing, wrong_kind, disabled, too_large, no_session, no_session_below_
 
 
 def cause_of(case):
-    return acceptance.CAUSES[case.__name__.removesuffix("_below_a_topic").replace("_", " ")]
+    return forwarding.CAUSES[case.__name__.removesuffix("_below_a_topic").replace("_", " ")]
 
 
 def test_every_cause_has_a_case():
-    assert {cause_of(case) for case in CASES} == set(acceptance.CAUSES.values())
-    source = inspect.getsource(acceptance)
-    assert source.count("Final = Cause(") == len(acceptance.CAUSES)
+    assert {cause_of(case) for case in CASES} == set(forwarding.CAUSES.values())
+    source = inspect.getsource(forwarding)
+    assert source.count("Final = Cause(") == len(forwarding.CAUSES)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -136,7 +136,7 @@ def test_what_the_target_refuses_becomes_a_transfer_dead_letter_of_the_source(be
 def test_a_sender_is_refused_for_the_same_causes(bench, case):
     raw = case(bench)
     with pytest.raises(AmqpError) as caught:
-        entity = acceptance.sendable(bench.namespace, "b")
+        entity = forwarding.sendable(bench.namespace, "b")
         new_message(bench.namespace, entity, raw, bench.now)
     assert caught.value.condition == cause_of(case).condition
 

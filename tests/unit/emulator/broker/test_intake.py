@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from emulatorbench import body_of, message
 
-from aztask.emulator.amqp import encode, sections
-from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp import AmqpError, encode, sections
 from aztask.emulator.amqp.sections import cut
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.acceptance import sendable
 from aztask.emulator.broker.entities import Kind, Status
+from aztask.emulator.broker.forwarding import sendable
 from aztask.emulator.broker.producer import BATCH_FORMAT, messages_of, new_message
 
 

@@ -8,8 +8,7 @@ import pytest
 from amqpwire import uuid_array
 from emulatorbench import body_of, message
 
-from aztask.emulator.amqp import encode
-from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp import AmqpError, encode
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.consumer import SESSION_FILTER
 from aztask.emulator.broker.locks import Lock

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from aztask.emulator.amqp import encode, sections
-from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp import AmqpError, encode, sections
 from aztask.emulator.amqp.link import Inbound
 from aztask.emulator.amqp.sections import cut, value_body
-from aztask.emulator.broker import requests
-from aztask.emulator.broker.requests import (
+from aztask.emulator.broker import nodes
+from aztask.emulator.broker.nodes import (
     CBS_NAMES,
     MANAGEMENT_NAMES,
     Replies,
@@ -98,7 +97,7 @@ def test_the_link_of_a_response(links, chosen):
 
 
 def test_responses_wait_for_credit_up_to_a_limit(monkeypatch):
-    monkeypatch.setattr(requests, "MAX_WAITING", 2)
+    monkeypatch.setattr(nodes, "MAX_WAITING", 2)
     link = ResponseLink("here", credit=0)
     responder = Responder(link, "n")
     responder.send(b"1")

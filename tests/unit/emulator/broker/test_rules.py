@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from amqpwire import decode_exactly
 
+from aztask.emulator.amqp import AmqpError
 from aztask.emulator.amqp.encode import Described, undescribed
-from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.broker.entities import Kind
 from aztask.emulator.broker.filters import CorrelationFilter, FalseFilter, SqlFilter, TrueFilter
 from aztask.emulator.broker.nodes import rule_operation

@@ -6,9 +6,8 @@ import pytest
 from amqpwire import dispose
 from emulatorbench import message
 
-from aztask.emulator.amqp import outgoing
+from aztask.emulator.amqp import AmqpError, outgoing
 from aztask.emulator.amqp.encode import Described, Symbol
-from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.sections import cut
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.settlement import (
