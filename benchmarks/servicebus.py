@@ -34,7 +34,7 @@ from common import Check, conclude, machine, percentile, spread  # noqa: E402
 from proxy import Proxy  # noqa: E402
 
 from aztask import App  # noqa: E402
-from aztask.queues.servicebus.administration import administration_client  # noqa: E402
+from aztask.queues.servicebus.admin import administration_client  # noqa: E402
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 TASKS = int(os.environ.get("BENCH_TASKS", "6000"))

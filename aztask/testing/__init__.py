@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aztask.emulator.broker.access import Right, Rule
-    from aztask.queues.servicebus.administration import administration_client
+    from aztask.queues.servicebus.admin import administration_client
     from aztask.sending.sent import Sent
     from aztask.testing.inline import Inline, task_context
     from aztask.testing.servicebus import RunningEmulator, emulator
@@ -43,7 +43,7 @@ _HOMES = {
     "Right": "aztask.emulator.broker.access",
     "Rule": "aztask.emulator.broker.access",
     "RunningEmulator": "aztask.testing.servicebus",
-    "administration_client": "aztask.queues.servicebus.administration",
+    "administration_client": "aztask.queues.servicebus.admin",
     "emulator": "aztask.testing.servicebus",
     "task_context": "aztask.testing.inline",
 }

@@ -17,7 +17,7 @@ from aztask.emulator.broker.entities import Entity
 from aztask.emulator.config import Options
 from aztask.emulator.emulator import Emulator
 from aztask.errors import AztaskError, BrokerUnavailable
-from aztask.queues.servicebus.administration import administration_client
+from aztask.queues.servicebus.admin import administration_client
 from aztask.support.clock import Clock
 
 # -- an emulator on its own thread, for tests and scripts that are not asynchronous --------

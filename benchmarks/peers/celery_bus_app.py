@@ -12,7 +12,7 @@ from celery.signals import worker_ready
 from kombu.transport import azureservicebus
 from marks import leave, ready
 
-from aztask.queues.servicebus.administration import administration_client
+from aztask.queues.servicebus.admin import administration_client
 
 CONNECTION, ADMIN = os.environ["BENCH_BROKER"], os.environ["AZTASK_SERVICEBUS_ADMIN"]
 

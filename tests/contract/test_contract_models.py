@@ -25,9 +25,8 @@ from subjects import ShiftedClock
 
 from aztask.address.addresses import StorageQueueAddress
 from aztask.address.urls import parse_broker
-from aztask.queues.storagequeue.client import StorageClient
 from aztask.queues.storagequeue.errors import failure_of
-from aztask.queues.storagequeue.messages import QueueMessages
+from aztask.queues.storagequeue.messages import QueueMessages, StorageClient
 from aztask.stores.tables.errors import TABLE_ROLE, verdict
 
 STEPS: Final = 40

@@ -26,7 +26,7 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 from emulatorprocess import kill, start, stop
 from harness import wait_until
 
-from aztask.queues.servicebus.administration import administration_client
+from aztask.queues.servicebus.admin import administration_client
 
 SEED = int(os.environ.get("CHAOS_SEED", "20260719"))
 MESSAGES = int(os.environ.get("CHAOS_TASKS", "2000")) // 10

@@ -19,8 +19,7 @@ from aztask.celery.transport.names import original_name
 from aztask.errors import ConfigurationError, InvalidQueueName
 from aztask.message.envelope import Envelope
 from aztask.queues.base import QueueOptions
-from aztask.queues.servicebus.admin import ADMIN_VARIABLE
-from aztask.queues.servicebus.administration import administration_client
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE, administration_client
 from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.testing import RunningEmulator
 

@@ -37,7 +37,6 @@ MODULES = (
     "aztask.stores.tables.rows",
     "aztask.queues.local.receiver",
     "aztask.queues.storagequeue.receiver",
-    "aztask.queues.storagequeue.renewal",
     "aztask.queues.storagequeue.settling",
     "aztask.queues.servicebus.control",
     "aztask.queues.servicebus.receiver",

@@ -22,11 +22,10 @@ from still import Still
 
 from aztask.message.envelope import Envelope
 from aztask.queues.storagequeue import delivery as storage_delivery
-from aztask.queues.storagequeue import renewal as storage_renewal
+from aztask.queues.storagequeue import settling as storage_renewal
 from aztask.queues.storagequeue.delivery import QueueRequests, StorageDelivery
 from aztask.queues.storagequeue.messages import ReceivedMessage
-from aztask.queues.storagequeue.renewal import Renewals
-from aztask.queues.storagequeue.settling import StorageSettler
+from aztask.queues.storagequeue.settling import Renewals, StorageSettler
 from aztask.support.clock import Clock
 
 OK = "ok"

@@ -5,7 +5,7 @@ Rules
    Nested transactions of that thread join the outer one, and an error inside rolls back all of it.
 2. Every writer first takes the write lock (BEGIN IMMEDIATE, or a single writing statement). So no
    transaction fails half-way because another process was faster: it waits at its start.
-3. SQLite's errors are raised as aztask's errors (`aztask.queues.engine.faults`).
+3. SQLite's errors are raised as aztask's errors (`aztask.queues.engine.filesystem`).
 4. After a fork the child cannot use its parent's database, but it can open the same file again
    (`aztask.queues.engine.forking`). Every call of SQLite is made under the lock, or while a file is
    opened or closed, so that no fork happens beside it.
@@ -25,8 +25,13 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
 from aztask.errors import BrokerError, ConfigurationError
-from aztask.queues.engine.faults import TRANSLATED, translate
-from aztask.queues.engine.filesystem import identity, prepare, refuse_strangers
+from aztask.queues.engine.filesystem import (
+    TRANSLATED,
+    identity,
+    prepare,
+    refuse_strangers,
+    translate,
+)
 from aztask.queues.engine.forking import FORKS, opening
 from aztask.queues.engine.watch import Watch
 

@@ -4,7 +4,7 @@ Why not a queue library: we know of none with renewable leases, delays, dead let
 one SQLite file that several processes share.
 
 The engine knows nothing about tasks, envelopes or protocols: a payload is bytes. It owns its
-parts, one file each: `queues`, `sweeper`, `sending`, `receiving`, `settling`, `sessions` and
+parts, one file each: `queues`, `sending`, `receiving`, `settling`, `sessions` and
 `inspection`. What they offer are the engine's calls, without anything in between.
 
 Rules
@@ -32,11 +32,10 @@ from aztask.queues.engine.messages import (
     SessionLease,
 )
 from aztask.queues.engine.queues import QueueTable
-from aztask.queues.engine.receiving import Receiving
+from aztask.queues.engine.receiving import SWEEP_SECONDS, Receiving, Sweeper
 from aztask.queues.engine.sending import Sending
 from aztask.queues.engine.sessions import Sessions
 from aztask.queues.engine.settling import Settling
-from aztask.queues.engine.sweeper import SWEEP_SECONDS, Sweeper
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 # -- Peeks at queues, counts their messages, and purges them.
@@ -148,7 +147,7 @@ class Engine:
     Several engines, also in several processes, may use one file.
 
     clock: injected in tests, and by a server that shifts its wall clock.
-    sweep_seconds: see `aztask.queues.engine.sweeper`.
+    sweep_seconds: see `aztask.queues.engine.receiving`.
     """
 
     def __init__(

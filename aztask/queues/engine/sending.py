@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from aztask.errors import ConfigurationError
-from aztask.queues.engine.bulk import BatchStatement, Row
 from aztask.queues.engine.messages import DUPLICATE, READY, SCHEDULED, NewMessage
-from aztask.queues.engine.queues import Queue, QueueTable
+from aztask.queues.engine.queues import BatchStatement, Queue, QueueTable, Row
 
 _COLUMNS = "state, moment, enqueued_at, expires_at, message_id, session, payload, box"
 _ROW = "(?, ?, ?, ?, ?, ?, ?, ?)"

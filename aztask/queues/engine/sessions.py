@@ -17,8 +17,7 @@ from typing import Final
 from aztask.errors import ConfigurationError, LeaseLost
 from aztask.queues.engine.messages import LEASED, READY, Leased, SessionLease
 from aztask.queues.engine.queues import BURY_EXHAUSTED, GIVE_BACK, Queue, QueueTable
-from aztask.queues.engine.receiving import GRANT, REMOVE, leased
-from aztask.queues.engine.sweeper import Sweeper
+from aztask.queues.engine.receiving import GRANT, REMOVE, Sweeper, leased
 
 _NEXT: Final = f"""
 WITH RECURSIVE candidates (session) AS (

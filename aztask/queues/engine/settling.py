@@ -12,9 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from aztask.queues.engine.bulk import BatchStatement, Row
 from aztask.queues.engine.messages import DEFERRED, READY, SCHEDULED, NewMessage
-from aztask.queues.engine.queues import BURY, BURY_EXHAUSTED, EXHAUSTED, GIVE_BACK, QueueTable
+from aztask.queues.engine.queues import (
+    BURY,
+    BURY_EXHAUSTED,
+    EXHAUSTED,
+    GIVE_BACK,
+    BatchStatement,
+    QueueTable,
+    Row,
+)
 from aztask.queues.engine.sending import Sending
 
 Lease: TypeAlias = tuple[int, str]

@@ -19,16 +19,67 @@ from typing import Any, Final
 
 from azure.core.credentials import TokenCredential
 from azure.core.exceptions import AzureError, ResourceExistsError
+from azure.core.pipeline.transport import HttpTransport, RequestsTransport
 from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
 from aztask.address.addresses import ServiceBusAddress
 from aztask.address.connection_strings import service_bus_endpoint, split
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
 from aztask.queues.base import QueueOptions, QueueStats
-from aztask.queues.servicebus.administration import administration_client
 from aztask.queues.servicebus.client import credential_of
 from aztask.queues.servicebus.errors import SDK_ERRORS, error_of
 from aztask.support.clock import monotonic
+
+# -- Clients ---------------------------------------------------------------------------------------
+#
+# Administration clients for a local Service Bus, which speaks plain HTTP.
+#
+# The SDK uses https in every URL, also in emulator mode ([seen] azure-servicebus 7.15,
+# management/_management_client.py). The transport in this module changes it back to http.
+
+
+class PlainTransport(HttpTransport[Any, Any]):
+    """Sends requests with an https URL over http instead."""
+
+    def __init__(self) -> None:
+        self._inner: Any = RequestsTransport()
+
+    def send(self, request: Any, **kwargs: Any) -> Any:
+        """Send one request over http; returns the response."""
+        request.url = request.url.replace("https://", "http://", 1)
+        return self._inner.send(request, **kwargs)
+
+    def open(self) -> None:
+        self._inner.open()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __enter__(self) -> HttpTransport[Any, Any]:
+        self.open()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def administration_client(
+    connection_string: str, *, certificate: str | None = None
+) -> ServiceBusAdministrationClient:
+    """An administration client for the emulator.
+
+    connection_string: for the emulator's administration port, as ``aztask emulator --json`` prints
+    it and `aztask.testing.RunningEmulator.admin_connection_string` holds it.
+    certificate: the certificate file to trust if the emulator serves TLS; None uses plain HTTP.
+    """
+    options: dict[str, Any] = (
+        {"connection_verify": certificate} if certificate else {"transport": PlainTransport()}
+    )
+    return ServiceBusAdministrationClient.from_connection_string(connection_string, **options)
+
+
+# -- Queues ----------------------------------------------------------------------------------------
+
 
 ADMIN_VARIABLE: Final = "AZTASK_SERVICEBUS_ADMIN"
 ADMIN_PORT: Final = 5300

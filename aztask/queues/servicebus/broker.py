@@ -42,9 +42,8 @@ from aztask.queues.base import (
 )
 from aztask.queues.delivery import Settled
 from aztask.queues.servicebus.admin import Administration
-from aztask.queues.servicebus.calibration import ClockCalibration
 from aztask.queues.servicebus.client import BusClient
-from aztask.queues.servicebus.clock import ServiceClock
+from aztask.queues.servicebus.clock import ClockCalibration, ServiceClock
 from aztask.queues.servicebus.errors import SDK_ERRORS
 from aztask.queues.servicebus.inspection import BusInspector
 from aztask.queues.servicebus.kind import CAPABILITIES, KIND, MESSAGE_LIMIT

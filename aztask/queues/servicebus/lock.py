@@ -31,10 +31,9 @@ from typing import Final
 from azure.servicebus import ServiceBusReceivedMessage
 
 from aztask.errors import AztaskError, LeaseRefused
-from aztask.queues.servicebus.calibration import ClockCalibration
-from aztask.queues.servicebus.clock import STEP_SECONDS, ClockBounds
-from aztask.queues.servicebus.delivery import ages
+from aztask.queues.servicebus.clock import STEP_SECONDS, ClockBounds, ClockCalibration
 from aztask.queues.servicebus.errors import SDK_ERRORS
+from aztask.queues.servicebus.wire import ages
 from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from aztask.errors import AztaskError
 from aztask.queues.base import MessageState, Peeked, Position, QueueStats
 from aztask.queues.servicebus import private
 from aztask.queues.servicebus.client import REQUEST_SECONDS, BusClient
-from aztask.queues.servicebus.clockprobe import is_probe
+from aztask.queues.servicebus.clock import is_probe
 from aztask.queues.servicebus.control import Control
 from aztask.queues.servicebus.errors import SDK_ERRORS, error_of, is_refusal
 from aztask.queues.servicebus.wire import peeked_of, sequence_number

@@ -41,12 +41,17 @@ from aztask.queues.base import (
 )
 from aztask.queues.servicebus import private
 from aztask.queues.servicebus.client import BusClient
-from aztask.queues.servicebus.clockprobe import is_probe, without_probes
+from aztask.queues.servicebus.clock import is_probe, without_probes
 from aztask.queues.servicebus.control import RENEW, Control, LockRequest, Verdict
-from aztask.queues.servicebus.delivery import BusDelivery, all_unsettled, delivery_of, verb_of
 from aztask.queues.servicebus.errors import SDK_ERRORS, error_of, is_lost
 from aztask.queues.servicebus.lock import LockWatch
-from aztask.queues.servicebus.wire import sequence_number
+from aztask.queues.servicebus.wire import (
+    BusDelivery,
+    all_unsettled,
+    delivery_of,
+    sequence_number,
+    verb_of,
+)
 from aztask.settlement import Release, Resubmit, Settlement
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit

@@ -34,13 +34,12 @@ from aztask.queues.base import (
 )
 from aztask.queues.servicebus import private
 from aztask.queues.servicebus.client import BusClient
-from aztask.queues.servicebus.clockprobe import without_probes
+from aztask.queues.servicebus.clock import without_probes
 from aztask.queues.servicebus.control import Control, Verdict
-from aztask.queues.servicebus.delivery import BusDelivery, all_unsettled
 from aztask.queues.servicebus.errors import SDK_ERRORS, error_of, is_lost, is_no_session
 from aztask.queues.servicebus.lock import LockWatch
 from aztask.queues.servicebus.receiver import OPEN_SECONDS, BusReceiver, Send, request_seconds
-from aztask.queues.servicebus.wire import state_of
+from aztask.queues.servicebus.wire import BusDelivery, all_unsettled, state_of
 from aztask.settlement import Abandon, Defer, Release, Settlement
 from aztask.support.clock import Clock
 

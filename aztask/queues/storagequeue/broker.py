@@ -38,7 +38,6 @@ from aztask.queues.base import (
     ReceiverOptions,
 )
 from aztask.queues.skeleton import BrokerSkeleton
-from aztask.queues.storagequeue.client import StorageClient
 from aztask.queues.storagequeue.delivery import CONNECTIONS, FailedRequest, QueueRequests
 from aztask.queues.storagequeue.errors import Effect, Failure, failure_of
 from aztask.queues.storagequeue.inspection import StorageInspector
@@ -49,8 +48,8 @@ from aztask.queues.storagequeue.kind import (
     poison_name,
 )
 from aztask.queues.storagequeue.mailboxes import POLL, StorageMailboxes
-from aztask.queues.storagequeue.polling import CEILING, Polling
-from aztask.queues.storagequeue.receiver import StorageReceiver
+from aztask.queues.storagequeue.messages import StorageClient
+from aztask.queues.storagequeue.receiver import CEILING, Polling, StorageReceiver
 from aztask.queues.storagequeue.wire import (
     TEXT_LIMIT,
     read_text,

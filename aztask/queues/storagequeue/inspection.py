@@ -22,9 +22,9 @@ from azure.core.exceptions import AzureError
 from aztask.address.addresses import StorageQueueAddress
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.queues.inspection import QueueFacts, Right
-from aztask.queues.storagequeue.client import StorageClient
 from aztask.queues.storagequeue.errors import failure_of
 from aztask.queues.storagequeue.kind import KIND, poison_name
+from aztask.queues.storagequeue.messages import StorageClient
 from aztask.support.finding import Finding, fine, problem, warning
 
 SECONDS: Final = 10.0

@@ -26,8 +26,8 @@ from aztask.errors import AztaskError, QueueNotFound
 from aztask.message.envelope import Envelope
 from aztask.queues.base import Receiver
 from aztask.queues.mailboxes import PREFIX, Binding, queue_name
-from aztask.queues.storagequeue.client import StorageClient
 from aztask.queues.storagequeue.errors import failure_of
+from aztask.queues.storagequeue.messages import StorageClient
 from aztask.support.clock import Clock
 
 LIFETIME: Final = 900.0

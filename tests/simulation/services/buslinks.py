@@ -33,8 +33,8 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from aztask.queues.servicebus.encoding import encoded
 from aztask.queues.servicebus.kind import MESSAGE_LIMIT
+from aztask.queues.servicebus.senders import encoded
 
 from .bus import SCHEDULED_AT, BusMessage, ServiceBus, State
 from .wire import Line, Refused, Service, Unanswered, Unconnected

@@ -18,10 +18,9 @@ from typing import Any, Final
 from azure.core.exceptions import AzureError, ServiceRequestError
 
 from aztask.address.addresses import StorageQueueAddress
-from aztask.queues.storagequeue import renewal
+from aztask.queues.storagequeue import settling
 from aztask.queues.storagequeue.broker import StorageQueueBroker
-from aztask.queues.storagequeue.client import StorageClient
-from aztask.queues.storagequeue.messages import QueueMessages, ReceivedMessage
+from aztask.queues.storagequeue.messages import QueueMessages, ReceivedMessage, StorageClient
 from aztask.support.masking import Secret
 
 from .azureerrors import ask
@@ -213,5 +212,5 @@ def _wait_for_models(original: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
-_renewal: Any = renewal
+_renewal: Any = settling
 _renewal.wait = _wait_for_models(_renewal.wait)

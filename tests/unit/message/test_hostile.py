@@ -17,8 +17,8 @@ from hostilestream import Hostile, HostileStream, _covered, garbled, packed_loca
 from aztask.errors import CodecError
 from aztask.message.codec import Codec
 from aztask.queues.local.payload import envelope_of as local_envelope
-from aztask.queues.servicebus.delivery import ages
 from aztask.queues.servicebus.reading import read_message
+from aztask.queues.servicebus.wire import ages
 from aztask.queues.servicebus.wire import envelope_of as bus_envelope
 from aztask.queues.storagequeue.wire import read_text
 

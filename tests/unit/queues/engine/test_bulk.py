@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from aztask.queues.engine.bulk import BatchStatement
+from aztask.queues.engine.queues import BatchStatement
 
 INSERT = BatchStatement(
     "INSERT INTO t VALUES (?, ?, ?)",

@@ -12,7 +12,7 @@ from aztask.errors import (
     MessageTooLarge,
     QueueFull,
 )
-from aztask.queues.engine.faults import TRANSLATED, translate
+from aztask.queues.engine.filesystem import TRANSLATED, translate
 
 
 def error_of(name):

@@ -9,7 +9,7 @@ import pytest
 
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
-from aztask.queues.engine.sweeper import SWEEP_LIMIT
+from aztask.queues.engine.receiving import SWEEP_LIMIT
 from aztask.support.clock import Clock
 
 NOW = 1000.0

@@ -10,7 +10,7 @@ from aztask.queues.engine import (
     NewMessage,
     QueueSettings,
 )
-from aztask.queues.engine.sweeper import SWEEP_LIMIT, SWEEP_SECONDS
+from aztask.queues.engine.receiving import SWEEP_LIMIT, SWEEP_SECONDS
 from aztask.support.clock import Clock
 
 

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from aztask.queues.servicebus import administration
-from aztask.queues.servicebus.administration import PlainTransport, administration_client
+from aztask.queues.servicebus import admin
+from aztask.queues.servicebus.admin import PlainTransport, administration_client
 
 STRING = "Endpoint=sb://127.0.0.1:5300;SharedAccessKeyName=k;SharedAccessKey=a2V5"
 
@@ -25,7 +25,7 @@ class Inner:
 
 def test_only_the_scheme_is_put_back(monkeypatch):
     inner = Inner()
-    monkeypatch.setattr(administration, "RequestsTransport", lambda: inner)
+    monkeypatch.setattr(admin, "RequestsTransport", lambda: inner)
     request = SimpleNamespace(url="https://127.0.0.1:5300/q?next=https://a")
     with PlainTransport() as transport:
         assert transport.send(request, stream=True) == "answer"
@@ -36,7 +36,7 @@ def test_only_the_scheme_is_put_back(monkeypatch):
 def test_with_a_certificate_tls_is_spoken(monkeypatch):
     made = []
     monkeypatch.setattr(
-        administration.ServiceBusAdministrationClient,
+        admin.ServiceBusAdministrationClient,
         "from_connection_string",
         lambda text, **options: made.append((text, options)),
     )

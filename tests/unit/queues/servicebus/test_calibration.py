@@ -7,8 +7,7 @@ from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp.message import Message
 
 from aztask.errors import BrokerUnavailable, ConfigurationError
-from aztask.queues.servicebus.calibration import MAX_PEEKS, PARTITIONED, ClockCalibration
-from aztask.queues.servicebus.clock import ServiceClock
+from aztask.queues.servicebus.clock import MAX_PEEKS, PARTITIONED, ClockCalibration, ServiceClock
 from aztask.queues.servicebus.reading import damaged
 from aztask.support.clock import Clock
 

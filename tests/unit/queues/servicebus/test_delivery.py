@@ -9,7 +9,7 @@ from azure.servicebus._pyamqp.message import Header, Message
 from aztask.errors import AlreadySettled, ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.queues.base import Delivery
-from aztask.queues.servicebus.delivery import ages, all_unsettled, delivery_of, verb_of
+from aztask.queues.servicebus.wire import ages, all_unsettled, delivery_of, verb_of
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit
 
 LOCK = uuid.uuid4()

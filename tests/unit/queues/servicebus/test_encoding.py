@@ -12,8 +12,8 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.queues.servicebus import encoding
-from aztask.queues.servicebus.encoding import OnceEncoding, encode_once, encoded
+from aztask.queues.servicebus import senders
+from aztask.queues.servicebus.senders import OnceEncoding, encode_once, encoded
 
 MESSAGES = (
     {"body": b"", "message_id": "a"},
@@ -54,7 +54,7 @@ def test_each_message_is_encoded_once(monkeypatch):
         asked.append(message)
         return encoded(message)
 
-    monkeypatch.setattr(encoding, "encoded", counted)
+    monkeypatch.setattr(senders, "encoded", counted)
     filled(encode_once(ServiceBusMessageBatch()))
     assert len(asked) == len(MESSAGES)
 
@@ -155,15 +155,15 @@ def test_a_message_whose_size_nobody_asked_for_is_encoded():
     ("owner", "name", "value"),
     [
         (PyamqpTransport, "add_batch", staticmethod(lambda batch: None)),
-        (encoding, "_FIELDS", encoding._FIELDS[:-1]),
+        (senders, "_FIELDS", senders._FIELDS[:-1]),
     ],
 )
 def test_an_sdk_of_another_shape_keeps_its_transport(monkeypatch, owner, name, value):
-    encoding._supported.cache_clear()
+    senders._supported.cache_clear()
     try:
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)
             batch = encode_once(ServiceBusMessageBatch())
         assert batch._amqp_transport is PyamqpTransport
     finally:
-        encoding._supported.cache_clear()
+        senders._supported.cache_clear()

@@ -14,8 +14,7 @@ from hypothesis import strategies as some
 
 from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError
 from aztask.queues.servicebus import lock as servicebus_lock
-from aztask.queues.servicebus.calibration import ClockCalibration
-from aztask.queues.servicebus.clock import DRIFT, ServiceClock
+from aztask.queues.servicebus.clock import DRIFT, ClockCalibration, ServiceClock
 from aztask.queues.servicebus.lock import TOLERANCE, LockWatch
 from aztask.queues.servicebus.reading import damaged
 from aztask.support.clock import Clock

@@ -24,8 +24,8 @@ from aztask.message.envelope import Envelope
 from aztask.queues.base import ReceiverOptions
 from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.queues.servicebus import receiver as module
-from aztask.queues.servicebus.delivery import BusDelivery
 from aztask.queues.servicebus.receiver import BusReceiver, request_seconds
+from aztask.queues.servicebus.wire import BusDelivery
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
 from aztask.support.failpoint import hit
 

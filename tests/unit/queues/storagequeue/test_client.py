@@ -6,7 +6,7 @@ from azure.core.pipeline.transport import RequestsTransport
 
 from aztask.address.addresses import StorageQueueAddress
 from aztask.azure.transport import LeanTransport
-from aztask.queues.storagequeue.client import StorageClient
+from aztask.queues.storagequeue.messages import StorageClient
 from aztask.support.clock import Clock
 from aztask.support.masking import Secret
 

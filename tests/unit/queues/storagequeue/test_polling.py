@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from aztask.queues.storagequeue.polling import FLOOR, GATHER, Polling
+from aztask.queues.storagequeue.receiver import FLOOR, GATHER, Polling
 from aztask.support.clock import Clock
 
 

@@ -18,9 +18,8 @@ from aztask.errors import (
 from aztask.message.envelope import Envelope
 from aztask.queues.base import ReceiverOptions
 from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
-from aztask.queues.storagequeue.polling import Polling
-from aztask.queues.storagequeue.receiver import RECEIVE_LIMIT, StorageReceiver
-from aztask.queues.storagequeue.renewal import ENDED, LATE
+from aztask.queues.storagequeue.receiver import RECEIVE_LIMIT, Polling, StorageReceiver
+from aztask.queues.storagequeue.settling import ENDED, LATE
 from aztask.queues.storagequeue.wire import (
     SEND_LIMIT,
     TEXT_LIMIT,

@@ -20,7 +20,7 @@ from queueservice import (
 )
 
 from aztask.queues.delivery import Lost, Renewed, Settled, Unknown
-from aztask.queues.storagequeue.renewal import ENDED, GONE, LATE, VANISHED
+from aztask.queues.storagequeue.settling import ENDED, GONE, LATE, VANISHED
 from aztask.settlement import Complete
 
 make, bench = queueservice.make, queueservice.bench

@@ -9,8 +9,7 @@ from queueservice import BROKEN, BUSY, DENIED, LOST, MISSED, OK, UNSENT
 from aztask.errors import CapabilityError, ConfigurationError, MessageTooLarge
 from aztask.message.envelope import Envelope
 from aztask.queues.delivery import Lost, Settled, Unknown
-from aztask.queues.storagequeue.renewal import ENDED, LATE, VANISHED
-from aztask.queues.storagequeue.settling import LONGEST_SETTLING, check
+from aztask.queues.storagequeue.settling import ENDED, LATE, LONGEST_SETTLING, VANISHED, check
 from aztask.queues.storagequeue.wire import SEND_LIMIT, read_text, text_of
 from aztask.settlement import (
     Abandon,
