@@ -212,5 +212,5 @@ def _wait_for_models(original: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
-_renewal: Any = settling
-_renewal.wait = _wait_for_models(_renewal.wait)
+_settling: Any = settling
+_settling.wait = _wait_for_models(_settling.wait)
