@@ -25,12 +25,12 @@ house = _house()
 # What each figure may be at most. A change that makes one better lowers it here.
 LIMITS = {
     "rooms": 34,
-    "files": 564,
-    "lines of code": 66_205,
+    "files": 542,
+    "lines of code": 65_997,
     "longest file": 414,
-    "files with one importer": 117,
+    "files with one importer": 109,
     "corridors": 0,
-    "imports, % of code": 11.0,
+    "imports, % of code": 10.8,
     "class names given twice": 58,
     "cycles of files": 0,
     "cycles of packages": 0,
