@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,6 +109,33 @@ def test_probes_answer_while_tasks_hold_the_interpreter(site: Site) -> None:
     assert len(site.lines("end")) < 4, "it was held all the time"
     assert statistics.median(took) < 0.1
     worker.kill()
+
+
+def test_half_open_connections_fail_no_probe_of_a_worker(site: Site) -> None:
+    """500 a second from the probe's own address: the worker's own manifests would restart it."""
+    worker = site.worker("-Q", "default", "-c", "1", *HTTP)
+    url = url_of(worker)
+    wait_until(lambda: ready(url), 20, "it is ready")
+    host, _, port = url.removeprefix("http://").partition(":")
+    held: deque[socket.socket] = deque()
+    took, rate, connections = [], 500, 2000
+    began = time.monotonic()
+    for number in range(connections):
+        time.sleep(max(0.0, began + number / rate - time.monotonic()))
+        held.append(socket.create_connection((host, int(port)), timeout=10))
+        if len(held) > 500:
+            held.popleft().close()
+        if number % 100 == 99:
+            for path in ("healthz", "readyz"):
+                asked_at = time.monotonic()
+                assert asked(f"{url}/{path}") == (200, "ok\n")
+                took.append(time.monotonic() - asked_at)
+    assert time.monotonic() - began < 2 * connections / rate, "it was a flood"
+    assert max(took) < 1.0, "the time that Kubernetes gives a probe"
+    assert site.app().send(work.name, ["a"]).get(timeout=30) == "a"
+    for each in held:
+        each.close()
+    assert worker.stop() == 0, worker.log
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from aztask.stores.records.base import WorkerRecord
 from aztask.support.parts import Part
 from aztask.telemetry.http import Answer, PageServer
 from aztask.telemetry.labels import cleaned
-from aztask.telemetry.prometheus.worker import METRICS_TYPE
+from aztask.telemetry.prometheus.worker import METRICS_TYPE, PROBES
 
 logger = logging.getLogger(__name__)
 
@@ -203,6 +203,7 @@ def exporting(
             "/healthz": lambda: Answer(200, b"ok\n"),
             "/readyz": ready,
         },
+        quick=PROBES,
     )
     part.thread(turn, "aztask-exporter").start()
     server.start()

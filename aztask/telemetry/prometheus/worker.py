@@ -167,6 +167,7 @@ class CeleryMetrics:
         self._active.set(len(status.running))
 
 
+PROBES: Final = ("/healthz", "/readyz")
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -201,6 +202,7 @@ def serving(
             "/healthz": lambda: _probe(health.not_live()),
             "/readyz": lambda: _probe(health.not_ready(), health.failing()),
         },
+        quick=PROBES,
     )
     health.start()
     server.start()

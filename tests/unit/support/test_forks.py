@@ -20,7 +20,6 @@ EXEMPT = {
     "celery/transport": "a channel makes new boxes and consumers in a child",
     "testing": "tests and their services",
     "azure/transport.py": "belongs to a broker or a store, which a child opens anew",
-    "telemetry/http.py": "serves the HTTP of a worker's supervisor",
     "context.py": "belongs to one run, in a pool process",
     "steps/history.py": "belongs to one run, in a pool process",
     "stores/events/sink.py": "a sink starts empty in a child, with a new lock",
