@@ -35,6 +35,7 @@ from aztask.message.envelope import NO_PROPERTIES, Envelope
 from aztask.message.foreign import checked_content_type, content_type_of
 from aztask.message.headers import (
     COMPRESSION,
+    STORED_ONLY,
     check_outgoing,
     read_headers,
     read_text,
@@ -121,6 +122,11 @@ class Codec:
     def signs(self) -> bool:
         """True if messages are signed."""
         return bool(self._signatures)
+
+    @property
+    def takes_old(self) -> bool:
+        """True if signatures are verified, and those of a release before 0.2 are accepted."""
+        return self._signatures.old
 
     @property
     def customized(self) -> bool:
@@ -358,6 +364,11 @@ class Codec:
             envelope.content_type, envelope.content_encoding, self.accept
         )
         values = read_headers(headers, self.limits)
+        if not stored and "extra" in values and not STORED_ONLY.isdisjoint(values["extra"]):
+            raise ContentRefused(
+                "the message was made to be stored, and not to be sent: another program has sent"
+                " what waits in the result store for its turn"
+            )
         if (inner := inner_type(content_type)) is not None or "payload" in values:
             content_type = checked_reference(inner, body, values)
         body = self._plain_body(envelope)

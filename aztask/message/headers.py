@@ -35,6 +35,8 @@ SIGNATURES: Final = frozenset({SIGNATURE, SIGNATURE_2})
 COMPRESSION: Final = "compression"
 SAVED: Final = "aztask-saved"
 PAYLOAD: Final = "aztask-payload"
+STORED_ONLY: Final = frozenset({"aztask-schedule-spec", "aztask-node-delay", "aztask-node-expires"})
+"""Headers of messages in a result store, which are left away when such a message is sent."""
 
 ID_LIMIT = 1024
 TASK_LIMIT = 512

@@ -101,6 +101,11 @@ class Signatures:
     def __bool__(self) -> bool:
         return bool(self._signer)
 
+    @property
+    def old(self) -> bool:
+        """True if what a release before 0.2 has signed is accepted."""
+        return bool(self._signer) and self._rules.old
+
     def signed(self, envelope: Envelope, queue: str, stored: str = "") -> Envelope:
         """The envelope with its signatures. Raises DecodeError for a value that has no bytes.
 

@@ -29,7 +29,12 @@ from aztask.schedules.stored import (
     Schedule,
     read_made,
 )
-from aztask.schedules.template import Definition, read_template, template_of
+from aztask.schedules.template import (
+    Definition,
+    is_signed_before,
+    read_template,
+    template_of,
+)
 from aztask.schedules.triggers import latest_times, next_time
 from aztask.schedules.view import NO_CODE, Code, View, read_view
 from aztask.stores.changing import Kept, New, change
@@ -334,6 +339,15 @@ class ScheduleEngine:
         """
         tag = self._committed(self.store.commit(view.name, view.schedule.pack(), view.tag))
         return None if tag is None else self.view(view.name)
+
+    def is_signed_before(self, view: View) -> bool:
+        """Whether a release before 0.2 has signed its definition, so that `sign_anew` is due."""
+        return is_signed_before(self._codec, view.schedule.template)
+
+    def sign_anew(self, view: View) -> View | None:
+        """Sign its definition for its place; None if another process was faster."""
+        template = template_of(self._codec, self.definition(view))
+        return self.commit(view, replace(view.schedule, template=template), ())
 
     def claim(self, name: str, claim: Claim) -> bool:
         """Make or renew a claim; False if another process was faster.

@@ -278,6 +278,7 @@ class Runner:
     def _one(self, name: str, now: float) -> None:
         """Complete, admit and make what is due."""
         self._repair(name, now)
+        self._sign_anew(name)
         self._admit(name, now)
         watched = self._watched.get(name)
         if watched is None or watched.due is None or not _is_active(watched, now):
@@ -291,6 +292,12 @@ class Runner:
                 return  # the next turn goes on with what is new
             view = fresh
         self._took(name, self._engine.fire(view, self._by))
+
+    def _sign_anew(self, name: str) -> None:
+        """Sign what a release before 0.2 has stored, so that no queue accepts it any longer."""
+        watched = self._watched.get(name)
+        if watched is not None and self._engine.is_signed_before(watched.view):
+            self._took(name, self._engine.sign_anew(watched.view))
 
     def _admit(self, name: str, now: float) -> None:
         """Let a waiting occurrence go if the task before it has ended."""

@@ -16,6 +16,7 @@ import msgpack
 from aztask.errors import MessageTooLarge
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
+from aztask.message.signatures import STORED
 from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.schedules.rules import Rules, read_rules
 from aztask.schedules.triggers import Trigger, read_trigger
@@ -89,6 +90,14 @@ def template_of(codec: Codec, definition: Definition) -> bytes:
             f"room for {HEAD_BYTES - ROOM}; store them elsewhere and pass their place"
         )
     return data
+
+
+def is_signed_before(codec: Codec, data: bytes) -> bool:
+    """Whether a release before 0.2 has signed a definition: for a queue, as well as for its place.
+
+    Such a release reads what this one has signed.
+    """
+    return codec.takes_old and STORED.encode() not in data
 
 
 def read_template(codec: Codec, name: str, data: bytes) -> Definition:

@@ -283,6 +283,19 @@ class UniqueEngine:
             return False
         return record is None or (record.state is State.PENDING and not record.starts)
 
+    def waits_quietly(self, key: str, task_id: str) -> bool:
+        """True if this call is stored until no other one came for a time. Raises BrokerUnavailable.
+
+        The row says so before such a call is sent (`_close`).
+        """
+        holder = self.store.read(key)
+        claim = None if holder is None else _readable(holder)
+        return (
+            claim is not None
+            and (claim.task_id, claim.until) == (task_id, QUIET)
+            and not claim.closing
+        )
+
     def _is_free(self, claim: Claim, now: float) -> bool:
         """True if the key is free although its holder is stored: see rules 3 and 4."""
         if now >= claim.ends_at:

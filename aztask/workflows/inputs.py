@@ -29,7 +29,7 @@ from aztask.workflows.edits import join_name, row_name
 from aztask.workflows.graph import Graphs
 from aztask.workflows.packing import read_join, read_values
 from aztask.workflows.place import Place
-from aztask.workflows.plan import Node, task_id_of
+from aztask.workflows.plan import ROOT, Node, Plan, task_id_of
 from aztask.workflows.rows import read_row
 
 DEPTH: Final = 200
@@ -90,6 +90,34 @@ class Inputs:
     def value(self, workflow: str, join: int) -> Input:
         """The value of a join that has succeeded. Raises as `load` does."""
         return self.load(workflow, Place(0, takes=join)) or Input(NIL)
+
+    def begun(self, workflow: str, plan: Plan, number: int) -> bool:
+        """Whether what a node follows has ended as it has to for the node to start.
+
+        For a task of `on_error` that is the failure of its join. Raises Damaged, BrokerUnavailable.
+        """
+        if plan.nodes[number].slot is None and number != ROOT:
+            failed = next((each for each in plan.nodes if each.on_error == number), None)
+            return failed is not None and self._ended(workflow, failed) not in (
+                None, State.SUCCEEDED,
+            )  # fmt: skip
+        before = plan.before.get(number)
+        if before is None:
+            return True
+        node = plan.nodes[before]
+        if node.task:
+            runs = self._results.history(task_id_of(workflow, before))
+            return any(each.state is State.SUCCEEDED for each in runs)
+        if not node.size:  # an empty group is decided where it starts, and nothing is written
+            return self.begun(workflow, plan, before)
+        return self._ended(workflow, node) is State.SUCCEEDED
+
+    def _ended(self, workflow: str, node: Node) -> State | None:
+        """How a join has ended; None if it has not."""
+        try:
+            return self._decision(workflow, node).state
+        except Damaged:
+            return None
 
     def _task_value(self, workflow: str, number: int) -> bytes:
         """The value of a task: that of its first success, so that a replay changes nothing."""

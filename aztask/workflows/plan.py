@@ -138,6 +138,11 @@ class Plan:
                 found.setdefault(node.slot, []).append(node)
         return {slot: tuple(nodes) for slot, nodes in found.items()}
 
+    @cached_property
+    def before(self) -> dict[int, int]:
+        """The node that each node follows; those that start at once are not in it."""
+        return {number: node.number for node in self.nodes for number in node.next}
+
     @property
     def tasks(self) -> int:
         """How many tasks it sends if all goes well; those of `on_error` do not count."""

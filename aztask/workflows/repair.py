@@ -239,7 +239,7 @@ class Repair:
         first = look.watched.next if look.watched.next < len(unset) else 0
         some = unset[first : first + CHECKED]
         look.watched.next = first + len(some)
-        before = _predecessors(look.plan)
+        before = look.plan.before
         ends: list[TaskEnd] = []
         for slot in some:
             ends += self._slot(look, look.plan.in_slots[slot], before)
@@ -325,10 +325,6 @@ class Repair:
         counts = (stats.active, stats.leased, stats.scheduled, stats.deferred, stats.total)
         known = [count for count in counts if count is not None]
         return bool(known) and not any(known)
-
-
-def _predecessors(plan: Plan) -> dict[int, int]:
-    return {number: node.number for node in plan.nodes for number in node.next}
 
 
 def _end_of(look: _Look, node: Node, record: RunRecord) -> TaskEnd:

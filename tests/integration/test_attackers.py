@@ -156,6 +156,30 @@ def test_what_is_stored_for_its_turn_cannot_be_sent_before(keys: None, site: Sit
     assert [line.key for line in site.lines("start")] == ["first", "second"]
 
 
+def test_what_a_former_release_stored_cannot_be_sent_before_its_turn(
+    keys: None, site: Site
+) -> None:
+    """Such a release signed what it stored as it signed what it sent."""
+    app = site.app()
+    step = app.task(name=work.name)(lambda key: key)
+    chain(step.si("approve"), step.si("ship")).delay(workflow_id="order")
+    (first,) = app.broker.peek("default")
+    app.broker.purge("default")
+    graphs = app.workflows.engine.graphs
+    root = graphs.root("order")
+    assert root is not None
+    _, stored = graphs.messages("order", root, [2])[2]
+    message = Codec().from_envelope(stored, "default", stored="any")
+    app.broker.send("default", [app.codec.to_envelope(message)])
+    burst(site)
+    assert site.counts("start") == {}
+    assert [letter.reason for letter in DeadLetters(app, "default").list()] == ["out-of-turn"]
+    app.broker.send("default", [first.envelope])
+    burst(site)
+    assert [line.key for line in site.lines("start")] == ["approve", "ship"]
+    assert app.workflows.result("order").state == "succeeded"
+
+
 def test_a_writer_of_results_can_pretend_that_a_task_has_run(keys: None, site: Site) -> None:
     """Results are not signed: a run that is recorded is not repeated, and its value is believed."""
     app = site.app()

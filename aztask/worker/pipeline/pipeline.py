@@ -45,6 +45,7 @@ from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.refusals import Refusals, text_of
 from aztask.worker.pipeline.removal import PayloadRemoval
 from aztask.worker.pipeline.settling import Settler
+from aztask.worker.pipeline.turns import Turns
 from aztask.worker.pipeline.uniquekeys import UniqueKeys
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.worker.pipeline.workflowends import WorkflowEnds
@@ -87,11 +88,11 @@ class Pipeline:
         self._removal = PayloadRemoval(app.payloads) if app.payloads is not None else None
         self._embedding = CelerySuccessors(app, clock)
         self._unique = UniqueKeys(app, clock)
-        self.following = WorkflowEnds(
-            engine_for(
-                app.results, lambda: app.broker, app.codec, clock, posted=app.workflows.posted
-            )
+        engine = engine_for(
+            app.results, lambda: app.broker, app.codec, clock, posted=app.workflows.posted
         )
+        self._turns = Turns(app, engine, self.floods)
+        self.following = WorkflowEnds(engine)
 
     # -- open --------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class Pipeline:
         except BrokerError as error:
             self._try_again("deferred messages could not be received", items, error)
             return
-        items = [item for item in items if self._still_ours(item)]
+        items = self._turns.check([item for item in items if self._still_ours(item)])
         if any(item.place is not None for item in items):
             self.following.prepare(items)
             self._unique.prepare(items)

@@ -19,6 +19,7 @@ from aztask.stores.records.base import State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.owners import FOREIGN_ID
 from aztask.worker.pipeline.isolation import UNDONE
+from aztask.worker.pipeline.turns import OUT_OF_TURN
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.inputs import Input
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 INPUT_LOST: Final = "input-lost"
 NO_RESULTS: Final = "no-result-store"
+NOT_ENDS: Final = frozenset({FOREIGN_ID, OUT_OF_TURN})
+"""Reasons of dead letters that are not the node's own message."""
 
 
 class WorkflowEnds:
@@ -119,7 +122,7 @@ def _ends(item: WorkItem) -> Iterable[TaskEnd]:
             outcome.error,
             repeated,
         )
-    elif isinstance(settlement, DeadLetter) and settlement.reason != FOREIGN_ID:
+    elif isinstance(settlement, DeadLetter) and settlement.reason not in NOT_ENDS:
         yield failed(message.workflow, place, message.generation, settlement, repeated=repeated)
 
 

@@ -11,20 +11,24 @@ import pytest
 
 from aztask import App, chain, chord
 from aztask.errors import CodecError, ContentRefused
+from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
+from aztask.message.headers import STORED_ONLY
 from aztask.message.message import TaskMessage
 from aztask.message.signatures import STORED
-from aztask.queues.local.payload import envelope_of
+from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.schedules.stored import read_schedule
+from aztask.schedules.template import SPEC
 from aztask.uniqueness.claims import read_claim
-from aztask.workflows.graph import Graphs
+from aztask.workflows.graph import DELAY, EXPIRES, Graphs
 
 KEY = "a-key-that-no-attacker-knows-0123456789"
 QUEUE = "default"
 
 
 def make(**options: Any) -> App:
-    app = App("shop", broker="local://:memory:", results="local://:memory:", **options)
+    options = {"results": "local://:memory:", **options}
+    app = App("shop", broker="local://:memory:", **options)
     app.task(name="shop.approve")(lambda: None)
     app.task(name="shop.ship")(lambda *order: None)
     app.task(name="shop.one", unique="arguments")(lambda order: None)
@@ -121,6 +125,57 @@ def test_what_was_sent_is_stored_by_releases_before_alone(shop: App) -> None:
     else:
         with pytest.raises(ContentRefused, match=r"not signed to be stored; a release before 0\.2"):
             shop.codec.from_envelope(sent.envelope, QUEUE, stored="workflow w, node 1")
+
+
+def test_headers_of_stored_messages_alone() -> None:
+    assert {SPEC, DELAY, EXPIRES} == STORED_ONLY
+
+
+@pytest.mark.parametrize("header", sorted(STORED_ONLY))
+def test_no_queue_accepts_what_only_a_stored_message_has(shop: App, header: str) -> None:
+    """A release before 0.2 has signed it as it signed what it sent."""
+    message = TaskMessage("t1", "shop.ship", QUEUE, b"\x93\x90\x80\x80", extra={header: 1})
+    for codec in (shop.codec, Codec()):
+        with pytest.raises(ContentRefused, match="made to be stored, and not to be sent"):
+            codec.from_envelope(codec.to_envelope(message), QUEUE, any_age=True)
+
+
+def test_the_schedule_of_an_old_release_is_no_occurrence(shop: App) -> None:
+    shop.schedules.create("nightly", shop.tasks["shop.ship"].si(), every=3600)
+    kept = shop.results.schedules.read("shop.nightly")  # type: ignore[union-attr]
+    stored = Codec().from_envelope(envelope_of(read_schedule(kept.head.data).template), QUEUE,
+                                   stored="schedule shop.nightly")  # fmt: skip
+    with pytest.raises(ContentRefused, match="made to be stored, and not to be sent"):
+        shop.codec.from_envelope(shop.codec.to_envelope(stored), QUEUE)
+
+
+@pytest.mark.parametrize("state", ["active", "paused"])
+def test_workers_sign_a_schedule_of_an_old_release_anew_where_it_lies(state: str) -> None:
+    """Old signatures can be refused then, although the schedule lies there for years."""
+    with (
+        closing(make(signing_keys=[KEY])) as app,
+        closing(make(signing_keys=[KEY], old_signatures=False, results=app.results)) as strict,
+    ):
+        app.schedules.create("nightly", app.tasks["shop.ship"].si(1), every=3600)
+        if state == "paused":
+            app.schedules.pause("nightly")
+        engine = app.schedules.engine
+        view = engine.view("shop.nightly")
+        assert view is not None
+        message = engine.definition(view).message
+        old = app.codec.to_envelope(replace(message, extra={SPEC: engine.definition(view).spec}))
+        before = replace(view.schedule, template=payload_of(old))
+        assert engine.commit(view, before, ()) is not None
+        with pytest.raises(ContentRefused, match="not signed to be stored"):
+            strict.schedules.engine.definition(strict.schedules.engine.view("shop.nightly"))
+        app.schedules.runner("w1").turn()
+        after = engine.view("shop.nightly")
+        assert after is not None
+        assert STORED.encode() in after.schedule.template
+        assert replace(after.schedule, template=b"") == replace(before, template=b"")
+        assert strict.schedules.engine.definition(after).message.task == "shop.ship"
+        app.schedules.runner("w2").turn()
+        assert engine.view("shop.nightly").tag == after.tag, "once"  # type: ignore[union-attr]
 
 
 def test_what_a_worker_sends_from_the_store_is_signed_for_its_queue(shop: App) -> None:

@@ -60,7 +60,7 @@ class Starts:
         nodes = [node.number for node in graphs.plan("w").nodes if node.task]
         found = graphs.messages("w", graphs.root("w"), nodes)
         return {
-            number: self.app.codec.from_envelope(envelope, queue)
+            number: self.app.codec.from_envelope(envelope, queue, stored="any")
             for number, (queue, envelope) in found.items()
         }
 
