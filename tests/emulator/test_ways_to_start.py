@@ -303,9 +303,32 @@ def test_the_key_is_not_taken_from_the_command_line():
 
 
 def test_the_key_is_taken_from_the_environment():
-    with running("--queue", "q", AZTASK_EMULATOR_SHARED_ACCESS_KEY=KEY) as ready:
+    with running("--queue", "q", "--show-key", AZTASK_EMULATOR_SHARED_ACCESS_KEY=KEY) as ready:
         assert KEY in ready["connection_string"]
         send_and_receive(ready["connection_string"])
+
+
+def test_the_key_is_printed_only_if_you_ask_for_it():
+    with running("--queue", "q", AZTASK_EMULATOR_SHARED_ACCESS_KEY=KEY) as ready:
+        assert KEY not in json.dumps(ready)
+        known = ready["connection_string"].replace("SharedAccessKey=****", f"SharedAccessKey={KEY}")
+        send_and_receive(known)
+
+
+def test_the_key_is_not_in_the_words_for_people_either():
+    command = [sys.executable, "-m", "aztask", "emulator", "--port", "0", "--admin-port", "0"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "AZTASK_EMULATOR_SHARED_ACCESS_KEY": KEY},
+    )
+    lines = [process.stdout.readline(), process.stdout.readline()]
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=20)
+    assert "SharedAccessKey=****" in lines[0]
+    assert "--show-key prints it" in lines[1]
+    assert KEY not in "".join([*lines, rest])
 
 
 def test_a_port_in_use_is_explained(bus):

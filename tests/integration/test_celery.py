@@ -23,7 +23,11 @@ APP = """
     transport.register()
     app = Celery("celery_app", broker="aztask://")
     app.conf.update(
-        broker_transport_options={"broker": os.environ["BROKER"], "lease": 1.5},
+        broker_transport_options={
+            "broker": os.environ["BROKER"],
+            "lease": 1.5,
+            "remote_control": "UNCONTROLLED" not in os.environ,
+        },
         task_acks_late=True,
         task_ignore_result=True,
         worker_prefetch_multiplier=2,
@@ -72,13 +76,13 @@ class Site:
         self.broker = LocalBroker(Database(str(folder / "queues.db")))
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def worker(self, pool: str, *options: str) -> subprocess.Popen[bytes]:
+    def worker(self, pool: str, *options: str, **extra: str) -> subprocess.Popen[bytes]:
         command = ["-m", "celery", "-A", "celery_app", "worker", "-c", "2", "-P", pool, *options]
         with (self.folder / "worker.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *command],
                 cwd=self.folder,
-                env=self.environment,
+                env={**self.environment, **extra},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -277,6 +281,33 @@ def check_remote_control(site, seconds: float) -> None:
     assert worker.wait(20) == 0
     assert "slow 1" in site.notes()
     assert "slow 2" not in site.notes()
+
+
+STRANGER = """
+import os
+from celery import Celery
+from aztask.celery import transport
+
+transport.register()
+stranger = Celery("stranger", broker="aztask://")
+stranger.conf.broker_transport_options = {"broker": os.environ["BROKER"]}
+"""
+
+
+def test_who_may_publish_stops_every_worker_but_those_that_refuse_it(site):
+    """A stranger without the app. What such a command does is Celery's affair, and unsigned."""
+    refusing = site.worker("prefork", "-l", "INFO", "-n", "refusing@%h", UNCONTROLLED="1")
+    controlled = site.worker("prefork", "-l", "INFO", "-n", "controlled@%h")
+    log = site.folder / "worker.log"
+    site.until(lambda: log.read_text().count(" ready.") == 2)
+    asked = STRANGER + "print(sorted(each.partition('@')[0] for each in "
+    asked += "stranger.control.inspect(timeout=5.0).conf() or ()))"
+    assert site.send(asked, 60).strip() == "['controlled']"
+    site.send(STRANGER + "stranger.control.shutdown()", 60)
+    assert controlled.wait(30) == 0
+    site.send("add.delay(1, 2)")
+    site.until(lambda: "add 3" in site.notes())
+    assert refusing.poll() is None
 
 
 def test_remote_control_and_events(site):

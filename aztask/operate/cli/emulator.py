@@ -21,7 +21,7 @@ from aztask.emulator.view import LatestWriter, take_view, tracer
 from aztask.errors import ConfigurationError
 from aztask.support.durations import LONGEST_SECONDS, parse_duration
 from aztask.support.garbage import collect_rarely
-from aztask.support.masking import printable
+from aztask.support.masking import mask, printable
 
 REFRESH_SECONDS = 1.0
 SPARE = 100  # the view takes at most 1/100 of the emulator's time
@@ -90,6 +90,11 @@ def _offset(_context: click.Context, _parameter: click.Parameter, value: str) ->
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep the certificate in this directory. [default: a temporary one]",
 )
+@click.option(
+    "--show-key",
+    is_flag=True,
+    help="Print the key that clients must use; without it, **** stands for it.",
+)
 @click.option("--trace", is_flag=True, help="Print every AMQP frame on stderr.")
 @click.option(
     "--json",
@@ -98,7 +103,9 @@ def _offset(_context: click.Context, _parameter: click.Parameter, value: str) ->
     help="Print JSON lines: first ready, then the message counts.",
 )
 @click.pass_context
-def command(context: click.Context, /, trace: bool, as_json: bool, **options: Any) -> None:
+def command(
+    context: click.Context, /, trace: bool, as_json: bool, show_key: bool, **options: Any
+) -> None:
     """Run a local Service Bus for development and tests.
 
     Prints a connection string for any Service Bus SDK, and runs until Ctrl-C or SIGTERM.
@@ -114,10 +121,10 @@ def command(context: click.Context, /, trace: bool, as_json: bool, **options: An
     settings = Options(data=str(data) if data else None, port=port, **options)
     writer = tracer(lambda line: click.echo(line, err=True)) if trace else None
     emulator = Emulator(settings, trace=writer)
-    asyncio.run(_run(emulator, as_json=as_json))
+    asyncio.run(_run(emulator, as_json=as_json, show_key=show_key))
 
 
-async def _run(emulator: Emulator, *, as_json: bool) -> None:
+async def _run(emulator: Emulator, *, as_json: bool, show_key: bool) -> None:
     """Serve until a signal arrives, then stop cleanly."""
     collect_rarely()
     stopped = asyncio.Event()
@@ -137,38 +144,48 @@ async def _run(emulator: Emulator, *, as_json: bool) -> None:
                 f" {options.admin_port}: {os.strerror(error.errno or 0)}; choose others with"
                 " --port and --admin-port"
             ) from error
-        click.echo(_ready(emulator, as_json=as_json))
-        await _show(emulator, stopped, as_json=as_json)
+        record = _ready(emulator, show_key=show_key)
+        click.echo(json.dumps(record) if as_json else _in_words(emulator, record))
+        await _show(emulator, stopped, None if as_json else _in_words(emulator, record))
     finally:
         await emulator.stop()
 
 
-def _ready(emulator: Emulator, *, as_json: bool) -> str:
-    record = {
+def _ready(emulator: Emulator, *, show_key: bool) -> dict[str, Any]:
+    """The first line of ``--json``. A key that clients must use is shown only if you ask for it."""
+    shown = [emulator.connection_string(), emulator.admin_connection_string()]
+    if emulator.options.shared_access_key and not show_key:
+        shown = [mask(each) for each in shown]
+    return {
         "event": "ready",
-        "connection_string": emulator.connection_string(),
-        "admin_connection_string": emulator.admin_connection_string(),
+        "connection_string": shown[0],
+        "admin_connection_string": shown[1],
         "host": emulator.options.host,
         "port": emulator.port,
         "admin_port": emulator.admin_port,
         "data": emulator.options.data,
         "certificate": str(emulator.certificate) if emulator.certificate else None,
     }
-    if as_json:
-        return json.dumps(record)
+
+
+def _in_words(emulator: Emulator, record: dict[str, Any]) -> str:
     lines = [f"AZTASK_BROKER='{record['connection_string']}'"]
+    if record["connection_string"] != emulator.connection_string():
+        lines.append("**** stands for the key that you gave the emulator; --show-key prints it")
     if emulator.certificate:
         lines.append(f"clients must trust this certificate: {emulator.certificate}")
     return "\n".join(lines)
 
 
-async def _show(emulator: Emulator, stopped: asyncio.Event, *, as_json: bool) -> None:
-    """Show the message counts until stopped, live on a terminal or as JSON lines.
+async def _show(emulator: Emulator, stopped: asyncio.Event, head: str | None) -> None:
+    """Show the message counts until stopped, live on a terminal below `head`, or as JSON lines.
+
+    head: None for JSON lines.
 
     Programs often read the first line only. Clients are served on although the pipe is full then.
     """
-    live = sys.stdout.isatty() and not as_json
-    if not live and not as_json:
+    live = sys.stdout.isatty() and head is not None
+    if not live and head is not None:
         await stopped.wait()
         return
     output = LatestWriter(sys.stdout.fileno())
@@ -176,11 +193,11 @@ async def _show(emulator: Emulator, stopped: asyncio.Event, *, as_json: bool) ->
     while not stopped.is_set():
         started = time.perf_counter()
         view = take_view(emulator)
-        if as_json and view != last:
+        if head is None and view != last:
             output.write(json.dumps(view.record()) + "\n")
         elif live:
             height = shutil.get_terminal_size().lines - 4
-            text = "\n".join([_ready(emulator, as_json=False), "", *view.lines(height)])
+            text = "\n".join([head or "", "", *view.lines(height)])
             output.write(_HOME_AND_CLEAR + text + "\n")
         last = view
         try:

@@ -191,3 +191,5 @@ def test_what_is_no_file_is_left_alone(tmp_path):
     os.mkfifo(tmp_path / "pipe.py")
     write(tmp_path, shop=APP)
     assert read_project(tmp_path).unread == []
+    with pytest.raises(OSError, match="Not a directory"):
+        read_project(tmp_path / "pipe.py")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from aztask.operate.cli.emulator import _offset, _ready
+from aztask.operate.cli.emulator import _in_words, _offset, _ready
 
 
 @pytest.mark.parametrize(
@@ -36,22 +36,26 @@ def emulator(certificate):
     return SimpleNamespace(
         connection_string=lambda: "Endpoint=sb://127.0.0.1",
         admin_connection_string=lambda: "Endpoint=sb://127.0.0.1:5300",
-        options=SimpleNamespace(host="127.0.0.1", data=None),
+        options=SimpleNamespace(host="127.0.0.1", data=None, shared_access_key=None),
         port=5672,
         admin_port=5300,
         certificate=certificate,
     )
 
 
+def in_words(made):
+    return _in_words(made, _ready(made, show_key=False))
+
+
 def test_the_ready_line_can_be_pasted_into_a_shell():
-    assert _ready(emulator(None), as_json=False) == "AZTASK_BROKER='Endpoint=sb://127.0.0.1'"
+    assert in_words(emulator(None)) == "AZTASK_BROKER='Endpoint=sb://127.0.0.1'"
 
 
 def test_a_certificate_is_named():
-    lines = _ready(emulator("/tmp/c.pem"), as_json=False).splitlines()
+    lines = in_words(emulator("/tmp/c.pem")).splitlines()
     assert lines[1] == "clients must trust this certificate: /tmp/c.pem"
 
 
 def test_the_ready_line_as_json():
-    record = json.loads(_ready(emulator(None), as_json=True))
+    record = json.loads(json.dumps(_ready(emulator(None), show_key=False)))
     assert (record["event"], record["port"], record["certificate"]) == ("ready", 5672, None)
