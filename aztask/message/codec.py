@@ -359,6 +359,24 @@ class Codec:
         if self._signatures:
             any_age = any_age or bool(stored)
             self._signatures.verify(envelope, queue, self.limits, any_age=any_age, stored=stored)
+        return self._read(envelope, queue, stored=bool(stored))
+
+    def from_unsigned(self, envelope: Envelope, queue: str) -> TaskMessage:
+        """The message in an envelope that no key has signed, because the caller vouches for it.
+
+        Raises what `from_envelope` raises, apart from a refusal of the signature.
+        """
+        if envelope.problem or not isinstance(envelope.body, bytes):
+            raise DecodeError(envelope.problem or "an envelope is a body of bytes")
+        return self._read(envelope, queue, stored=False)
+
+    def age_at(self, envelope: Envelope, queue: str, now: float) -> str:
+        """Why a verified message was too old at a time; see `Signatures.age_at`."""
+        return self._signatures.age_at(envelope, queue, now)
+
+    def _read(self, envelope: Envelope, queue: str, *, stored: bool) -> TaskMessage:
+        """The message in an envelope whose signature was verified, if there are keys."""
+        body, headers = envelope.body, envelope.headers
         check_size(len(body), self.limits)
         content_type = checked_content_type(
             envelope.content_type, envelope.content_encoding, self.accept

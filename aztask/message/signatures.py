@@ -149,7 +149,7 @@ class Signatures:
             times = (int(found[1]), int(found[2]))
             if self._signer.matches(self._parts(envelope, queue, times), found[3], VERSION):
                 if not any_age:
-                    self._check_age(times[0] / 1e6, times[1] / 1e6, queue)
+                    self._check_age(times[0] / 1e6, times[1] / 1e6, queue, self._rules.now())
                 return
         old = envelope.headers.get(SIGNATURE)
         if self._rules.old and ANNOUNCED not in str(envelope.content_type):
@@ -163,6 +163,19 @@ class Signatures:
             )
         else:
             raise refusal(signature)
+
+    def age_at(self, envelope: Envelope, queue: str, now: float) -> str:
+        """Why a verified message was too old at a time, or from its future; "" if it was not.
+
+        * `now`: UTC epoch seconds.
+        """
+        found = _VALUE.fullmatch(str(envelope.headers.get(SIGNATURE_2)))
+        if self._signer and found is not None:
+            try:
+                self._check_age(int(found[1]) / 1e6, int(found[2]) / 1e6, queue, now)
+            except ContentRefused as error:
+                return str(error)
+        return ""
 
     def _check_place(self, content_type: str, stored: str) -> None:
         if STORED in content_type:
@@ -184,11 +197,11 @@ class Signatures:
     def _parts(self, envelope: Envelope, queue: str, times: tuple[int, int]) -> list[bytes]:
         return _parts(envelope, queue, times, self._rules.environment)
 
-    def _check_age(self, sent: float, due: float, queue: str) -> None:
+    def _check_age(self, sent: float, due: float, queue: str, now: float) -> None:
         limit = self._rules.max_age(queue)
         if not limit:
             return
-        now, skew = self._rules.now(), self._rules.clock_skew
+        skew = self._rules.clock_skew
         if sent > now + skew:
             raise ContentRefused(
                 f"the message was signed {sent - now:.0f} s in the future; set the clocks of"
@@ -197,7 +210,8 @@ class Signatures:
         if now - due > limit + skew:
             raise ContentRefused(
                 f"the message is {now - due:.0f} s old, and queue {queue} accepts at most"
-                f" {limit:g} s (signature_max_age); replay it from the dead letters to run it"
+                f" {limit:g} s (signature_max_age); if you know who sent it, run it with"
+                " aztask dlq replay --refused"
             )
 
 

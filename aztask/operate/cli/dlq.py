@@ -217,6 +217,12 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
     is_flag=True,
     help="Begin from the start: drop checkpoints, and run recorded steps again.",
 )
+@click.option(
+    "--refused",
+    is_flag=True,
+    help="Also those that were refused as too old or unsigned. They are signed anew and run: any "
+    "program that may send can have made them, or sent an old message a second time.",
+)
 @dry_run_option
 @yes_option
 def replay_(
@@ -224,6 +230,7 @@ def replay_(
     queues: Sequence[tuple[str, ...]],
     rate: float | None,
     fresh: bool,
+    refused: bool,
     dry_run: bool,
     yes: bool,
 ) -> None:
@@ -232,9 +239,12 @@ def replay_(
     A task goes on after its last checkpoint and its recorded steps, unless you say --fresh. Each
     one is removed from the dead letters after it was sent. ID: a task id, a message id or
     @POSITION, as list shows them.
+
+    With signing keys, messages that workers refused as too old or unsigned stay, unless you say
+    --refused.
     """
     with open_app() as app:
-        action = replay(app, all_names(queues), selection, rate=rate, fresh=fresh)
+        action = replay(app, all_names(queues), selection, rate=rate, fresh=fresh, refused=refused)
         _act(action, selection, dry_run=dry_run, yes=yes)
 
 

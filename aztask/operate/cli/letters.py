@@ -53,6 +53,13 @@ def act_on(
             "other tasks hold their keys: replay again when those have ended",
             err=True,
         )
+    if report.refused:
+        click.echo(
+            f"{plural(report.refused, 'dead letter')} not replayed, because workers refused them "
+            "as too old or unsigned, so that any program may have sent them: check with aztask dlq "
+            "show who did, then purge them, or add --refused to aztask dlq replay",
+            err=True,
+        )
     for task_id, holder in sorted(report.blocked.items()):
         click.echo(
             f"not replayed: {visible(task_id)} is unique, and task {visible(holder)} holds its key",

@@ -153,6 +153,7 @@ class OnLetters(Action[Report]):
             total.lost += each.lost
             total.unreadable += each.unreadable
             total.held_back += each.held_back
+            total.refused += each.refused
             total.ids += each.ids
             total.blocked |= each.blocked
         return total
@@ -185,7 +186,7 @@ class OnLetters(Action[Report]):
                 self.reports[queue] = report
                 total = self.report
                 self.done = total.done
-                progress(total.done + total.lost + total.held_back)
+                progress(total.done + total.lost + total.held_back + total.refused)
 
             return seen
 
@@ -207,11 +208,12 @@ def replay(
     *,
     rate: float | None = None,
     fresh: bool = False,
+    refused: bool = False,
 ) -> ReplayLetters:
     """Send dead letters to their queues again. queues: () means all. rate: of messages a second.
 
-    fresh: without checkpoints and recorded steps, see `DeadLetters.replay`. Raises QueueNotFound,
-    BrokerUnavailable.
+    fresh: without checkpoints and recorded steps. refused: those too that were refused as too old
+    or unsigned. See `DeadLetters.replay`. Raises QueueNotFound, BrokerUnavailable.
     """
     reading = _Reading(app, queues)
     parts = [each for each in _counted(app, reading, selection) if each.count]
@@ -224,6 +226,7 @@ def replay(
         selection.task or "",
         rate,
         fresh,
+        refused,
     )
 
 
@@ -256,14 +259,26 @@ class ReplayLetters(OnLetters):
 
     rate: float | None = None
     fresh: bool = False
+    refused: bool = False
 
     def __str__(self) -> str:
         text = OnLetters.__str__(self)
+        if self.refused:
+            text += (
+                ", also those that were refused as too old or unsigned: they are signed anew and"
+                " run, even if a stranger made them"
+            )
         return f"{text} from the start: their recorded steps run again" if self.fresh else text
 
     def act_on(self, part: Part, seen: Callable[[Report], None]) -> Report:
         """Replay those of one queue."""
-        return part.letters.replay(part.selection, rate=self.rate, fresh=self.fresh, progress=seen)
+        return part.letters.replay(
+            part.selection,
+            rate=self.rate,
+            fresh=self.fresh,
+            refused=self.refused,
+            progress=seen,
+        )
 
 
 def purge(app: App, queues: Sequence[str], selection: Selection) -> PurgeLetters:

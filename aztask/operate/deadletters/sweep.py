@@ -62,12 +62,15 @@ class Report:
       does not take what is in them.
     * `held_back`: dead letters of unique tasks whose key another task holds; they stay among the
       dead letters. `blocked`: their ids, each with the id of the task that holds its key.
+    * `refused`: dead letters that were refused as too old or unsigned; they stay unless the caller
+      vouches for them.
     """
 
     done: int = 0
     lost: int = 0
     unreadable: int = 0
     held_back: int = 0
+    refused: int = 0
     ids: list[str] = field(default_factory=list)
     blocked: dict[str, str] = field(default_factory=dict)
 

@@ -42,6 +42,7 @@ from aztask.uniqueness.engine import split
 __all__ = ["DeadLetterView", "DeadLetters", "Group", "Report", "Selection"]
 
 PAGE = 100
+UNDECODABLE = "undecodable"
 BATCH = 100
 
 
@@ -119,12 +120,16 @@ class DeadLetters:
         *,
         rate: float | None = None,
         fresh: bool = False,
+        refused: bool = False,
         progress: Callable[[Report], None] = lambda report: None,
     ) -> Report:
         """Send the selected dead letters again, as new generations, then complete them.
 
         * `fresh`: they begin from the start: without their checkpoints, and with a new history of
           steps, so that recorded steps run again.
+        * `refused`: vouch for messages that were refused as too old or unsigned: they are signed
+          anew and run. Without it they stay (`Report.refused`), as any program that may send can
+          have made an unsigned one, or have sent an old one again.
         * `rate`: messages per second at most; no limit by default.
         * `progress`: called after each batch with the report so far.
 
@@ -151,7 +156,7 @@ class DeadLetters:
         return self._act(
             selection,
             pace.limit(size),
-            lambda sweep, batch: self._replace(sweep, batch, generations),
+            lambda sweep, batch: self._replace(sweep, batch, generations, refused=refused),
             progress,
             pace,
         )
@@ -214,6 +219,7 @@ class DeadLetters:
             if selected is not None:
                 report = sweep.report
                 known = report.done + report.lost + report.unreadable + report.held_back
+                known += report.refused
                 report.lost += len(selected) - known  # leased by another process, or gone
         return sweep.report
 
@@ -250,11 +256,23 @@ class DeadLetters:
         return (self._view(each) for each in self._browser().all())
 
     def _replace(
-        self, sweep: Sweep, batch: Sequence[HeldLetter], generations: _Generations
+        self,
+        sweep: Sweep,
+        batch: Sequence[HeldLetter],
+        generations: _Generations,
+        *,
+        refused: bool,
     ) -> None:
-        """Replay these, except those that the client library could not read, which stay."""
+        """Replay these, except those that the client library could not read, which stay.
+
+        refused: those too that were refused as too old or unsigned.
+        """
         readable = [taken for taken in batch if not taken.letter.envelope.problem]
         sweep.report.unreadable += len(batch) - len(readable)
+        if refused:
+            readable = [replace(each, letter=self._vouched(each.letter)) for each in readable]
+        else:
+            readable = [each for each in readable if not self._stays(each, sweep)]
         new = [(taken, self._replacement(taken.letter, generations)) for taken in readable]
         sweep.replace([pair for pair in new if self._is_free(pair, sweep)])
 
@@ -272,6 +290,40 @@ class DeadLetters:
             sweep.report.held_back += 1
             sweep.report.blocked[message.id] = holder
         return not holder
+
+    def _stays(self, taken: HeldLetter, sweep: Sweep) -> bool:
+        """Whether it was refused as too old or unsigned; if so, it is counted."""
+        if not self._was_refused(taken.letter):
+            return False
+        if not sweep.is_copy(taken):
+            sweep.note(taken)
+            sweep.report.refused += 1
+        return True
+
+    def _was_refused(self, letter: DeadLetterView) -> bool:
+        """Whether a worker with keys refuses the message as it is, or did so for its age.
+
+        A program that receives may have dead-lettered it with any reason, so the reason is not all
+        that counts: the message's age is that at which the service got it.
+        """
+        if not self._app.codec.signs:
+            return False
+        if letter.message is None:
+            return not SIGNATURES & letter.envelope.headers.keys()
+        if not SIGNATURES & letter.envelope.headers.keys():
+            return False  # a foreign one, for a handler
+        named = letter.reason == UNDECODABLE and "signature_max_age" in letter.description
+        return named or bool(self._app.codec.age_at(letter.envelope, self.queue, letter.at))
+
+    def _vouched(self, letter: DeadLetterView) -> DeadLetterView:
+        """An unsigned dead letter with its message, if that can be read."""
+        if letter.message is not None or not self._was_refused(letter):
+            return letter
+        try:
+            message = self._app.codec.from_unsigned(letter.envelope, self.queue)
+        except CodecError:
+            return letter  # it is sent as it is, and refused again
+        return replace(letter, message=message, problem="")
 
     def _browser(self) -> DeadLetterBrowser:
         return DeadLetterBrowser(self._app, self.queue, self._clock, self._damaged)

@@ -8,8 +8,9 @@ Rules
    signed what it sent: a program that read such a step could send it before its turn. So while
    `old_signatures` is true a step runs only if what it follows is recorded, and a debounced call
    only if its row says that it is being sent, or is gone.
-3. Rule 2 is for messages that were never sent before: hop and generation 0. Retries and replays
-   were signed by a program that had the key, to be sent.
+3. Rule 2 is for messages of hop 0. A later one was signed, to be sent, by the worker that ran the
+   one before. A replay is checked, too, as an attacker can make dead letters; but one of a workflow
+   that was deleted runs.
 4. A refused message becomes a dead letter, and nothing is recorded: the run of that id, and the
    workflow's node, are those of the message whose turn will come.
 """
@@ -67,7 +68,7 @@ class Turns:
     def _objection(self, item: WorkItem) -> str:
         """Why it may not run now; "" if it may."""
         message = message_of(item)
-        first = not message.hop and not message.generation
+        first = not message.hop
         if item.place is not None and message.workflow is not None:
             if self._engine is None or (self._signed and not first):
                 return ""
@@ -84,7 +85,8 @@ class Turns:
             if not self._signed:
                 return "" if plan is None else _misplaced(item, plan, place, workflow)
             if plan is None:
-                return f"workflow {workflow} no longer exists"
+                again = message_of(item).generation > 0
+                return "" if again else f"workflow {workflow} no longer exists"
             if place.node < len(plan.nodes) and engine.inputs.begun(workflow, plan, place.node):
                 return ""
         except Damaged as damage:

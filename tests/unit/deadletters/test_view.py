@@ -1,10 +1,15 @@
+import time
 from dataclasses import replace
 
 import pytest
 
 from aztask import App, AztaskError, BrokerUnavailable, ConfigurationError, QueueNotFound
 from aztask.config import Secret
+from aztask.errors import ContentRefused
+from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
+from aztask.message.signatures import SignatureRules
 from aztask.operate.deadletters.letters import Positions
 from aztask.operate.deadletters.sweep import Sweep
 from aztask.operate.deadletters.view import DeadLetters, Selection
@@ -13,6 +18,7 @@ from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Complete, DeadLetter
 from aztask.stores.records.base import Finish, Outcome, Owned, RunKey, Start, State
+from aztask.support import clock
 from aztask.support.clock import Clock
 
 QUEUE = "default"
@@ -403,3 +409,116 @@ class TestSigned:
         assert plain.broker.peek(QUEUE) == []
         assert DeadLetters(plain, QUEUE).count(ALL) == 1
         plain.close()
+
+
+# -- refused for their signature -------------------------------------------------------------------
+
+KEY = "a-key-that-no-attacker-knows-0123456789"
+MAX_AGE = 3600.0
+
+
+@pytest.fixture
+def keyed(tmp_path):
+    """An app with keys, which refuses messages that are older than an hour."""
+    app = App(
+        "shop", broker=f"local://{tmp_path}/q.db", results=f"local://{tmp_path}/r.db",
+        signing_keys=[KEY], signature_max_age=MAX_AGE,
+    )  # fmt: skip
+    app.broker.declare(QUEUE)
+    yield app
+    app.close()
+
+
+def recorded(app, task_id, age, **options):
+    """A message that was signed some seconds ago."""
+    codec = Codec(
+        signing_keys=[KEY.encode()],
+        signatures=SignatureRules(now=lambda: time.time() - age, **options),
+    )
+    body, content_type, encoding = codec.encode_arguments([1, 2], {})
+    return codec.to_envelope(TaskMessage(task_id, "shop.add", QUEUE, body, content_type, encoding))
+
+
+def unsigned(task_id):
+    codec = Codec()
+    body, content_type, encoding = codec.encode_arguments([1, 2], {})
+    return codec.to_envelope(TaskMessage(task_id, "shop.add", QUEUE, body, content_type, encoding))
+
+
+@pytest.mark.parametrize("reason", ["undecodable", "retries-exhausted"])
+@pytest.mark.parametrize("old", [True, False], ids=["both versions", "version 2"])
+def test_a_message_that_was_too_old_is_not_replayed_unless_asked_for(keyed, reason, old):
+    """An attacker kept it, sent it again, and may have given the reason as well."""
+    keyed.broker.send(QUEUE, [recorded(keyed, "t", 2 * MAX_AGE, old=old)])
+    bury_next(keyed, reason)
+    letters = DeadLetters(keyed, QUEUE)
+    report = letters.replay(ALL)
+    assert (report.done, report.refused, report.lost, live(keyed)) == (0, 1, 0, [])
+    report = letters.replay(ALL, refused=True)
+    assert (report.done, report.refused) == (1, 0)
+    (message,) = live(keyed)
+    assert (message.id, message.generation) == ("t", 1)
+    assert letters.list() == []
+
+
+def test_a_message_that_waited_too_long_in_its_queue_is_known_by_its_reason(keyed):
+    keyed.broker.send(QUEUE, [recorded(keyed, "t", 60.0)])
+    text = "the message is 4000 s old, and queue default accepts at most 3600 s (signature_max_age)"
+    bury_next(keyed, "undecodable", description=text)
+    assert DeadLetters(keyed, QUEUE).replay(ALL).refused == 1
+
+
+def test_a_message_that_was_young_when_it_came_is_replayed_whatever_its_age_is_now(
+    keyed, monkeypatch
+):
+    bury(keyed, "t")
+    later = time.time() + 10 * MAX_AGE
+    monkeypatch.setattr(clock, "wall", lambda: later)
+    report = DeadLetters(keyed, QUEUE).replay(ALL)
+    assert (report.done, report.refused) == (1, 0)
+
+
+def test_an_unsigned_message_is_not_replayed_unless_asked_for(keyed):
+    keyed.broker.send(QUEUE, [unsigned("stranger")])
+    bury_next(keyed, description="the message is not signed")
+    letters = DeadLetters(keyed, QUEUE)
+    assert [letters.replay(ALL).refused for _ in range(2)] == [1, 1]
+    assert len(letters.list()) == 1
+    report = letters.replay(ALL, refused=True)
+    assert (report.done, report.refused) == (1, 0)
+    assert [(each.id, each.task) for each in live(keyed)] == [("stranger", "shop.add")], "signed"
+
+
+def test_what_is_unsigned_and_cannot_be_read_is_sent_as_it_is(keyed):
+    keyed.broker.send(QUEUE, [Envelope(b"no message", {"task": 5}, "m1")])
+    bury_next(keyed)
+    assert DeadLetters(keyed, QUEUE).replay(ALL, refused=True).done == 1
+    (sent,) = keyed.broker.peek(QUEUE)
+    assert sent.envelope.body == b"no message"
+
+
+def test_a_wrong_signature_is_sent_as_it_is_and_refused_again(keyed):
+    """So that a replay works once the missing key is configured, and not before."""
+    codec = Codec(signing_keys=[b"another key of 16 bytes"])
+    message = Codec().from_envelope(unsigned("t"), QUEUE)
+    keyed.broker.send(QUEUE, [codec.to_envelope(message)])
+    bury_next(keyed)
+    for refused in (False, True):
+        assert DeadLetters(keyed, QUEUE).replay(ALL, refused=refused).done == 1
+        with pytest.raises(ContentRefused, match="does not match"):
+            live(keyed)
+        bury_next(keyed)
+
+
+def test_without_keys_nothing_is_refused(app):
+    app.broker.declare(QUEUE)
+    app.broker.send(QUEUE, [unsigned("t")])
+    bury_next(app)
+    assert DeadLetters(app, QUEUE).replay(ALL).done == 1
+
+
+def test_the_message_of_a_handler_is_replayed_as_it_is_unsigned(keyed):
+    keyed.handler(queue=QUEUE, model=dict, name="shop.order")(lambda order: None)
+    keyed.broker.send(QUEUE, [Envelope(b'{"order": 1}', {}, "m1", "application/json")])
+    bury_next(keyed, "retries-exhausted")
+    assert DeadLetters(keyed, QUEUE).replay(ALL).done == 1

@@ -6,7 +6,7 @@ from aztask import App
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.letters import act_on
 from aztask.operate.deadletters import DeadLetters, Report, Selection
-from aztask.operate.deadletters.actions import OnLetters, Part
+from aztask.operate.deadletters.actions import OnLetters, Part, replay
 from aztask.operate.queues import LeftOut
 
 ALL = Selection(everything=True)
@@ -76,3 +76,19 @@ def test_lost_ones_are_a_failure(capsys):
     with pytest.raises(CommandFailed, match="2 dead letters could not be received"):
         act({"a": Report(done=1, lost=2)})
     assert capsys.readouterr().out == "replayed 1 dead letter\n"
+
+
+def test_refused_ones_are_named_on_stderr_with_the_flag(capsys):
+    act({"a": Report(done=2, refused=1), "b": Report(refused=2)})
+    out, err = capsys.readouterr()
+    assert out == "replayed 2 dead letters\n"
+    assert err.startswith("3 dead letters not replayed, because workers refused them as too old")
+    assert "--refused" in err
+
+
+def test_a_replay_that_vouches_for_refused_ones_says_what_it_risks():
+    app = App("shop", broker="local://:memory:")
+    app.broker.declare("a")
+    action = replay(app, ["a"], ALL, refused=True)
+    assert str(action).endswith("they are signed anew and run, even if a stranger made them")
+    assert action.refused

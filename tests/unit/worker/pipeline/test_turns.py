@@ -11,6 +11,7 @@ from pipelinebench import Bench, Make
 from aztask import RetryPolicy, chain, chord, group
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
+from aztask.operate.deadletters import DeadLetters, Selection
 from aztask.queues.local.payload import envelope_of
 from aztask.uniqueness.claims import read_claim
 from aztask.worker.pipeline.turns import OUT_OF_TURN
@@ -145,17 +146,35 @@ def test_a_step_of_a_deleted_workflow_does_not_run(bank: Bench) -> None:
     send_old(bank, early)
     assert run(bank) == []
     assert bank.dead() == {"w.2": "out-of-turn: workflow w no longer exists"}
+    send_old(bank, replace(early, generation=1))
+    assert run(bank) == ["w.2"], "an operator has replayed it"
 
 
-def test_retries_and_replays_run_whatever_is_recorded(bank: Bench) -> None:
-    """A program that had the key has signed them to be sent."""
+def test_a_replay_does_not_run_before_its_turn_either(bank: Bench) -> None:
+    """An attacker who may receive can make a dead letter of anything, with any reason."""
     approve, ship, _ = tasks(bank)
     chain(approve.si(), ship.si()).delay(workflow_id="w")
     early = stored_before(bank, 2)
     bank.app.broker.purge("default")
-    send_old(bank, replace(early, generation=1))
+    send_old(bank, early)
+    assert run(bank) == []
+    assert DeadLetters(bank.app, "default").replay(Selection(everything=True)).done == 1
+    assert run(bank) == []
+    assert list(bank.dead()) == ["w.2"]
+    send_old(bank, stored_before(bank, 1))
+    assert run(bank) == ["w.1"]
+    assert DeadLetters(bank.app, "default").replay(Selection(everything=True)).done == 1
+    assert run(bank) == ["w.2", "w.2"], "its turn has come"
+
+
+def test_retries_run_whatever_is_recorded(bank: Bench) -> None:
+    """A worker has signed them to be sent."""
+    approve, ship, _ = tasks(bank)
+    chain(approve.si(), ship.si()).delay(workflow_id="w")
+    early = stored_before(bank, 2)
+    bank.app.broker.purge("default")
     send_old(bank, replace(early, hop=1))
-    assert [item.stage for item in bank.again()] == [Stage.READY] * 2
+    assert [item.stage for item in bank.again()] == [Stage.READY]
 
 
 # -- places, without keys --------------------------------------------------------------------------
