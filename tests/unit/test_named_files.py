@@ -3,6 +3,7 @@
 import ast
 import configparser
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -146,4 +147,4 @@ def test_the_packages_to_install_are_those_of_tox():
     wanted = {re.split("[<>=]", line)[0] for line in settings["testenv"]["deps"].split()}
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"(?m)^pip install (celery .*)$", text)
-    assert set(line.split()) == wanted
+    assert set(shlex.split(line)) == wanted

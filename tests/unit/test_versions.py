@@ -4,6 +4,7 @@ import configparser
 import re
 from pathlib import Path
 
+from aztask.version import __version__
 from tests.pythons.checks import PYTHONS
 
 ROOT = Path(__file__).parents[2]
@@ -28,3 +29,9 @@ def test_each_version_that_is_tested_is_tried():
     assert list(page_versions()) == [EVERY_RUN, *(python.version for python in PYTHONS)]
     for python in PYTHONS:
         assert python.suite in page_versions()[python.version]
+
+
+def test_the_version_gets_security_fixes():
+    policy = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    supported = re.findall(r"(?m)^\| ([\d.x]+) \| yes \|$", policy)
+    assert supported == [f"{__version__.rpartition('.')[0]}.x"]
