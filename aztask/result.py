@@ -22,6 +22,7 @@ from aztask.errors import (
 from aztask.stores.records.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
 from aztask.stores.records.watcher import watcher_of
 from aztask.support import clock
+from aztask.support.elsewhere import say_ours
 
 logger = logging.getLogger(__name__)
 
@@ -225,6 +226,21 @@ class AsyncResult(Generic[R_co]):
             f"the value of task {self.id} is damaged ({reason}); the task has ended, send it again "
             "with force=True to get its value"
         )
+
+
+say_ours(
+    AsyncResult,
+    {
+        "status": ".state",
+        "result": ".get(timeout=...)",
+        "wait": ".get(timeout=...)",
+        "wait_result": "await .aget(timeout=...)",
+        "info": ".progress, or .error",
+        "traceback": ".error, whose traceback is a text",
+        "revoke": ".cancel()",
+        "collect": "aztask.as_completed(results)",
+    },
+)
 
 
 def running_task(workers: Iterable[WorkerRecord], task_id: str) -> RunningTask | None:

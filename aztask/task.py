@@ -14,6 +14,7 @@ from aztask.message.message import TaskMessage
 from aztask.result import AsyncResult
 from aztask.retry import check_policy, check_strategy
 from aztask.support.checks import shown
+from aztask.support.elsewhere import say_ours
 from aztask.taskoptions import (
     DELIVERIES,
     SendOptions,
@@ -132,7 +133,7 @@ class Task(Generic[P, R_co]):
                 f"lease ({self.lease:g} s)"
             )
         check_time_limits(self.soft_time_limit, self.time_limit, f"task {name!r}")
-        self.signature = inspect.signature(function)
+        self.signature = _signature(function, name)
         _check_function(function, name, self.signature, with_context=with_context)
         self._fewest, self._most = _positional_counts(self.signature, with_context=with_context)
         self.__name__ = getattr(function, "__name__", name)
@@ -419,24 +420,23 @@ class BoundTask(Generic[P, R_co]):
         return await task.sender.asend_call(task, task._invocations(calls), self._options)
 
 
-class _Elsewhere:
-    """An attribute that tasks of another framework have; ours have none, and say what to write.
-
-    A `__getattr__` of the class would slow every access to an attribute of a task.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, task: object, kind: object) -> Any:
-        raise AttributeError(
-            f"'Task' object has no attribute {self._name!r}; write .delay(...), and "
-            ".with_options(...).delay(...) for a send with options"
-        )
+_SEND = ".delay(...), and .with_options(...).delay(...) for a send with options"
+_SENDS = dict.fromkeys(
+    ("apply_async", "kiq", "send", "send_with_options", "enqueue"), _SEND
+)  # of Celery, taskiq, dramatiq, and RQ or Django
+say_ours(Task, {**_SENDS, "schedule": "app.schedule(name, task.s(...), cron=... or every=...)"})
+say_ours(BoundTask, _SENDS)
 
 
-for _name in ("apply_async", "kiq", "send", "send_with_options", "enqueue"):
-    setattr(Task, _name, _Elsewhere(_name))  # Celery, taskiq, dramatiq, and RQ or Django
+def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
+    """The function's signature. Raises ConfigurationError for one whose parameters nothing says."""
+    try:
+        return inspect.signature(function)
+    except ValueError:  # builtins such as print; classes such as int
+        raise ConfigurationError(
+            f"task {name!r}: Python does not know the parameters of {shown(function)}; write a "
+            "function of a module, with def"
+        ) from None
 
 
 def _check_function(
@@ -452,7 +452,7 @@ def _check_function(
     # With `from __future__ import annotations` it is a text.
     kinds = {
         "a class": inspect.isclass(function),
-        "a bound method": inspect.ismethod(function),
+        "a bound method": inspect.ismethod(function) or _is_bound_builtin(function),
         "a lambda": name.endswith(".<lambda>"),
     }
     for what in (each for each, found in kinds.items() if found):
@@ -466,6 +466,11 @@ def _check_function(
             f"task {name!r} takes a Context, which @app.task does not pass; write "
             "@app.task_with_context"
         )
+
+
+def _is_bound_builtin(function: Callable[..., Any]) -> bool:
+    """True for ``[].append``; the ``__self__`` of a builtin function is its module."""
+    return inspect.isbuiltin(function) and not inspect.ismodule(function.__self__)
 
 
 def _positional_counts(signature: inspect.Signature, *, with_context: bool) -> tuple[int, int]:

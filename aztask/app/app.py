@@ -48,6 +48,7 @@ from aztask.stores.payloads.payloads import WEEK, Payloads
 from aztask.stores.payloads.store import MemoryPayloads
 from aztask.stores.records.base import ResultStore
 from aztask.support.checks import module_names
+from aztask.support.elsewhere import say_ours
 from aztask.support.late import late
 from aztask.task import ContextTask, Invocation, Task
 from aztask.taskoptions import (
@@ -692,6 +693,20 @@ class App:
     def unique_engine(self, task: str) -> UniqueEngine:
         """The keys of unique tasks. `task`: one of them, for the error without a result store."""
         return self.sends.sender.unique.engine(task)
+
+
+say_ours(
+    App,
+    {
+        "send_task": ".send(name, args, kwargs, ...)",
+        "enqueue": ".send(name, args, kwargs, ...), or task.delay(...)",
+        "actor": "@app.task",
+        "autodiscover_tasks": "App(..., include=[...]) with the modules",
+        "conf": ".settings to read, and options of App(...) to set",
+        "worker_main": "aztask -A MODULE:APP worker on the command line",
+        "add_periodic_task": ".schedule(name, task.s(...), cron=... or every=...)",
+    },
+)
 
 
 def _codec_from_settings(

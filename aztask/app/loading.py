@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 import traceback
@@ -14,6 +15,9 @@ from aztask.errors import AztaskError, ConfigurationError, did_you_mean
 from aztask.support.display import safe_str
 
 REASON_CHARACTERS = 1_000
+
+_OTHERS = (str(Path(__file__).parents[1]), str(Path(os.__file__).parent), "<frozen ")
+"""How the files of aztask, of Python, and of its import system begin."""
 
 _SPEC = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?\Z")
 
@@ -28,9 +32,9 @@ def load_app(spec: str) -> App:
     The modules that the app includes are imported too. Modules in the working directory can be
     imported.
 
-    Raises the ConfigurationError that a setting in the module raised, as it is. Anything else that
-    the module raises during its import, SystemExit included, becomes one AppNotLoaded that names
-    the cause.
+    Raises the ConfigurationError that a setting in the module raised, with the file and line added
+    to its text. Anything else that the module raises during its import, SystemExit included,
+    becomes one AppNotLoaded that names the cause.
     """
     if module_of := _file_hint(spec):
         raise AppNotLoaded(f"{spec!r} names a file, not a module; write {module_of}")
@@ -60,8 +64,9 @@ def load_app(spec: str) -> App:
     for name in found.include:
         try:
             _imported(name)
-        except AppNotLoaded as error:
-            raise AppNotLoaded(f"include of app {found.name!r}: {error}") from error
+        except ConfigurationError as error:
+            error.args = (f"include of app {found.name!r}: {error}",)
+            raise
     return found
 
 
@@ -69,7 +74,10 @@ def _imported(name: str) -> ModuleType:
     """The module. Raises ConfigurationError, whatever the module raises."""
     try:
         return importlib.import_module(name)
-    except (KeyboardInterrupt, ConfigurationError):
+    except KeyboardInterrupt:
+        raise
+    except ConfigurationError as error:
+        error.args = (f"{error}{_place(error)}",)  # of the same class: it decides the exit code
         raise
     except BaseException as error:
         raise AppNotLoaded(_import_failure(name, error)) from error
@@ -97,16 +105,16 @@ def _import_failure(module: str, error: BaseException) -> str:
         return f"module {module!r} exits while it is imported (status {error.code}); guard main()"
     text = safe_str(error, REASON_CHARACTERS)
     if isinstance(error, AztaskError):  # it says what to do, such as DuplicateTask
-        return text
+        return f"{text}{_place(error)}"
     return f"module {module!r} cannot be imported{_place(error)}: {type(error).__name__}: {text}"
 
 
 def _place(error: BaseException) -> str:
-    """Where the import failed: the last line that is not of the import system; "" if unknown."""
+    """Where the import failed: its last line in the user's own code; "" if that is not known."""
     frames = [
         each
         for each in traceback.extract_tb(error.__traceback__)
-        if each.filename != __file__ and "importlib" not in each.filename
+        if not each.filename.startswith(_OTHERS) and "site-packages" not in each.filename
     ]
     if isinstance(error, SyntaxError) or not frames:  # its text says where
         return ""

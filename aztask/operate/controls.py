@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from aztask.app import App
-from aztask.errors import AztaskError, NotFound, did_you_mean
+from aztask.errors import (
+    AztaskError,
+    BrokerUnavailable,
+    ConfigurationError,
+    NotFound,
+    did_you_mean,
+)
 from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
 from aztask.limits.control import Controls, ControlState, Pause, Scope, UnreadableControls
 from aztask.limits.declaration import Limit
@@ -17,6 +23,7 @@ from aztask.limits.scale import MOST, Reach, Scale
 from aztask.limits.usage import LimitUsage, usage_of
 from aztask.operate.action import Action, Progress, Subject, control_store, results_of
 from aztask.operate.draining import keyed_limit
+from aztask.operate.queues import existing
 from aztask.stores.records.base import WorkerRecord
 from aztask.support.display import visible
 from aztask.support.masking import printable
@@ -136,11 +143,13 @@ def pause(app: App, names: Names, *, checked: bool = True) -> PauseNames:
     """Pause queues, tasks and tenants for all workers, until they are resumed.
 
     checked: the app's own declarations say which tasks and limits exist. Raises NotFound for a
-    tenant of a limit that the app does not declare.
+    tenant of a limit that the app does not declare, and QueueNotFound for a queue that neither the
+    app nor its broker has.
     """
     store = Controls(control_store(app))
     for tenant in names.tenants if checked else ():
         keyed_limit(app, tenant)
+    _check_queues(app, names.queues)
     paused = store.read().pauses
     new = [each for each in names.each() if each not in paused]
     unknown = [each for each in names.tasks if checked and each not in app.tasks]
@@ -257,7 +266,7 @@ def scale(
     """Let workers run `size` tasks at the same time; None ends what was said before.
 
     Without workers and queues it applies to all workers. Raises AztaskError for a worker that does
-    not run.
+    not run, and QueueNotFound for a queue that neither the app nor its broker has.
     """
     store = Controls(control_store(app))
     by_reach = ((Reach.WORKER, tuple(dict.fromkeys(workers))), (Reach.QUEUE, tuple(queues)))
@@ -269,6 +278,7 @@ def scale(
         return ScaleWorkers(app, len(ends), store, None, chosen, frozenset())
     found = results_of(app).workers()
     _check_workers(found, workers)
+    _check_queues(app, queues)
     living = {each.name for each in found if not each.stopped}
     forget = frozenset({name for reach, name in entries if reach is Reach.WORKER} - living)
     chosen = chosen or [(Reach.ALL, ("",))]
@@ -314,6 +324,19 @@ class ScaleWorkers(Action[list[Scale]]):
         self.done = len(changed)
         progress(self.done)
         return changed
+
+
+def _check_queues(app: App, names: Sequence[str]) -> None:
+    """Raise QueueNotFound for a name that nothing has, such as a misspelt one.
+
+    Where the broker does not say which queues it has, any name is accepted: an operator who has to
+    pause a queue now may lack the permission to ask, or the broker may be unreachable.
+    """
+    named = set(app.queue_names())
+    for name in names:
+        if name not in named:
+            with suppress(ConfigurationError, BrokerUnavailable):
+                existing(app, name)
 
 
 def _check_workers(found: Sequence[WorkerRecord], names: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ Rules
    message of our own is scheduled, read and cancelled; in the events' directory a file is made and
    removed. `aztask.operate.orphans` removes payloads, if you ask for that.)
 2. An unreachable broker is asked once, not once for each queue.
+3. What several checks find in the same words is said once.
 """
 
 from __future__ import annotations
@@ -95,6 +96,17 @@ def examine(
     * `named`: False if no app was given, so that queues are checked against general rules only.
     * `collect`: remove the payloads that nothing refers to.
     """
+    said = set()
+    for finding in _all_findings(app, queues, Expectations(lease, named), collect=collect):
+        if (words := (finding.level, str(finding))) not in said:  # rule 3
+            said.add(words)
+            yield finding
+
+
+def _all_findings(
+    app: App, queues: Sequence[str], expectations: Expectations, *, collect: bool
+) -> Iterator[Finding]:
+    named = expectations.named
     what = f"{app.name}: {plural(len(app.tasks), 'task')}" if named else "none was given with -A"
     yield fine("app", "app", f"{what}; queues {', '.join(queues)}")
     if app.settings.signing_keys and not app.settings.id_key:
@@ -115,7 +127,7 @@ def examine(
         )
     yield from _of_limits(app)
     if app.missing_file is None:
-        yield from _of_broker(app, queues, Expectations(lease, named))
+        yield from _of_broker(app, queues, expectations)
         yield from _of_results(app, named=named)
     else:  # rule 1: opening it would create it
         yield warning(

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from aztask.app import App
-from aztask.errors import BrokerError, BrokerUnavailable, CodecError, QueueDisabled, QueueNotFound
+from aztask.errors import (
+    AztaskError,
+    BrokerError,
+    BrokerUnavailable,
+    CodecError,
+    QueueDisabled,
+    QueueNotFound,
+    did_you_mean,
+)
 from aztask.message.message import TaskMessage
 from aztask.operate.action import Action, Progress, Subject
 from aztask.queues.base import Capabilities, MessageState, Peeked, QueueStats
@@ -34,6 +42,7 @@ __all__ = [
     "arguments_of_waiting",
     "create",
     "delete",
+    "existing",
     "hidden",
     "oldest_waiting",
     "peek",
@@ -82,6 +91,21 @@ def all_queues(app: App, left_out: LeftOut) -> list[str]:
     found = app.broker.listing()
     left_out.foreign = found.foreign
     return list(found.queues)
+
+
+def existing(app: App, queue: str) -> QueueStats:
+    """The counts of a queue that a command reads or empties.
+
+    Raises QueueNotFound with the most similar name, and no advice to create it.
+    """
+    try:
+        return app.broker.stats(queue)
+    except QueueNotFound:
+        known: Sequence[str] = ()
+        with suppress(AztaskError):  # some may read their queue, but not list all
+            known = app.broker.listing().queues
+        hint = did_you_mean(queue, known)
+        raise QueueNotFound(f"there is no queue {queue!r}.{hint} See: aztask queues") from None
 
 
 # -- counts ----------------------------------------------------------------------------------
@@ -184,8 +208,9 @@ class Messages:
 
 def peek(app: App, queue: str, limit: int) -> Messages:
     """Up to `limit` messages of the queue. Raises QueueNotFound, BrokerUnavailable."""
+    held = existing(app, queue).living
     found = list(waiting(app, queue, limit=limit))
-    return Messages(found, app.broker.stats(queue).living, hidden(app.broker.capabilities))
+    return Messages(found, held, hidden(app.broker.capabilities))
 
 
 def waiting(app: App, queue: str, *, limit: int = MOST_READ) -> Iterator[Waiting]:
@@ -286,7 +311,7 @@ def create(app: App, names: Sequence[str], options: Mapping[str, Any]) -> Create
     options: settings of the queues instead of the app's; on an existing queue, those that the
     service cannot change stay as they are.
     """
-    wanted = tuple(each for name in names for each in app.priority_queues(name))
+    wanted = tuple(dict.fromkeys(each for name in names for each in app.priority_queues(name)))
     return CreateQueues(app, len(wanted), wanted, dict(options))
 
 
@@ -316,7 +341,7 @@ class CreateQueues(Action[None]):
 
 def delete(app: App, queue: str) -> DeleteQueue:
     """Delete a queue with its messages and dead letters. Raises QueueNotFound."""
-    stats = app.broker.stats(queue)
+    stats = existing(app, queue)
     return DeleteQueue(app, stats.living + (stats.dead or 0), queue)
 
 
@@ -347,7 +372,7 @@ class DeleteQueue(Action[None]):
 
 def purge(app: App, queue: str) -> PurgeQueue:
     """Delete all messages of a queue, scheduled ones included. Raises QueueNotFound."""
-    return PurgeQueue(app, app.broker.stats(queue).living, queue)
+    return PurgeQueue(app, existing(app, queue).living, queue)
 
 
 @dataclass(slots=True)

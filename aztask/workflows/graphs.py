@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol, TypeAlias, Unpack
 
 from aztask.errors import ConfigurationError
 from aztask.support.display import one_line, short_repr
+from aztask.support.elsewhere import say_ours
 from aztask.taskoptions import NodeOptions, checked_node_options
 from aztask.workflows.result import WorkflowResult
 
@@ -158,6 +159,11 @@ class Graph(ABC):
     @abstractmethod
     def drawn(self) -> Drawing:
         """The title and the parts of its tree, see `Drawable`."""
+
+
+say_ours(
+    Graph, dict.fromkeys(("apply_async", "kiq", "send", "run", "enqueue"), ".delay() to start it")
+)
 
 
 def _signatures(graph: Graph) -> Iterator[Signature]:

@@ -42,7 +42,13 @@ def test_the_attribute_is_app_unless_it_is_given(module):
         ("raise SystemExit(3)", "loaded_shop", r"exits while it is imported \(status 3\)"),
         ("\n1 / 0", "loaded_shop", r"loaded_shop.py, line 2\): ZeroDivisionError: division"),
         ("x =\n", "loaded_shop", r"SyntaxError: invalid syntax \(loaded_shop.py, line 1\)"),
-        ("import json\njson.loads('x')", "loaded_shop", r"decoder.py, line \d+\): JSONDecode"),
+        ("import json\njson.loads('x')", "loaded_shop", r"loaded_shop.py, line 2\): JSONDecode"),
+        (f"{APP}\nApp('x', lese=3)", "loaded_shop", r"Did you mean 'lease'.*_shop.py, line 5\)$"),
+        (
+            f"{APP}@app.task\ndef a(): ...\n@app.task\ndef a(): ...\n",
+            "loaded_shop",
+            r"two functions are registered as 'shop.a'.*_shop.py, line 6\)$",
+        ),
         (f"{APP}\napp.include = ['shop.lost']", "loaded_shop", "include of app 'shop': there"),
     ],
 )
@@ -71,6 +77,14 @@ def test_a_module_that_the_app_includes_is_imported(module):
     name = module("from aztask import App\napp = App('shop', include=['nosuch_images'])\n")
     with pytest.raises(ConfigurationError, match="there is no module 'nosuch_images'"):
         load_app(name)
+
+
+def test_a_wrong_setting_in_an_included_module_says_that_it_is_included(module, tmp_path):
+    (tmp_path / "loaded_images.py").write_text("from aztask import App\nApp('x', lese=3)\n")
+    name = module("from aztask import App\napp = App('shop', include=['loaded_images'])\n")
+    with pytest.raises(ConfigurationError, match=r"^include of app 'shop': App 'x' has no") as e:
+        load_app(name)
+    assert str(e.value).endswith("loaded_images.py, line 2)")
 
 
 @pytest.mark.parametrize("include", ["shop.images", 5, [5], [""], ["shop/images.py"]])

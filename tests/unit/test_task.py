@@ -1,6 +1,7 @@
 """Tasks: calling, sending, and the options of both."""
 
 import asyncio
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from aztask import (
     EncodeError,
     LeaseLost,
     RetryPolicy,
+    chain,
     current_context,
 )
 from aztask.testing import task_context
@@ -218,3 +220,19 @@ def test_what_other_frameworks_call_it_gets_advice(app, name):
     with pytest.raises(AttributeError, match=rf"no attribute '{name}'; write \.delay\("):
         getattr(task, name)
     assert not hasattr(task, "dealy")
+
+
+@pytest.mark.parametrize(
+    ("read", "advice"),
+    [
+        (lambda app, task: task.with_options(delay=1).apply_async, "'BoundTask' .*; write .delay("),
+        (lambda app, task: chain(task.s()).apply_async, "'Chain' .*; write .delay()"),
+        (lambda app, task: task.s().kiq, "'Signature' .*; write .delay()"),
+        (lambda app, task: app.result("1").status, "'AsyncResult' .*; write .state"),
+        (lambda app, task: app.send_task, "'App' .*; write .send(name"),
+    ],
+)
+def test_so_do_workflows_results_and_apps(app, read, advice):
+    task = app.task(name="shop.add")(lambda: None)
+    with pytest.raises(AttributeError, match=re.escape(advice).replace(r"\.\*", ".*")):
+        read(app, task)

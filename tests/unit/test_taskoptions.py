@@ -176,6 +176,8 @@ def takes_a_context_by_name(context: "Context", count: int) -> None: ...
         (lambda count: count, "is a lambda, which a worker cannot find by its name"),
         (Fraction, "is a class, which a worker cannot find by its name"),
         (Fraction(1, 2).limit_denominator, "is a bound method, which a worker cannot find"),
+        ([].append, "is a bound method, which a worker cannot find"),
+        (type, "Python does not know the parameters of <class 'type'>"),
     ],
 )
 def test_a_function_that_would_fail_in_each_run_is_refused(app, function, words):

@@ -108,7 +108,8 @@ def command(
 ) -> None:
     """Run a local Service Bus for development and tests.
 
-    Prints a connection string for any Service Bus SDK, and runs until Ctrl-C or SIGTERM.
+    Prints connection strings for any Service Bus SDK: one for messages, and one for administration.
+    It runs until Ctrl-C or SIGTERM.
     """
     if context.get_parameter_source(_KEY_OPTION) is ParameterSource.COMMANDLINE:
         raise click.UsageError(
@@ -169,7 +170,10 @@ def _ready(emulator: Emulator, *, show_key: bool) -> dict[str, Any]:
 
 
 def _in_words(emulator: Emulator, record: dict[str, Any]) -> str:
-    lines = [f"AZTASK_BROKER='{record['connection_string']}'"]
+    lines = [
+        f"AZTASK_BROKER='{record['connection_string']}'",
+        f"AZTASK_SERVICEBUS_ADMIN='{record['admin_connection_string']}'",
+    ]
     if record["connection_string"] != emulator.connection_string():
         lines.append("**** stands for the key that you gave the emulator; --show-key prints it")
     if emulator.certificate:

@@ -106,7 +106,8 @@ def list_(watching: bool, interval: float, as_json: bool) -> None:
 
 @command.command("create")
 @app_option
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, metavar="NAME...")
+@click.option("--all", "everything", is_flag=True, help="Create all queues that the app names.")
 @click.option(
     "--lease", type=Duration(least=0.1, most=LONGEST_LEASE), help="Set the queue's lease."
 )
@@ -124,16 +125,21 @@ def list_(watching: bool, interval: float, as_json: bool) -> None:
 @click.option(
     "--sessions/--no-sessions", default=None, help="Keep the messages of one session in order."
 )
-def create_(names: tuple[str, ...], **options: Any) -> None:
+def create_(names: tuple[str, ...], everything: bool, **options: Any) -> None:
     """Create each queue NAME that is missing, and those of its priorities.
 
     It gets the settings of the app and of the options. On an existing queue, settings that the
     service cannot change stay as they are. If the app keeps its results in Azure Tables, their
     table and container are created too.
+
+    --all creates the queues of the app's tasks, of app.queue, and its default queue.
     """
+    if everything == bool(names):
+        raise click.UsageError("name the queues to create, or give --all")
+    required = "aztask queues create --all" if everything else ""
     given = {name: value for name, value in options.items() if value is not None}
-    with open_app(creates=True) as app:
-        action = create(app, names, given)
+    with open_app(required=required, creates=True) as app:
+        action = create(app, app.queue_names() if everything else names, given)
         try:
             action.act()
         finally:

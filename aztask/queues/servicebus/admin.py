@@ -128,7 +128,7 @@ class Administration:
         except ResourceExistsError:
             self._update(queue, options.explicit())
         except AzureError as error:
-            raise error_of(error, queue) from None
+            raise self.error(error, queue) from None
 
     def _update(self, queue: str, options: QueueOptions) -> None:
         known = self.properties(queue)
@@ -158,7 +158,7 @@ class Administration:
         try:
             return sorted(each.name for each in self._open().list_queues())
         except AzureError as error:
-            raise error_of(error, None) from None
+            raise self.error(error, None) from None
 
     def stats(self, queue: str) -> QueueStats:
         """The queue's counts. The service counts leased messages as active."""
@@ -185,7 +185,7 @@ class Administration:
         try:
             return str(self._open().get_namespace_properties().messaging_sku)
         except AzureError as error:
-            raise error_of(error, None) from None
+            raise self.error(error, None) from None
 
     def recent(self, queue: str) -> QueueProperties:
         """As `properties`, but remembers the answer for `RECENT_SECONDS`.
@@ -240,7 +240,25 @@ class Administration:
         try:
             return getattr(self._open(), call)(*arguments)
         except SDK_ERRORS as error:
-            raise error_of(error, queue) from None
+            raise self.error(error, queue) from None
+
+    def error(self, error: Exception, name: str | None) -> AztaskError:
+        """`error_of` a request to the administration: it may listen elsewhere than we think."""
+        found = error_of(error, name)
+        if isinstance(found, BrokerUnavailable):
+            found.args = (f"{found}{self.hint()}",)
+        return found
+
+    def hint(self) -> str:
+        """How to name an emulator's administration, to append; "" for a namespace in Azure."""
+        if not self._address.emulator:
+            return ""
+        if self._admin or os.environ.get(ADMIN_VARIABLE):
+            return f"; the emulator's administration is where {ADMIN_VARIABLE} says"
+        return (
+            f"; if the emulator's administration has another port than {ADMIN_PORT}, set "
+            f"{ADMIN_VARIABLE} as aztask emulator prints it"
+        )
 
     def _open(self) -> ServiceBusAdministrationClient:
         with self._lock:

@@ -63,7 +63,8 @@ class BusInspector:
             return QueueFacts(queue, exists=False)
         except BrokerUnavailable:
             # the administration is another service, on another port; a worker does not need it
-            return QueueFacts(queue, unread="the administration does not answer")
+            unread = f"the administration does not answer{self._admin.hint()}"
+            return QueueFacts(queue, unread=unread)
         except BrokerError as error:
             return QueueFacts(queue, unread=str(error))
         except AztaskError as error:

@@ -26,7 +26,7 @@ from aztask.message.envelope import Envelope
 from aztask.queues.base import Receiver
 from aztask.queues.mailboxes import EXCHANGE, MESSAGE_SECONDS, ROUTING_KEY, Binding
 from aztask.queues.servicebus.admin import Administration
-from aztask.queues.servicebus.errors import SDK_ERRORS, error_of
+from aztask.queues.servicebus.errors import SDK_ERRORS
 
 TOPIC: Final = "aztask-mailboxes"
 LOCK: Final = timedelta(seconds=60)
@@ -92,7 +92,7 @@ class BusMailboxes:
         except ResourceNotFoundError:
             return  # another process has just deleted the rule, or the whole subscription
         except SDK_ERRORS as error:
-            raise error_of(error, TOPIC) from None
+            raise self._admin.error(error, TOPIC) from None
 
     def _create(self, call: str, *names: str, **options: Any) -> bool:
         """Create something; returns False if it exists."""
@@ -101,7 +101,7 @@ class BusMailboxes:
         except ResourceExistsError:
             return False
         except SDK_ERRORS as error:
-            raise error_of(error, TOPIC) from None
+            raise self._admin.error(error, TOPIC) from None
         return True
 
     def receiver(self, name: str, *, delete: bool) -> Receiver:
@@ -128,7 +128,7 @@ class BusMailboxes:
         except ResourceNotFoundError:
             return
         except SDK_ERRORS as error:
-            raise error_of(error, TOPIC) from None
+            raise self._admin.error(error, TOPIC) from None
 
 
 def _subscription(name: str) -> str:

@@ -12,6 +12,7 @@ from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State, WorkerRecord
 from aztask.support.finding import Level
+from aztask.testing import emulator
 
 
 @pytest.fixture
@@ -113,6 +114,18 @@ def test_an_unreachable_broker_is_asked_once(app, monkeypatch):
     assert "port" in findings["broker", "answers"].advice
     assert asked == [1]
     assert findings["results", "results"].level is Level.OK, "the other checks go on"
+
+
+def test_what_two_checks_find_is_said_once(tmp_path, monkeypatch):
+    """Without the administration, both permissions are tried on a queue that does not exist."""
+    with emulator() as bus:
+        closed = bus.connection_string.replace(f":{bus.port};", ":1;")
+        monkeypatch.setenv("AZTASK_SERVICEBUS_ADMIN", closed)
+        app = App("shop", broker=bus.connection_string)
+        said = [str(each) for each in examine(app, ["nosuch"])]
+        app.close()
+    assert sum("there is no queue 'nosuch'" in each for each in said) == 1
+    assert len(said) == len(set(said))
 
 
 def test_events_that_cannot_be_written_are_a_problem(tmp_path):

@@ -151,6 +151,7 @@ def paused(shop):
 
 def pause(shop):
     names = controls.Names(["default", "bulk"], ["shop.add"])
+    shop.app.broker.declare("bulk")
     controls.pause(shop.app, controls.Names(["bulk"])).controls.pause(
         controls.Scope.QUEUE, ["bulk"], 5.0
     )

@@ -19,4 +19,6 @@ def filled(cli, monkeypatch):
     record_run(app, RunKey("bad"), State.RETRYING, Resubmit(1.0), **error)
     record_run(app, RunKey("bad", 0, 1), State.FAILED, DeadLetter("retries-exhausted"), **error)
     app.send("shop.add", [1, 2], task_id="waits")
+    for queue in ("orders", "bulk", "mail"):
+        app.broker.declare(queue)
     return app

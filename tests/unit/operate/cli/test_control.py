@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aztask.address.owner import NO_OWNER, Owner
+from aztask.errors import ConfigurationError
 from aztask.limits.breakers import Breakers, OpenBreaker
 from aztask.limits.control import Controls, Scope
 from aztask.limits.declaration import Limit
@@ -282,3 +283,11 @@ def test_drain_of_a_tenant_waits_for_its_permits(cli, keyed, quick):
     permits.release_all()
     answer = keyed("drain", "--tenant", "customer=acme", "--timeout", "5s")
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "no worker runs these tasks")
+
+
+def test_what_is_unknown_because_the_broker_does_not_say_it_is_accepted(cli, filled, monkeypatch):
+    def refuse(self, queue):
+        raise ConfigurationError("managing needs the permission to manage")
+
+    monkeypatch.setattr(type(filled.broker), "stats", refuse)
+    assert cli("control", "pause", "-Q", "nosuch").out.startswith("queue nosuch is paused; ")

@@ -47,13 +47,16 @@ def in_words(made):
     return _in_words(made, _ready(made, show_key=False))
 
 
-def test_the_ready_line_can_be_pasted_into_a_shell():
-    assert in_words(emulator(None)) == "AZTASK_BROKER='Endpoint=sb://127.0.0.1'"
+def test_the_ready_lines_can_be_pasted_into_a_shell():
+    assert in_words(emulator(None)).splitlines() == [
+        "AZTASK_BROKER='Endpoint=sb://127.0.0.1'",
+        "AZTASK_SERVICEBUS_ADMIN='Endpoint=sb://127.0.0.1:5300'",
+    ]
 
 
 def test_a_certificate_is_named():
     lines = in_words(emulator("/tmp/c.pem")).splitlines()
-    assert lines[1] == "clients must trust this certificate: /tmp/c.pem"
+    assert lines[2] == "clients must trust this certificate: /tmp/c.pem"
 
 
 def test_the_ready_line_as_json():

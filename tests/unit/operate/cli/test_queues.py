@@ -70,6 +70,19 @@ def test_the_queues_of_its_priorities_are_created_with_a_queue(cli, broker):
     assert "--priority is empty" in sent.error
 
 
+def test_all_queues_of_an_app_are_created(cli, broker):
+    cli.module(
+        "whole_shop",
+        "from aztask import App\napp = App('shop', broker='local://')\n"
+        "app.queue('orders', priorities={'high': 4, 'normal': 1})\n"
+        "@app.task(queue='mail')\ndef welcome(): ...\n"
+        "@app.task\ndef resize(): ...\n",
+    )
+    made = cli("-A", "whole_shop", "queues", "create", "--all").out.splitlines()
+    assert made == [f"queue {name} exists" for name in ["default", "mail", "orders", "orders-high"]]
+    assert broker.queues() == ["default", "mail", "orders", "orders-high"]
+
+
 def test_the_app_says_how_its_queues_are_made(cli, broker):
     cli.module(
         "queues_shop",

@@ -135,7 +135,8 @@ def test_a_wrong_setting_in_an_included_module_is_not_called_an_import_error(cli
     ended = cli("-A", cli.module("including_app", app.format(tasks)), "tasks")
     assert ended.code == 4
     assert ended.error == (
-        "task 'x.add': retry takes a RetryPolicy, not 3; write retry=RetryPolicy(max_retries=3)"
+        "include of app 'x': task 'x.add': retry takes a RetryPolicy, not 3; write "
+        f"retry=RetryPolicy(max_retries=3) ({cli.folder}/wrong_option.py, line 2)"
     )
 
 

@@ -63,6 +63,25 @@ def test_a_queue_that_is_not_there(admin):
     assert admin.lock_seconds("missing") is None
 
 
+CLOSED = (
+    "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=a;SharedAccessKey=YQ==;"
+    "UseDevelopmentEmulator=true"
+)
+
+
+def test_an_administration_that_is_elsewhere_names_the_variable_that_says_where(bus, monkeypatch):
+    monkeypatch.setenv(ADMIN_VARIABLE, CLOSED)
+    admin = Administration(parse_broker(bus.connection_string))
+    calls = (admin.tier, admin.queues, lambda: admin.declare("q", QueueOptions()))
+    for call in (*calls, lambda: admin.stats("q")):
+        with pytest.raises(BrokerUnavailable, match=f"is where {ADMIN_VARIABLE} says$"):
+            call()
+    monkeypatch.delenv(ADMIN_VARIABLE)
+    assert f"another port than 5300, set {ADMIN_VARIABLE} as aztask emulator" in admin.hint()
+    admin.close()
+    assert Administration(parse_broker("servicebus://shop-prod")).hint() == ""
+
+
 def test_the_settings_are_remembered_for_a_moment(admin, monkeypatch):
     admin.declare("q", QueueOptions(lease=30.0))
     first = admin.recent("q")

@@ -43,7 +43,7 @@ def inspector(*, recent=PROPERTIES, tier="Standard", listen=None, send=None, **o
     clock = ServiceClock(Clock(wall=lambda: 1000.0))
     return BusInspector(
         ServiceBusAddress("shop.servicebus.windows.net", **options),
-        SimpleNamespace(recent=answer(recent), tier=answer(tier)),
+        SimpleNamespace(recent=answer(recent), tier=answer(tier), hint=lambda: "; set A"),
         clock,
         listen=answer(listen),
         send=answer(send),
@@ -65,7 +65,7 @@ def test_without_duplicate_detection_there_is_no_window():
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (BrokerUnavailable("x"), "does not answer"),
+        (BrokerUnavailable("x"), "does not answer; set A"),
         (ConfigurationError(f"managing 'q' {inspection.MANAGE}: x"), inspection.MANAGE),
         (BrokerError("something else"), "something else"),
     ],
