@@ -199,7 +199,8 @@ def _kind(value: Any) -> str:
 class Handler(Task[P, R_co]):
     """The task of ``@app.handler(queue=..., model=...)``; its function takes one argument.
 
-    `model`: what the function's argument is, see `aztask.app.App.handler`.
+    * `model`: what the function's argument is, see `aztask.app.App.handler`.
+    * `unsigned`: the code says that its messages need no signature although the app has keys.
     """
 
     def __init__(
@@ -210,10 +211,12 @@ class Handler(Task[P, R_co]):
         options: TaskOptions,
         *,
         model: Any,
+        unsigned: bool = False,
     ) -> None:
         """Called by `App.handler`. Raises ConfigurationError if the model is of no known kind."""
         super().__init__(sender, function, name, options)
         self.model = model
+        self.unsigned = unsigned
         self._read = reader_of(model, MessageLimits())
 
     def arguments(

@@ -282,7 +282,11 @@ class App:
         return made if function is None else made(function)
 
     def handler(
-        self, *, model: type[M] | None = None, **options: Unpack[TaskOptions]
+        self,
+        *,
+        model: type[M] | None = None,
+        unsigned: bool = False,
+        **options: Unpack[TaskOptions],
     ) -> Callable[[Callable[[M], R]], Handler[[M], R]]:
         """Register a function for the messages of a queue that neither aztask nor Celery wrote.
 
@@ -297,13 +301,21 @@ class App:
 
         * `model`: the type of the argument: a dataclass, a msgspec Struct, a pydantic model,
           ``dict``, ``list``, ``str`` or ``bytes``. None, the default, passes any JSON value.
+        * `unsigned`: True says that you know: other programs sign nothing, so that with
+          ``signing_keys`` too any program that may send to the queue decides what the function
+          gets. Without it a worker with keys warns at its start, and with ``old_signatures=False``
+          it does not start. It makes no difference without keys.
         * `options`: those of tasks, see `TaskOptions`. ``queue`` is the queue; it may also hold
           tasks, which run as usual. By default it is the app's ``default_queue``.
 
         Raises DuplicateTask if the queue has a handler already, and what `task` raises.
         """
         check_options(options, TaskOptions, "handler")
-        return lambda function: self._registry.add_handler(self, function, options, model)
+        if not isinstance(unsigned, bool):
+            raise ConfigurationError(f"handler: unsigned is True or False, not {unsigned!r}")
+        return lambda function: self._registry.add_handler(
+            self, function, options, model, unsigned=unsigned
+        )
 
     def limit(
         self,

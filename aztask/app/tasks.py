@@ -63,6 +63,8 @@ class TaskRegistry:
         function: Callable[..., Any],
         options: TaskOptions,
         model: Any,
+        *,
+        unsigned: bool,
     ) -> Handler[..., Any]:
         """Register a handler, see `App.handler`. Raises DuplicateTask, ConfigurationError."""
         queue = options.get("queue") or self._settings.default_queue
@@ -75,7 +77,9 @@ class TaskRegistry:
                 f"{earlier.function.__qualname__}; one function handles a queue's messages"
             )
         placed = cast("TaskOptions", {**self._over_defaults(options), "queue": queue})
-        made: Handler[..., Any] = Handler(sender, function, name, placed, model=model)
+        made: Handler[..., Any] = Handler(
+            sender, function, name, placed, model=model, unsigned=unsigned
+        )
         self._handlers[queue] = made
         self._kept(made, options)
         return made

@@ -20,6 +20,7 @@ from typing import Final
 
 from aztask.app import App
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
+from aztask.handler import Handler
 from aztask.operate.exposed import exposed_findings
 from aztask.operate.findings import (
     DAMAGED_ROWS,
@@ -125,6 +126,7 @@ def _all_findings(
             "such as staging, would be accepted here",
             "set environment or AZTASK_ENVIRONMENT, the same for all senders and workers",
         )
+    yield from handler_findings(app)
     yield from _of_limits(app)
     if app.missing_file is None:
         yield from _of_broker(app, queues, expectations)
@@ -139,6 +141,30 @@ def _all_findings(
     yield from _of_events(app)
     yield from exposed_findings(app)
     yield from payload_findings(app, collect=collect)
+
+
+def handler_findings(app: App) -> Iterator[Finding]:
+    """With signing keys: the queues in which handlers take unsigned messages."""
+    if not app.settings.signing_keys:
+        return
+    handlers = [each for each in app.tasks.values() if isinstance(each, Handler)]
+    if asked := sorted(str(each.queue) for each in handlers if each.unsigned):
+        text = f"handlers take unsigned messages, as the code says: {', '.join(asked)}"
+        yield fine("app", "unsigned", text)
+    if silent := sorted(str(each.queue) for each in handlers if not each.unsigned):
+        text = (
+            "the app has signing keys, and handlers whose messages no program signs: "
+            f"{', '.join(silent)}; any program that may send there decides what they get"
+        )
+        advice = (
+            "write @app.handler(..., unsigned=True) if you mean that; the next release does not "
+            "start a worker without it"
+        )
+        if app.codec.takes_old:
+            yield warning("app", "unsigned", text, advice)
+        else:
+            advice = "write @app.handler(..., unsigned=True) if you mean that"
+            yield problem("app", "unsigned", text, advice, ConfigurationError(f"{text}; {advice}"))
 
 
 def _of_limits(app: App) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from aztask import App, RetryPolicy, current_context
-from aztask.errors import DuplicateTask, TaskFailed
+from aztask.errors import ConfigurationError, DuplicateTask, TaskFailed
 from aztask.message.envelope import Envelope
 from aztask.message.foreign import RAW, is_foreign
 
@@ -129,6 +129,8 @@ def test_one_handler_for_each_queue_and_name():
     app, _ = make()
     with pytest.raises(DuplicateTask, match=r"queue 'orders' has a handler .*on_order"):
         app.handler(queue="orders")(print)
+    with pytest.raises(ConfigurationError, match="unsigned is True or False, not 1"):
+        app.handler(queue="others", unsigned=1)  # type: ignore[arg-type]
     with pytest.raises(DuplicateTask, match=r"the name 'shop\.add' has a handler"):
         app.handler(queue="more", name="shop.add")(print)
     assert "orders" in app.queue_names()

@@ -32,10 +32,11 @@ from aztask.operate.cli.options import (
 )
 from aztask.operate.cli.reload import Reloader, require_library
 from aztask.operate.cli.target import app_spec, find_app
-from aztask.operate.doctor import contradictions
+from aztask.operate.doctor import contradictions, handler_findings
 from aztask.queues.base import ANY_SESSION
 from aztask.stores.records.base import Provisioned
 from aztask.support.display import plural
+from aztask.support.finding import Level
 from aztask.support.garbage import collect_rarely
 from aztask.support.late import install_command
 from aztask.worker.firstprocess import stay_first
@@ -281,6 +282,9 @@ def _check(app: App, options: WorkerOptions) -> None:
             f"{app.address} is visible to one process only, so a worker finds nothing there; "
             "give the app a file, for example local://"
         )
+    for finding in handler_findings(app):
+        if finding.error is not None:
+            raise finding.error
     known = [*app.queue_names(), app.settings.default_queue]
     for queue in options.queues:
         if queue not in known and not app.broker.capabilities.remote:
@@ -344,7 +348,8 @@ def _run(
 def _warn(app: App, options: WorkerOptions) -> None:
     """Log the settings of the queues that contradict the app's, if they may be read."""
     try:
-        for finding in contradictions(app, options.queues, options.lease):
+        unsigned = [each for each in handler_findings(app) if each.level is not Level.OK]
+        for finding in [*unsigned, *contradictions(app, options.queues, options.lease)]:
             logger.warning("%s", finding)
     except AztaskError as error:  # the worker continues: its intakes retry
         logger.warning("the queues' settings were not checked: %s", error)

@@ -7,7 +7,7 @@ import pytest
 
 from aztask import App
 from aztask.errors import BrokerUnavailable
-from aztask.operate.doctor import contradictions, examine
+from aztask.operate.doctor import contradictions, examine, handler_findings
 from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State, WorkerRecord
@@ -147,3 +147,41 @@ def test_a_priority_that_no_running_worker_serves_is_a_warning(app):
     assert finding.text.startswith("no worker serves orders-high: messages of")
     app.results.heartbeat(WorkerRecord("v", now, now, ("orders-high",), 0, 0))
     assert ("results", "priorities") not in found(app, "orders")
+
+
+# -- handlers of unsigned messages -----------------------------------------------------------------
+
+KEY = "a-key-that-no-attacker-knows-0123456789"
+
+
+def handling(tmp_path, **options):
+    (tmp_path / "q.db").touch(mode=0o600)
+    app = App("shop", broker=f"local://{tmp_path}/q.db", **options)
+    app.handler(queue="asked", model=dict, unsigned=True, name="shop.asked")(lambda order: None)
+    app.handler(queue="silent", model=dict, name="shop.silent")(lambda order: None)
+    return app
+
+
+def unsigned(app):
+    return [each for each in handler_findings(app) if each.check == "unsigned"]
+
+
+def test_with_keys_handlers_of_unsigned_messages_are_listed(tmp_path):
+    opted, silent = unsigned(handling(tmp_path, signing_keys=[KEY]))
+    assert (opted.level, silent.level) == (Level.OK, Level.WARNING)
+    assert opted.text == "handlers take unsigned messages, as the code says: asked"
+    assert "no program signs: silent;" in silent.text
+    assert "unsigned=True" in silent.advice
+    app = handling(tmp_path, signing_keys=[KEY])
+    assert set(unsigned(app)) <= set(examine(app, ["default"]))
+
+
+@pytest.mark.parametrize("options", [{"old_signatures": False}, {"environment": "prod"}])
+def test_without_old_signatures_such_a_handler_is_a_problem(tmp_path, options):
+    _, silent = unsigned(handling(tmp_path, signing_keys=[KEY], **options))
+    assert silent.level is Level.PROBLEM
+    assert "unsigned=True" in str(silent.error)
+
+
+def test_without_keys_handlers_are_no_finding(tmp_path):
+    assert unsigned(handling(tmp_path)) == []

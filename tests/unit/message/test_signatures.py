@@ -86,6 +86,15 @@ def test_every_header_is_covered(old):
             signing.from_envelope(forged, "pay")
 
 
+@pytest.mark.parametrize("name", ["traceparent", "tracestate", "baggage", "Diagnostic-Id"])
+def test_the_headers_of_tracing_are_not_covered(name):
+    signing = codec(old=False)
+    envelope = signing.to_envelope(MESSAGE)
+    forged = dataclasses.replace(envelope, headers={**envelope.headers, name: "user=root"})
+    assert name in NOT_SIGNED
+    assert signing.from_envelope(forged, "pay").id == MESSAGE.id
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -157,3 +157,28 @@ def test_a_limit_that_is_not_declared_ends_a_worker_a_send_and_the_doctor(cli, m
     (line,) = [each for each in (ended.out + ended.err).splitlines() if "no limit 'apj'" in each]
     assert "Did you mean 'api'?" in line
     assert "shop.call" in line
+
+
+UNSIGNED = """
+from aztask import App
+app = App("shop", broker="local://", signing_keys=["a-key-that-no-attacker-knows-0123456789"],
+          old_signatures=%s)
+@app.handler(queue="orders", model=dict%s)
+def on_order(order): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("says", "old", "code", "text"),
+    [
+        ("", True, 0, "write @app.handler(..., unsigned=True) if you mean that"),
+        ("", False, 4, "write @app.handler(..., unsigned=True) if you mean that"),
+        (", unsigned=True", False, 0, ""),
+    ],
+)
+def test_a_worker_with_keys_asks_whether_unsigned_messages_are_meant(cli, says, old, code, text):
+    module = cli.module("unsigned_shop", UNSIGNED % (old, says))
+    ended = cli("worker", "-A", module, "--burst")
+    assert ended.code == code, ended.err
+    assert text in ended.err
+    assert ("unsigned=True" in ended.err) is bool(text)
