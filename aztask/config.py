@@ -41,6 +41,7 @@ from aztask.support.checks import (
     flag,
     key,
     keys_of,
+    names,
     one_of,
     part,
     seconds,
@@ -224,6 +225,9 @@ class Settings:
         "another environment are refused. Set it everywhere at once: it ends `old_signatures`.",
         example='"staging"',
         variable="AZTASK_ENVIRONMENT",
+    )
+    celery_may_send: tuple[str, ...] | None = setting(
+        None, "Sequence[str]", names, "Further tasks that Celery may have sent.", example='["pay"]'
     )
     argsrepr: bool = setting(
         False,

@@ -32,6 +32,7 @@ class AppOptions(TypedDict, total=False):
     signature_max_age: float | timedelta
     signature_clock_skew: float | timedelta
     environment: str
+    celery_may_send: Sequence[str]
     argsrepr: bool
     poll_ceiling: float | timedelta
     default_queue: str

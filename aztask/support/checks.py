@@ -106,6 +106,13 @@ def one_of(choices: Sequence[str], what: str) -> Check:
     return check
 
 
+def names(name: str, value: object) -> tuple[str, ...]:
+    """A list of texts, which may be empty."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigurationError(f"{name} is a list of names, not {shown(value)}")
+    return tuple(text(name, each) for each in value)
+
+
 def some_of(choices: Sequence[str], what: str) -> Check:
     """Check a list of at least one of `choices`. `what` says what they are, for the error."""
     one = one_of(choices, what)

@@ -86,6 +86,8 @@ def test_durations_that_make_no_sense_are_refused_by_name(name, value):
         ({"id_key": "short-secret"}, "id_key is shorter than 16"),
         ({"id_key": KEY.encode()}, "id_key is not text"),
         ({"old_signatures": 1}, "old_signatures is True or False"),
+        ({"celery_may_send": "pay"}, "celery_may_send is a list of names, not 'pay'"),
+        ({"celery_may_send": [""]}, "celery_may_send"),
         ({"signature_max_age": -1}, "signature_max_age"),
         ({"default_queue": ""}, "default_queue"),
         ({"default_queue": 5}, "default_queue"),

@@ -31,6 +31,7 @@ from aztask.support.frozen import build
 # Rules
 # 1. A body that embeds nothing costs one comparison of its end: `may_embed`.
 # 2. A part that aztask does not know is refused, never dropped silently.
+# 3. A message embeds at most `MOST` tasks, at whatever depth: one message does not make millions.
 #
 # Source: Celery's documentation, "Message Protocol", version 2; ``celery.app.amqp.as_task_v2``.
 
@@ -69,6 +70,8 @@ def read_embedded(codec: Codec, message: TaskMessage) -> Embedded | None:
     parts = {name: value for name, value in embed.items() if value}
     if not parts:
         return None
+    if _tasks_in(parts) > MOST:
+        raise ContentRefused(f"the message embeds more than {MOST:,} tasks")
     chord = parts.pop("chord", None)
     lists = {name: _signatures(parts.pop(name, ()), name) for name in _LISTS}
     if parts:
@@ -78,6 +81,32 @@ def read_embedded(codec: Codec, message: TaskMessage) -> Embedded | None:
 
 
 _LISTS: Final = ("callbacks", "errbacks", "chain")
+MOST: Final = 10_000
+"""The most tasks that a message may embed; chains, groups and chords themselves do not count."""
+
+_COMPOUND: Final = ("chain", "group", "chord")
+_HOLD_TASKS: Final = ("tasks", "header", "body", "link", "link_error", "chain", "chord")
+"""The keywords of compound signatures, and the options of all, that hold signatures."""
+
+
+def _tasks_in(parts: Mapping[str, Any]) -> int:
+    """How many tasks these parts of a message hold, at whatever depth; counts to `MOST` + 1."""
+    stack: list[Any] = list(parts.values())
+    count = 0
+    while stack and count <= MOST:
+        value = stack.pop()
+        if isinstance(value, list | tuple):
+            stack += value
+        elif isinstance(value, Mapping):
+            inner = [value.get("options")]
+            if value.get("subtask_type") in _COMPOUND:
+                inner.append(value.get("kwargs"))
+            else:
+                count += 1
+            for part in inner:
+                if isinstance(part, Mapping):
+                    stack += [part[name] for name in _HOLD_TASKS if name in part]
+    return count
 
 
 _PARTS: Final[tuple[tuple[str, type], ...]] = (("args", list), ("kwargs", dict), ("options", dict))

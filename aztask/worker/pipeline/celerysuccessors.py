@@ -6,6 +6,9 @@ Rules
    from the message. A crash in between sends it again, under the same ids.
 3. A success sends the callbacks and the next task of the chain, and counts for the chord. A final
    failure sends the errbacks and counts for the chord; the rest of the chain is recorded as failed.
+4. A message names the tasks that follow, so any program that may send decides what this worker
+   sends. Tasks that neither the app nor `celery_may_send` names are refused, see `_Permission`:
+   such a task is recorded as failed, and what would follow it fails as after any failure.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from aztask.celery.embedded.launch import (
     Launch,
     Launched,
     Signature,
+    may_embed,
     read_embedded,
     signature,
 )
@@ -31,6 +35,7 @@ from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.stores.records.workflows import workflows_of
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
+from aztask.support.floodlog import FloodLog
 from aztask.worker.pipeline.pointers import UNDECODABLE
 from aztask.worker.pipeline.work import WorkItem, message_of
 
@@ -38,16 +43,49 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN_CHORD: Final = "unknown-chord"
 CHAIN_FAILED: Final = "chain-failed"
+MAY_NOT_SEND: Final = "may-not-send"
 ERRBACK_ARGUMENTS: Final = 3
 """Parameters of an errback that gets the request, the error and the traceback, as in Celery."""
+
+
+class _Permission:
+    """Decides which tasks a message may have sent. Without keys and list: all, with a warning."""
+
+    def __init__(self, app: App, floods: FloodLog) -> None:
+        named = app.settings.celery_may_send
+        self._known = app.tasks
+        self._named = frozenset(named or ())
+        self._strict = named is not None or app.codec.signs
+        self._floods = floods
+
+    def refusal(self, message: TaskMessage) -> str:
+        """Why a task is not sent; "" if it is."""
+        task = message.task
+        if task in self._known or task in self._named:
+            return ""
+        text = f"this app has no task {task}, and celery_may_send does not name it"
+        if self._strict:
+            return text
+        self._floods.warning(
+            logger,
+            MAY_NOT_SEND,
+            "task %s follows task %s to queue %s: %s; the next release refuses it",
+            task,
+            message.parent_id,
+            message.queue,
+            text,
+        )
+        return ""
 
 
 class CelerySuccessors:
     """Reads what messages embed, and sends it when they end. Any thread may call."""
 
-    def __init__(self, app: App, clock: Clock) -> None:
+    def __init__(self, app: App, clock: Clock, floods: FloodLog) -> None:
         self._app = app
         self._clock = clock
+        self._floods = floods
+        self._permission = _Permission(app, floods)
         store = workflows_of(app.results)
         self._chords = None if store is None else Chords(store, clock.wall)
 
@@ -203,7 +241,11 @@ class CelerySuccessors:
                 self._chords.start(chord.group, chord.size)
         queues: dict[str, list[Launched]] = {}
         for each in launch.messages:
-            if not (repeated and self._known(each.message.id)):
+            if repeated and self._known(each.message.id):
+                continue
+            if refusal := self._permission.refusal(each.message):
+                self._refuse(each.message, refusal, repeated=repeated)
+            else:
                 queues.setdefault(each.message.queue, []).append(each)
         for queue, launched in queues.items():
             codec = self._app.codec
@@ -217,6 +259,28 @@ class CelerySuccessors:
         for group in launch.full:
             if self._chords is not None:
                 self._chords.note_sent(group)
+
+    def _refuse(self, message: TaskMessage, text: str, *, repeated: bool) -> None:
+        """Record a task that may not be sent as failed, and act on that as on any failure.
+
+        It is recorded last: if the process dies before that, the redelivery of the message before
+        does all of this again, under the same ids.
+        """
+        line = "task %s %s is not sent after task %s: %s"
+        self._floods.warning(
+            logger, MAY_NOT_SEND, line, message.task, message.id, message.parent_id, text
+        )
+        dead = DeadLetter(MAY_NOT_SEND, text)
+        outcome = Outcome(State.FAILED, dead, None, MAY_NOT_SEND, text, at=self._clock.wall())
+        launch = self._launch(message)
+        embedded = read_embedded(self._app.codec, message) if may_embed(message) else None
+        if embedded is not None:
+            self._failed(launch, embedded, outcome)
+            self._send(launch, repeated=repeated)
+        if self._app.results is not None:
+            key, state = RunKey(*message.key), State.FAILED
+            record = RunRecord(key, message.task, message.queue, state, outcome=outcome)
+            self._app.results.bury([record])
 
     def _known(self, task_id: str) -> bool:
         return self._app.results is not None and self._app.results.get(task_id) is not None

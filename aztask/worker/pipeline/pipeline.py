@@ -86,7 +86,7 @@ class Pipeline:
             self._redelivery, self._settling, self._results, name=name, floods=self.floods
         )
         self._removal = PayloadRemoval(app.payloads) if app.payloads is not None else None
-        self._embedding = CelerySuccessors(app, clock)
+        self._embedding = CelerySuccessors(app, clock, self.floods)
         self._unique = UniqueKeys(app, clock)
         engine = engine_for(
             app.results, lambda: app.broker, app.codec, clock, posted=app.workflows.posted

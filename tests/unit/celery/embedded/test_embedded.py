@@ -9,7 +9,7 @@ import msgpack
 import pytest
 from celery import Celery, chain, chord, group
 
-from aztask.celery.embedded.launch import DEPTH, Embedded, Launch, may_embed, read_embedded
+from aztask.celery.embedded.launch import DEPTH, MOST, Embedded, Launch, may_embed, read_embedded
 from aztask.errors import CodecError, ContentRefused, DecodeError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
@@ -185,3 +185,28 @@ def test_wrong_options_are_a_codec_error(options: dict[str, Any]) -> None:
         launch = launched({**plain(add.s(1)), "options": options}, 1)
         for each in launch.messages:
             CODEC.to_envelope(each.message, delay=each.delay)
+
+
+def nested(count: int, *, deep: bool) -> dict[str, Any]:
+    """An embed with so many tasks: beside each other, or in groups, chords and links."""
+    sig = plain(add.s(1))
+    if not deep:
+        return {"callbacks": [sig] * count}
+    header = [plain(add.s(1))] * (count - 4)
+    linked = {**sig, "options": {"link": [sig], "link_error": sig}}
+    body = {"task": "celery.chain", "subtask_type": "chain", "kwargs": {"tasks": [linked]}}
+    kwargs = {"header": {"task": "celery.group", "subtask_type": "group",
+                         "kwargs": {"tasks": header}}, "body": body}  # fmt: skip
+    return {"chain": [{"task": "celery.chord", "subtask_type": "chord", "kwargs": kwargs}, sig]}
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_message_embeds_so_many_tasks_at_most(deep: bool) -> None:
+    assert read_embedded(CODEC, message(nested(MOST, deep=deep))) is not None
+    with pytest.raises(ContentRefused, match="embeds more than 10,000 tasks"):
+        read_embedded(CODEC, message(nested(MOST + 1, deep=deep)))
+
+
+def test_the_arguments_of_a_task_are_not_counted() -> None:
+    sig = {**plain(add.s(1)), "kwargs": {"tasks": [{"task": "t"}] * (MOST + 1)}}
+    assert read_embedded(CODEC, message({"callbacks": [sig]})) is not None
