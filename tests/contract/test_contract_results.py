@@ -365,7 +365,8 @@ def test_the_latest_run_of_a_task_and_all_of_them(results: ResultStore) -> None:
 @pytest.mark.parametrize("started", [False, True], ids=["sent first", "started first"])
 def test_the_senders_note_stays_with_the_first_run(store: Store, started: bool) -> None:
     """A fast worker may start the task before its sender stores the note."""
-    results, noted = store.results, RunRecord(KEY, "t", "q", State.PENDING, note=b"n" * NOTE_BYTES)
+    sent = RunRecord(KEY, "shop.resize", "default", State.PENDING)
+    results, noted = store.results, replace(sent, note=b"n" * NOTE_BYTES)
     if started:
         results.start([a_start("one")])
         results.expect([noted])
@@ -373,7 +374,7 @@ def test_the_senders_note_stays_with_the_first_run(store: Store, started: bool) 
         results.expect([noted])
         assert [each.note for each in results.history("a")] == [noted.note]
         results.start([a_start("one")])
-    results.expect([replace(noted, note=b"another"), RunRecord(KEY, "t", "q", State.PENDING)])
+    results.expect([replace(noted, note=b"another"), sent])
     retry = Outcome(State.RETRYING, Resubmit(5.0, 1234.5), None, "OSError", at=2000.0)
     results.record([Finish(KEY, "one", retry)])
     results.start([a_start("two", 2, RunKey("a", 0, 1))])

@@ -11,6 +11,7 @@ from stores import Store
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
 from aztask.stores.records.base import (
     Finish,
+    OtherTask,
     Outcome,
     Owned,
     OwnedElsewhere,
@@ -154,6 +155,55 @@ def test_a_copy_of_the_message_elsewhere_is_told_so_and_changes_nothing(
     before = state_of(results)
     assert results.start([a_start(KEYS[0], "two", position=2)]) == [OwnedElsewhere()]
     assert state_of(results) == before
+
+
+@pytest.mark.parametrize("state", ["started", "ended"])
+def test_a_start_of_another_task_with_the_same_id_is_told_so_and_changes_nothing(
+    results: ResultStore, state: str
+) -> None:
+    """A program that knows an id cannot end the task of that id with a message of another task."""
+    key = KEYS[0]
+    results.start([a_start(key, "one")])
+    if state == "ended":
+        results.record([Finish(key, "one", FAILED)])
+    before = state_of(results)
+    for position in (1, 2):
+        forged = replace(a_start(key, "two", position), task="shop.nothing")
+        assert results.start([forged]) == [OtherTask("shop.resize", "default")]
+    assert state_of(results) == before
+
+
+def test_of_two_tasks_with_one_id_one_is_told_so(results: ResultStore) -> None:
+    """A remote store does not read what was noted at the send, so the first to start has the id."""
+    key = KEYS[0]
+    results.expect([RunRecord(key, "shop.resize", "default", State.PENDING)])
+    forged = replace(a_start(key, "two", 2), task="shop.nothing")
+    answers = results.start([forged]) + results.start([a_start(key, "one")])
+    if results.remote:
+        assert isinstance(answers[0], Owned)
+        assert answers[1] == OtherTask("shop.nothing", "default")
+    else:
+        assert answers[0] == OtherTask("shop.resize", "default")
+        assert isinstance(answers[1], Owned)
+
+
+def test_a_run_in_another_queue_neither_ends_nor_replaces_one(results: ResultStore) -> None:
+    key = KEYS[0]
+    elsewhere = replace(a_start(key, "two", position=2), queue="low")
+    results.start([elsewhere])
+    mine = a_start(key, "one")
+    assert results.start([mine]) == [OtherTask("shop.resize", "low")], "it is not completed"
+    results.record([Finish(key, "two", FAILED)])
+    assert results.start([mine]) == [OtherTask("shop.resize", "low")]
+    assert results.start([elsewhere]) == [Recorded(FAILED)]
+
+
+def test_a_message_may_be_forwarded_to_another_queue(results: ResultStore) -> None:
+    key = KEYS[0]
+    results.expect([RunRecord(key, "shop.resize", "default", State.PENDING)])
+    forwarded = replace(a_start(key, "one"), queue="low")
+    assert isinstance(results.start([forwarded])[0], Owned)
+    assert isinstance(results.start([replace(forwarded, owner="later")])[0], Owned)
 
 
 def test_forgetting_a_task_forgets_all_of_its_runs_and_no_others(

@@ -71,6 +71,16 @@ def test_without_keys_a_sender_runs_any_registered_task(site: Site) -> None:
     assert site.counts("end") == {"stranger": 1}
 
 
+def test_without_keys_a_known_id_ends_the_task(site: Site) -> None:
+    """The first of two messages with one id has the outcome of both."""
+    app = site.app()
+    app.broker.send("default", [forged(work.name, ["stranger"], "order-1")])
+    result = app.send(work.name, ["ours"], task_id="order-1", force=True)
+    burst(site)
+    assert site.counts("end") == {"stranger": 1}
+    assert result.get(timeout=5) == "stranger"
+
+
 def test_with_keys_it_runs_nothing(keys: None, site: Site) -> None:
     app = site.app()
     app.broker.send("default", [forged(work.name, ["stranger"], "stranger")])

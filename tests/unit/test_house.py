@@ -39,7 +39,7 @@ LIMITS = {
 }
 # What features brought since, each a line of its own: to see what the house was for, and what grew.
 GROWTH: dict[str, dict[str, int]] = {
-    "signatures that mean one thing": {"files": 1, "lines of code": 353, "longest file": 3},
+    "signatures that mean one thing": {"files": 1, "lines of code": 385, "longest file": 3},
     "durable steps": {
         "rooms": 1,
         "files": 10,

@@ -181,8 +181,35 @@ class Foreign:
     broker: str
 
 
+@dataclass(frozen=True, slots=True)
+class OtherTask:
+    """The answer to `Start`: the row is that of another task, or of a run in another queue.
+
+    Do not run it, and do not complete its message either: a program that knows an id, and may send
+    to any queue, could end the task of that id.
+    """
+
+    task: str
+    queue: str
+
+
+def other_task(
+    start: Start, task: str, queue: str, answer: StartAnswer | None = None
+) -> OtherTask | None:
+    """Whether a row is that of another task; None if it is the start's own.
+
+    A message may be forwarded to another queue, so the queue counts only where the message would be
+    completed without a run.
+
+    * `task`, `queue`: those of the row; "" if they are not known.
+    * `answer`: what the row alone would answer, if that is known yet.
+    """
+    moved = bool(queue) and queue != start.queue and isinstance(answer, Recorded | OwnedElsewhere)
+    return OtherTask(task, queue) if moved or (task and task != start.task) else None
+
+
 StartAnswer: TypeAlias = (
-    Owned | Recorded | OwnedElsewhere | Outdated | Cancelled | Unreadable | Foreign
+    Owned | Recorded | OwnedElsewhere | Outdated | Cancelled | Unreadable | Foreign | OtherTask
 )
 
 

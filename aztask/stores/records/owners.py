@@ -18,6 +18,7 @@ from aztask.errors import ForeignId
 from aztask.stores.records.base import WorkerRecord
 
 FOREIGN_ID: Final = "id-of-another-owner"
+OTHER_TASK: Final = "id-of-another-task"
 """The reason of the dead letter of a message whose id another owner uses."""
 
 UNOWNED_SECONDS: Final = 86400.0

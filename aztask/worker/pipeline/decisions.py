@@ -17,6 +17,7 @@ from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
 from aztask.stores.records.base import (
     Cancelled,
     Foreign,
+    OtherTask,
     Outcome,
     Outdated,
     OwnedElsewhere,
@@ -25,7 +26,7 @@ from aztask.stores.records.base import (
     State,
     Unreadable,
 )
-from aztask.stores.records.owners import FOREIGN_ID
+from aztask.stores.records.owners import FOREIGN_ID, OTHER_TASK
 from aztask.support.clock import Clock
 from aztask.support.display import storable
 from aztask.support.floodlog import FloodLog
@@ -103,6 +104,13 @@ class Decisions:
             )
             self._log_dead(item, FOREIGN_ID, text)
             item.decide(DeadLetter(FOREIGN_ID, text))
+        elif isinstance(answer, OtherTask):
+            text = (
+                f"task id {item.key.task_id} is that of task {answer.task} in queue {answer.queue}:"
+                " another program has used it; send the task again under another id, or replay it"
+            )
+            self._log_dead(item, OTHER_TASK, text)
+            item.decide(DeadLetter(OTHER_TASK, text))
         elif isinstance(answer, Cancelled):
             item.claim(answer.starts)
             self.cancelled(item)

@@ -17,7 +17,7 @@ from typing import Final
 from aztask.settlement import DeadLetter
 from aztask.stores.records.base import State
 from aztask.stores.records.damage import Damaged
-from aztask.stores.records.owners import FOREIGN_ID
+from aztask.stores.records.owners import FOREIGN_ID, OTHER_TASK
 from aztask.worker.pipeline.isolation import UNDONE
 from aztask.worker.pipeline.turns import OUT_OF_TURN
 from aztask.worker.pipeline.work import WorkItem, message_of
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 INPUT_LOST: Final = "input-lost"
 NO_RESULTS: Final = "no-result-store"
-NOT_ENDS: Final = frozenset({FOREIGN_ID, OUT_OF_TURN})
+NOT_ENDS: Final = frozenset({FOREIGN_ID, OTHER_TASK, OUT_OF_TURN})
 """Reasons of dead letters that are not the node's own message."""
 
 

@@ -36,6 +36,7 @@ from aztask.stores.records.base import (
     StoreSize,
     Unreadable,
     WorkerRecord,
+    other_task,
 )
 from aztask.stores.records.controls import ControlStore
 from aztask.stores.records.damage import Damaged, check_position
@@ -419,6 +420,14 @@ class LocalResults:
             return Foreign(run.record.broker)
         if run.record.damage:
             return Unreadable(run.record.damage)
+        task, queue = run.record.task, run.record.queue
+        if (other := other_task(start, task, queue)) is not None:
+            return other
+        answer = self._started(connection, run, start)
+        return other_task(start, task, queue, answer) or answer
+
+    def _started(self, connection: sqlite3.Connection, run: StoredRun, start: Start) -> StartAnswer:
+        """The answer for a row of the same task."""
         if run.ended is not None:
             if not run.record.broker:
                 connection.execute(_OWN_IT, (self._mine, *key_of(start.key)))

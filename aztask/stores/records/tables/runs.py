@@ -28,6 +28,7 @@ from aztask.stores.records.base import (
     StartAnswer,
     State,
     Unreadable,
+    other_task,
 )
 from aztask.stores.records.damage import Damaged, check_position
 from aztask.stores.records.owners import is_foreign
@@ -99,17 +100,11 @@ class Runs:
                 return RowUpdate(Owned(1), self._owned(new_run(start)))
             if run.damage or is_foreign(self._owner, run.broker):
                 return RowUpdate(self._refused(run))
-            outcome = run.outcome(None)
-            if outcome is not None and not outcome.again:
-                own = self._owned(run)
-                return RowUpdate(Recorded(outcome), None if own == run else own)
-            counted = Owned(run.starts, None, run.failures, run.snoozes)
-            if run.owner == start.owner:
-                return RowUpdate(counted)
-            if run.owner and (other := _owned_by_another(run, start)) is not None:
+            if (other := other_task(start, run.task, run.queue)) is not None:
                 return RowUpdate(other)
-            taken = self._owned(run.started(start))
-            return RowUpdate(replace(counted, starts=run.starts + 1), taken)
+            update = self._started(run, start)
+            other = other_task(start, run.task, run.queue, update.answer)
+            return update if other is None else RowUpdate(other)
 
         done = self._change(call, start.key, None, decide)
         if done.row is None:
@@ -126,6 +121,20 @@ class Runs:
         if done.before is not None and done.before.body_blob != done.row.body_blob:
             self._blobs.delete(done.before.body_blob)
         return replace(done.answer, saved=self._saved(call, done.row))
+
+    def _started(self, run: Run, start: Start) -> RowUpdate[StartAnswer]:
+        """The answer for a row of the same task."""
+        outcome = run.outcome(None)
+        if outcome is not None and not outcome.again:
+            own = self._owned(run)
+            return RowUpdate(Recorded(outcome), None if own == run else own)
+        counted = Owned(run.starts, None, run.failures, run.snoozes)
+        if run.owner == start.owner:
+            return RowUpdate(counted)
+        if run.owner and (other := _owned_by_another(run, start)) is not None:
+            return RowUpdate(other)
+        taken = self._owned(run.started(start))
+        return RowUpdate(replace(counted, starts=run.starts + 1), taken)
 
     def record(self, call: TimeBudget, finish: Finish) -> bool:
         """Write the blob, the row and the index row, in this order.

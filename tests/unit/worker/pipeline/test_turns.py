@@ -13,6 +13,8 @@ from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters import DeadLetters, Selection
 from aztask.queues.local.payload import envelope_of
+from aztask.settlement import Complete
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.uniqueness.claims import read_claim
 from aztask.worker.pipeline.turns import OUT_OF_TURN
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
@@ -300,3 +302,27 @@ def test_a_call_that_could_have_no_key_fails_as_it_runs(make: Make) -> None:
     send_old(bench, TaskMessage("t", "shop.count", "default", body, content_type, encoding))
     (item,) = bench.again()
     assert item.stage is Stage.READY
+
+
+# -- ids of other tasks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lie", [{"task": "shop.alarm"}, {"queue": "low"}], ids=str)
+def test_a_forged_message_with_a_known_id_does_not_complete_the_task(
+    make: Make, lie: dict[str, str]
+) -> None:
+    """By a program without keys that may send to some queue, and knows the id of a task."""
+    bench = bank_of(make())
+    body, kind, encoding = bench.app.codec.encode_arguments([1], {})
+    genuine = TaskMessage("order-1", "shop.ship", "default", body, kind, encoding)
+    start = Start(RunKey("order-1"), "shop.ship", "default", 1, "attacker", "w", 1.0)
+    bench.app.results.start([replace(start, **lie)])  # type: ignore[arg-type]
+    outcome = Outcome(State.SUCCEEDED, Complete(), b"\x01", at=2.0)
+    bench.app.results.record([Finish(start.key, "attacker", outcome)])
+    items = forged(bench, genuine)
+    bench.pipeline.finish(items)
+    (text,) = bench.dead().values()
+    assert text.startswith("id-of-another-task: task id order-1 is that of task shop.")
+    assert bench.stats()[:2] == (0, 0), "it is not completed, its dead letter is there"
+    assert DeadLetters(bench.app, "default").replay(Selection(everything=True)).done == 1
+    assert run(bench) == ["order-1"], "an operator runs it as another generation"
