@@ -6,8 +6,8 @@ That work is serializers for arguments of any kind, models with unused fields, a
 policies [measured: 0.5 ms against 0.17 ms for a put, 3.4 ms against 0.6 ms for reading an answer
 with 32 messages]. So this module builds the requests itself, by the service's REST reference ("Put
 Message", "Get Messages", "Update Message", "Delete Message"). It runs them through a pipeline of
-the SDK's parts: the SDK's credentials sign, its transport interface sends, and its errors are
-raised. All other requests to a queue go through the SDK's client.
+the SDK's parts: the SDK's credentials sign (but for an account's key), its transport interface
+sends, and its errors are raised. All other requests to a queue go through the SDK's client.
 
 Rules
 1. Nothing is sent twice here.
@@ -45,7 +45,7 @@ from azure.core.rest import HttpRequest, HttpResponse
 from azure.storage.queue import QueueClient, QueueServiceClient
 
 from aztask.address.addresses import StorageQueueAddress
-from aztask.azure.access import default_credential, filter_secrets
+from aztask.azure.access import SharedKey, default_credential, filter_secrets
 from aztask.azure.connection import Response
 from aztask.azure.transport import LeanTransport
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -109,9 +109,15 @@ class MessagePipeline:
 
     def __init__(self, service: QueueServiceClient, transport: HttpTransport[Any, Any]) -> None:
         self._transport = transport
-        self._pipeline = _pipeline_to(transport, service.credential)
-        self._signing = _pipeline_to(NullTransport(), service.credential)
+        self._key = _shared_key(service.credential)
+        self._pipeline = self._pipeline_to(transport, service.credential)
+        self._signing = self._pipeline_to(NullTransport(), service.credential)
         self._version = str(service.api_version)
+
+    def _pipeline_to(
+        self, transport: HttpTransport[Any, Any], credential: Any
+    ) -> Pipeline[Any, Any]:
+        return Pipeline(transport, [] if self._key else [_credential_policy(credential)])
 
     def run(
         self, method: str, url: str, text: str | None, *, connecting: float, reading: float
@@ -152,7 +158,8 @@ class MessagePipeline:
         if spec.late and spec.late():
             raise ServiceRequestError("its time-out passed before it could be sent")
         request = self._request(spec.method, spec.url, spec.text)
-        self._signing.run(request)
+        if self._key is None:
+            self._signing.run(request)
         return request
 
     def _request(self, method: str, url: str, text: str | None) -> HttpRequest:
@@ -170,6 +177,9 @@ class MessagePipeline:
             # return as such would come back as a line feed (XML 1.0, 2.11).
             inside = escape(text, {"\r": "&#13;"})
             body = f"<QueueMessage><MessageText>{inside}</MessageText></QueueMessage>".encode()
+        if self._key is not None:
+            length = len(body or b"")
+            headers["Authorization"] = self._key.authorization(method, url, headers, length)
         return HttpRequest(method, url, headers=headers, content=body)
 
 
@@ -287,8 +297,15 @@ def _received(message: ElementTree.Element) -> ReceivedMessage:
     )
 
 
-def _pipeline_to(transport: HttpTransport[Any, Any], credential: Any) -> Pipeline[Any, Any]:
-    return Pipeline(transport, policies=[_credential_policy(credential)])
+def _shared_key(credential: Any) -> SharedKey | None:
+    """What signs for the SDK's credential, if that is an account's key."""
+    account, key = (getattr(credential, name, None) for name in ("account_name", "account_key"))
+    if not isinstance(account, str) or not isinstance(key, str):
+        return None
+    try:
+        return SharedKey(account, key)
+    except ValueError:
+        return None  # the SDK says what is wrong with it
 
 
 def _credential_policy(credential: Any) -> SansIOHTTPPolicy[Any, Any] | Any:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from azure.core.credentials import AccessToken, AzureSasCredential
 from azure.core.exceptions import ClientAuthenticationError, DecodeError, HttpResponseError
+from azure.core.pipeline import PipelineContext, PipelineRequest
 from azure.core.pipeline.transport import HttpTransport
 from azure.core.rest import HttpRequest
 from azure.core.utils import case_insensitive_dict
@@ -125,6 +126,25 @@ def test_they_say_what_the_sdk_says(credential, text):
         assert ("Authorization" in mine.headers) == ("Authorization" in other.headers)
         scheme = other.headers.get("Authorization", "").split(":")[0]
         assert mine.headers.get("Authorization", "").startswith(scheme)
+
+
+@pytest.mark.parametrize("url", [URL, "http://127.0.0.1:10001/shop"])
+@pytest.mark.parametrize("receipt", [RECEIPT, "", "ü %"])
+def test_an_accounts_key_signs_as_the_sdk_does(url, receipt):
+    """Also what a local server has its account in the path for."""
+    recorder = Recorder()
+    service = QueueServiceClient(url, credential=KEYED, transport=recorder, retry_total=0)
+    messages = QueueMessages(MessagePipeline(service, recorder), f"{url}/jobs")
+    messages.put("a\r\nü", 7, seconds=5)
+    messages.update("m-1", receipt, 9, None, seconds=5)
+    messages.update("m-1", receipt, 9, "", seconds=5)
+    messages.delete("m-1", receipt, seconds=5)
+    messages.receive(7, 30, seconds=5)
+    assert len(recorder.requests) == 5
+    for request in recorder.requests:
+        ours = request.headers.pop("Authorization")
+        service.credential.on_request(PipelineRequest(request, PipelineContext(recorder)))
+        assert ours == request.headers["Authorization"]
 
 
 @pytest.mark.parametrize(("status", "kind"), [(403, ClientAuthenticationError), (404, None)])
