@@ -30,7 +30,7 @@ MODULE, QUEUE = "celery_aztask_app", os.environ.get("COMPARE_QUEUE", "celery-ben
 PATIENCE, SETTLING, IDLE = 120.0, 2.0, 5.0
 LOCAL_TASKS, BUS_TASKS = 1_000, 500
 STORAGE_TASKS = 900
-"""So many that the last batch, which Azurite deletes in about 15 ms, is no part of the rate."""
+"""So many that a slice has thirty receives, each of which has Azurite scan the queue."""
 SLICES = 5
 
 

@@ -246,8 +246,13 @@ class Channel(RoutingChannel):
 
     @property
     def scarce(self) -> bool:
-        """True if the prefetch count leaves room for less than half of it."""
-        return bool(self._prefetch) and 2 * self._handed_out() > self._prefetch
+        """True if the prefetch count leaves room for less than three quarters of it."""
+        return bool(self._prefetch) and 4 * self.room < 3 * self._prefetch
+
+    @property
+    def room(self) -> int:
+        """How many more messages the prefetch count allows; 0 if it sets no limit."""
+        return max(0, self._prefetch - self._handed_out()) if self._prefetch else 0
 
     def open_sources(self) -> Iterator[QueueConsumer]:
         """The consumers that may receive now, as far as the prefetch count allows.

@@ -73,3 +73,42 @@ def test_a_connection_rests_while_a_message_of_a_session_is_worked_on(monkeypatc
     connection.drain_events(timeout=5)
     assert [message.payload for message in got] == [1, 2]
     connection.release()
+
+
+@pytest.mark.parametrize(
+    ("first", "in_a_pause", "pauses", "received"),
+    [
+        (1, 0, 1, 1),  # no task ends: nothing more is waited for
+        (1, 2, 3, 7),  # until three quarters are free
+        (1, 1, 4, 5),  # so often at most
+        (6, 1, 0, 6),  # room enough
+    ],
+)
+def test_room_gathers_before_a_receive_as_long_as_tasks_end(
+    monkeypatch, first, in_a_pause, pauses, received
+):
+    """Each receive of a Storage queue costs the service as much as twenty messages."""
+    connection, transport = connected()
+    transport.broker.declare("orders")
+    channel, got, slept = connection.channel(), [], []
+    channel.basic_qos(0, 8, False)
+    channel.basic_consume("orders", False, got.append, "tag")
+    transport.broker.send("orders", [Envelope(b"1", content_type="application/json")] * 20)
+    while len(got) < 8:
+        connection.drain_events(timeout=5)
+
+    def end(count):
+        for message in [each for each in got if not each.acknowledged][:count]:
+            message.ack()
+
+    def pause(seconds):
+        slept.append(seconds)
+        end(in_a_pause)
+
+    monkeypatch.setattr("aztask.celery.transport.connection.sleep", pause)
+    end(first)
+    assert transport.receive_once()
+    while channel.deliver_one():
+        pass
+    assert (len(slept), len(got)) == (pauses, 8 + received)
+    connection.release()
