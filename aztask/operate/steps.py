@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 from aztask.app import App
 from aztask.errors import CodecError, ConfigurationError, NotFound, StepError, did_you_mean
 from aztask.operate.action import Action, Progress, Subject, results_of
+from aztask.settlement import DeadLetter
 from aztask.steps.home import StepHome
 from aztask.steps.records import FAILED, ORDER, STEP, StepRecord, StepStore
-from aztask.stores.records.base import State
+from aztask.stores.records.base import RunRecord, State
 from aztask.stores.rows import Row
 from aztask.support.display import plural, visible
 
@@ -60,8 +61,9 @@ def _shown(app: App, history: str, record: StepRecord) -> ShownStep:
 def reset(app: App, task_id: str, first: str) -> ResetSteps:
     """Go back: forget a step of the task's newest history, and all that were recorded after it.
 
-    first: the step, as `StepRecord.label` has it. Raises NotFound, and ConfigurationError while the
-    task runs: it knows its steps.
+    first: the step, as `StepRecord.label` has it. Raises NotFound. Raises ConfigurationError while
+    the task runs, because it knows its steps, and if it has ended without a dead letter, because
+    nothing would run it again.
     """
     results = results_of(app)
     record = results.get(task_id)
@@ -69,6 +71,11 @@ def reset(app: App, task_id: str, first: str) -> ResetSteps:
         raise ConfigurationError(
             f"task {task_id} runs now and knows its steps; cancel it with aztask cancel --running, "
             "or wait until it has ended"
+        )
+    if record is not None and record.state.final and not _is_dead(record):
+        raise ConfigurationError(
+            f"task {task_id} has ended ({record.state}) and has no dead letter to replay, so no "
+            "run would follow a reset; send it again with force=True, which begins a new history"
         )
     store = StepHome(app).store()
     histories = store.histories(task_id)
@@ -83,6 +90,10 @@ def reset(app: App, task_id: str, first: str) -> ResetSteps:
     rows = [row for row, each in found if each.number >= number or each.kind == ORDER]
     count = sum(each.number >= number for _, each in found)
     return ResetSteps(app, count, store, task_id, first, rows)
+
+
+def _is_dead(record: RunRecord) -> bool:
+    return record.outcome is not None and isinstance(record.outcome.settlement, DeadLetter)
 
 
 @dataclass(slots=True)

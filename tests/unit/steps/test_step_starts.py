@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aztask import App, Context, Reject, RetryPolicy, chain
+from aztask import App, ConfigurationError, Context, Reject, RetryPolicy, chain
 from aztask.operate.deadletters import DeadLetters, Selection
 from aztask.operate.deadletters.actions import replay
 from aztask.operate.steps import reset, steps
@@ -134,6 +134,20 @@ def test_after_a_reset_the_replay_runs_the_later_steps_again(app: App) -> None:
         inline.run()
         assert result.get() == ["a", "b"]
     assert calls == ["a", "b", "b"]
+
+
+def test_a_reset_that_no_run_would_follow_is_refused(app: App) -> None:
+    """The outcome of a task that succeeded is recorded: its steps are never asked for again."""
+
+    @app.task_with_context
+    def order(context: Context) -> Any:
+        return context.step("a", str)
+
+    with app.inline():
+        result = order.delay()
+        with pytest.raises(ConfigurationError, match=r"has ended \(succeeded\) and has no dead"):
+            reset(app, result.id, "a")
+        assert [each.record.label for each in steps(app, result.id)] == ["a"]
 
 
 def purged(app: App) -> int:
