@@ -148,6 +148,9 @@ class Settings:
     max_steps: int = setting(
         1000, "int", count(most=100_000), "How many steps one task may record.", example="200"
     )
+    max_wait_seconds: float = setting(
+        90 * 86400.0, "float | timedelta", seconds(), "The longest `context.sleep`.", example="60.0"
+    )
     unknown_task_grace_seconds: float = setting(
         300.0,
         "float | timedelta",
@@ -157,11 +160,7 @@ class Settings:
         example="600.0",
     )
     result_retention_seconds: float = setting(
-        7 * 86400.0,
-        "float | timedelta",
-        seconds(),
-        "How long results are kept.",
-        example="86400.0",
+        7 * 86400.0, "float | timedelta", seconds(), "How long results are kept.", example="86400.0"
     )
     serializer: str = setting(
         SERIALIZERS[0],

@@ -360,6 +360,31 @@ class Context:
         """
         return self.steps.gather(calls)
 
+    def sleep(self, seconds: float | timedelta, *, key: str | None = None) -> None:
+        """Wait without a slot, a lease or a process: for minutes or months.
+
+        ::
+
+            context.step("remind", send_reminder, order)
+            context.sleep(timedelta(days=3))
+            context.step("close", close_order, order)
+
+        * `seconds`: seconds or a ``timedelta``, at most the setting `max_wait` (90 days).
+        * `key`: names this wait instead of its number, as for a step.
+
+        The run ends here: its message waits in the queue. Later the task runs again from its first
+        line, and gets what its steps recorded. The time counts from the first call, and no restart
+        or failure changes that. ``finally`` blocks run when the run ends. A task that waits is in
+        the state "snoozed"; cancelling it ends it at its next start.
+
+        In a direct call without a worker it returns at once. Raises StepError if the task cannot
+        wait: inside a step, in a session, without a result store, or at most once. See
+        docs/how-to/advanced/steps.md.
+        """
+        if isinstance(seconds, timedelta):
+            seconds = seconds.total_seconds()
+        self.steps.sleep(seconds, key)
+
     def patched(self, name: str) -> bool:
         """True if this run may take the new way of a flow that you changed.
 

@@ -87,6 +87,8 @@ class AsyncResult(Generic[R_co]):
         for record in reversed(store.history(self.id)):
             if record.state is State.SUCCEEDED:
                 return None
+            if record.outcome is not None and record.outcome.parked:
+                continue
             has_error = record.outcome is not None and record.outcome.error_type
             if has_error or (record.state is State.FAILED and record.damage):
                 return _failure(record)
@@ -195,6 +197,8 @@ class AsyncResult(Generic[R_co]):
             why = "it is running; ask again"
         else:
             why = f"it is {record.state.value} and will run again; ask again"
+            if record.outcome is not None and record.outcome.parked:
+                why = f"it waits: {record.outcome.error}"
         return ResultTimeout(f"task {self.id} did not end within {timeout or 0.0:g} s: {why}")
 
     def _value(self, record: RunRecord) -> R_co:

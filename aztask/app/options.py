@@ -22,6 +22,7 @@ class AppOptions(TypedDict, total=False):
     renew_at: float
     max_deliveries: int
     max_steps: int
+    max_wait: float | timedelta
     unknown_task_grace: float | timedelta
     result_retention: float | timedelta
     serializer: str

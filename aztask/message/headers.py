@@ -22,7 +22,7 @@ import msgpack
 
 from aztask.errors import DecodeError, EncodeError
 from aztask.message.bounds import MessageLimits
-from aztask.message.message import COUNTER_LIMIT, MESSAGE_ID_LIMIT, TaskMessage
+from aztask.message.message import CONTINUE, COUNTER_LIMIT, MESSAGE_ID_LIMIT, TaskMessage
 from aztask.message.payload import StoredValue
 
 PROTOCOL: Final = 1
@@ -83,8 +83,8 @@ _COUNTS: Final = {
 
 _NONE: Final = (*_RARE.values(), "eta", "expires", "time_limit", "soft_time_limit")
 _optional_of = attrgetter(*_OPTIONAL.values())
-_rest_of = attrgetter(*_NONE, *_COUNTS.values(), "ordered")
-_USUAL_REST: Final = (*[None] * len(_NONE), *[0] * len(_COUNTS), True)
+_rest_of = attrgetter(*_NONE, *_COUNTS.values(), "ordered", "continued")
+_USUAL_REST: Final = (*[None] * len(_NONE), *[0] * len(_COUNTS), True, False)
 """One comparison with these saves looking at each field of most messages."""
 
 
@@ -121,6 +121,8 @@ def _write_rest(message: TaskMessage, headers: dict[str, Any]) -> None:
         headers["expires"] = to_iso(message.expires)
     if message.time_limit is not None or message.soft_time_limit is not None:
         headers["timelimit"] = [message.time_limit, message.soft_time_limit]
+    if message.continued:
+        headers["task"] = message.task + CONTINUE
     if not message.ordered:
         headers["aztask-ordered"] = 0
     for name, field in _COUNTS.items():
@@ -179,6 +181,8 @@ def read_headers(headers: Mapping[str, Any], limits: MessageLimits) -> dict[str,
             values[name] = read(header, value)
     if "timelimit" in values:
         values["time_limit"], values["soft_time_limit"] = values.pop("timelimit")
+    if values["task"].endswith(CONTINUE) and values["task"] != CONTINUE:
+        values["task"], values["continued"] = values["task"].removesuffix(CONTINUE), True
     retries = values.pop("retries", 0)
     values.setdefault("resubmit_count", retries)
     _check_saved(values.get("saved"), limits)
@@ -230,7 +234,8 @@ def read_time(header: str, value: object) -> float:
 
 
 def _read_task(header: str, value: object) -> str:
-    return read_text(header, value, TASK_LIMIT)
+    more = len(CONTINUE) if isinstance(value, str) and value.endswith(CONTINUE) else 0
+    return read_text(header, value, TASK_LIMIT + more)
 
 
 def _read_display(header: str, value: object) -> str:

@@ -26,6 +26,9 @@ MESSAGE_ID_LIMIT = 128
 COUNTER_LIMIT = 2**31 - 1
 """The highest accepted hop, generation or count: the largest 32-bit integer of AMQP."""
 
+CONTINUE = "#continue"
+"""What the wire adds to the task's name in a message that continues a parked run."""
+
 HISTORY = "aztask-history"
 """The header that names the history of a task's steps, if it is not the first one."""
 
@@ -60,6 +63,7 @@ class TaskMessage:
     * `workflow`: the id of the workflow that it belongs to; `node`: its place in that, see
       `aztask.workflows.place`.
     * `payload`: the reference to the body, which is then empty, see `aztask.message.payload`.
+    * `continued`: it continues a run that waited inside its task, see `parked`.
     * `extra`: other headers, passed on unchanged.
     """
 
@@ -98,6 +102,7 @@ class TaskMessage:
     put_off_count: int = 0
     slots: str | None = None
     payload: str | None = None
+    continued: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -206,6 +211,27 @@ class TaskMessage:
             unknown_since=unknown_since,
         )
 
+    def parked(self, *, delivery_base: int = 0) -> TaskMessage:
+        """The next hop of a run that waits inside its task: it wakes the run.
+
+        No count rises, since nothing failed, and the expiry, which is for the first start, is gone.
+        On the wire the task has a name of its own (`CONTINUE`): a worker of a release that cannot
+        continue a run puts the message off as unknown, and does not run the task from its start.
+
+        * `delivery_base`: as in `resubmitted`.
+        """
+        return replace(
+            self,
+            hop=self.hop + 1,
+            continued=True,
+            delivery_base=delivery_base,
+            expires=None,
+            unknown_since=None,
+            eta=None,
+            put_off_count=0,
+            slots=None,
+        )
+
     def chained(self, *, delivery_base: int = 0) -> TaskMessage:
         """The next link of a delay chain: the message arrived before its eta and is delayed again.
 
@@ -235,6 +261,7 @@ class TaskMessage:
             eta=None,
             expires=expires,
             saved=self.saved if keep_saved else None,
+            continued=self.continued and keep_saved,
             put_off_count=0,
             slots=None,
         )

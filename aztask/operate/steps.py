@@ -11,7 +11,7 @@ from aztask.errors import CodecError, ConfigurationError, NotFound, StepError, d
 from aztask.operate.action import Action, Progress, Subject, results_of
 from aztask.settlement import DeadLetter
 from aztask.steps.home import StepHome
-from aztask.steps.records import FAILED, ORDER, STEP, StepRecord, StepStore
+from aztask.steps.records import FAILED, ORDER, STEP, WAIT, WAITING, StepRecord, StepStore
 from aztask.stores.records.base import RunRecord, State
 from aztask.stores.rows import Row
 from aztask.support.display import plural, visible
@@ -47,7 +47,7 @@ def steps(app: App, task_id: str) -> list[ShownStep]:
 
 
 def _shown(app: App, history: str, record: StepRecord) -> ShownStep:
-    if not record.value:
+    if not record.value or record.state == WAITING:
         return ShownStep(history, record)
     try:
         value = app.codec.decode_value(record.value)
@@ -80,7 +80,7 @@ def reset(app: App, task_id: str, first: str) -> ResetSteps:
     store = StepHome(app).store()
     histories = store.histories(task_id)
     found = store.read(task_id, histories[-1]) if histories else []
-    labels = [each.label for _, each in found if each.kind == STEP]
+    labels = [each.label for _, each in found if each.kind in (STEP, WAIT)]
     number = next((each.number for _, each in found if each.label == first), None)
     if number is None:
         raise NotFound(

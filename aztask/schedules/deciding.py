@@ -51,7 +51,7 @@ def decide(
     now: float,
     *,
     waiting: int,
-    runs: Callable[[str], bool],
+    runs: Callable[[str, bool], bool],
     by: str,
     kind: str = PLANNED,
     mark: str = "",
@@ -59,7 +59,8 @@ def decide(
     """The new head, and the occurrences for `times`, at most as many as one transaction takes.
 
     * `waiting`: how many occurrences wait already.
-    * `runs`: whether the task with an id has not ended; asked at most once.
+    * `runs`: whether the task with an id has not ended; asked at most once. True as its second
+      argument: the task is so old that it counts as lost, unless it waits inside its code.
     * `mark`: see `task_id_of`.
     """
     last = schedule
@@ -84,8 +85,10 @@ def decide(
     return replace(last, by=by, made=schedule.made + len(made)), made
 
 
-def is_busy(schedule: Schedule, rules: Rules, now: float, runs: Callable[[str], bool]) -> bool:
+def is_busy(
+    schedule: Schedule, rules: Rules, now: float, runs: Callable[[str, bool], bool]
+) -> bool:
     """True if the last task has not ended, and is not so old that it counts as lost."""
-    if not schedule.last_id or now - schedule.last_at > rules.overlap_limit:
+    if not schedule.last_id:
         return False
-    return runs(schedule.last_id)
+    return runs(schedule.last_id, now - schedule.last_at > rules.overlap_limit)

@@ -516,9 +516,14 @@ class ScheduleEngine:
         self._sends.report(skipped_event(view.name, None, refused))
         return refused
 
-    def runs(self, task_id: str) -> bool:
-        """True unless the task has ended. One that the store does not know may be in the queue."""
+    def runs(self, task_id: str, old: bool = False) -> bool:
+        """True unless the task has ended. One that the store does not know may be in the queue.
+
+        * `old`: it counts as lost, unless it waits inside its code.
+        """
         record = self.results.get(task_id)
+        if old:
+            return record is not None and record.parked_at(self.store.now())
         return record is None or not record.state.final
 
     def history(self, name: str, limit: int) -> list[Made]:

@@ -30,10 +30,10 @@ from aztask.errors import BrokerUnavailable, CodecError, EncodeError, StepError,
 from aztask.message.message import TaskMessage
 from aztask.retry import RetryPolicy, describe
 from aztask.settlement import Resubmit
-from aztask.steps.history import Branch, OpenStep, RunHistory
+from aztask.steps.history import SLEEP, Branch, OpenStep, RunHistory
 from aztask.steps.recorded import encoded_error, error_from
 from aztask.steps.records import DONE, FAILED, RETRYING, StepRecord
-from aztask.steps.suspension import StepDelayed, StepsUnavailable, Suspension
+from aztask.steps.suspension import StepDelayed, StepsUnavailable, Suspension, combined
 from aztask.support.display import safe_str, short_repr
 
 T = TypeVar("T")
@@ -322,6 +322,35 @@ class RunSteps:
             self._history.end(step, RETRYING, b"", due=due, attempts=attempts + 1)
             raise StepDelayed(step.record.label, due, now, why)
 
+    # -- waits -------------------------------------------------------------------------------
+
+    def sleep(self, seconds: float, key: str | None) -> None:
+        """Return once this time has passed since the first call; see `Context.sleep`."""
+        options = StepOptions(key)
+        _check(SLEEP, options)
+        self._may_wait("sleep")
+        with self._reaching(self._branch_name):
+            branch = self._branch(SLEEP, options, _line())
+            most = self._history.longest
+            if not 0 <= seconds <= most:
+                raise StepError(
+                    f"a task sleeps for 0 to {most:g} seconds (max_wait), not {seconds!r}"
+                )
+            self._fence.ensure()
+            self._history.sleep(branch, seconds, key)
+
+    def _may_wait(self, what: str) -> None:
+        if self.current is not None:
+            raise self._refused(
+                f"{what} is called inside step {self.current.record.label!r}; wait in the task "
+                "itself, between its steps"
+            )
+        if self._message.session is not None:
+            raise self._refused(
+                f"{what} is called in a task of session {self._message.session!r}: those behind it "
+                "would overtake it; send the task without a session"
+            )
+
     def patched(self, name: str) -> bool:
         """True if this run takes the new way of a changed flow; see `Context.patched`."""
         _check(name, StepOptions())
@@ -434,8 +463,9 @@ class _End:
 
 
 def _values(ends: Sequence[_End]) -> list[Any]:
-    """The values; raises the first suspension, else the first error."""
+    """The values; raises what ends the run, if anything does, else the first error."""
     errors = [each.error for each in ends if each.error is not None]
+    suspended = [error for error in errors if isinstance(error, Suspension)]
     for error in sorted(errors, key=lambda each: isinstance(each, Exception)):
-        raise error
+        raise combined(suspended) if isinstance(error, Suspension) else error
     return [each.value for each in ends]

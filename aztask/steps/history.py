@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from aztask.errors import CodecError, StepError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.message.payload import StoredValue
+from aztask.message.payload import StoredValue, names_in
 from aztask.steps.records import (
     DONE,
     FAILED,
@@ -29,17 +29,23 @@ from aztask.steps.records import (
     PATCH,
     RETRYING,
     STEP,
+    WAIT,
+    WAITING,
     StepRecord,
     StepStore,
     digest_of,
     history_of,
 )
-from aztask.steps.suspension import OrderChanged, StepDelayed
+from aztask.steps.suspension import OrderChanged, Parked, StepDelayed
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import Kind
 from aztask.stores.rows import Row
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit_in_pool
+
+SLEEP: Final = "sleep"
+EARLY_SECONDS: Final = 0.02
+"""A service may deliver a message so much before its time: another hop would gain nothing."""
 
 APART_BYTES: Final = 16 * 1024
 """Encoded values of more bytes are stored apart, where the app has a store for payloads."""
@@ -48,9 +54,14 @@ Place = tuple[str, str, str, str]
 
 
 class StepKeeper(Protocol):
-    """Keeps the steps of one run: in a result store, or in memory for code without a worker."""
+    """Keeps the steps of one run: in a result store, or in memory for code without a worker.
+
+    * `remote`: calls wait for a network.
+    * `parks`: a worker runs the task, and goes on with it after a wait.
+    """
 
     remote: bool
+    parks: bool
 
     def now(self) -> float:
         """The time that all who record agree on, UTC epoch seconds."""
@@ -83,6 +94,8 @@ class StepKeeper(Protocol):
 
 class StoredSteps:
     """The steps of one task in the result store."""
+
+    parks = True
 
     def __init__(
         self,
@@ -159,6 +172,7 @@ class MemorySteps:
     """The steps of a function that is called without a worker: they end with its context."""
 
     remote = False
+    parks = False
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -231,9 +245,10 @@ class OpenStep:
 class RunHistory:
     """What one run knows of its steps."""
 
-    def __init__(self, keeper: StepKeeper, message: TaskMessage, most: int) -> None:
-        """most: how many steps a history may have."""
+    def __init__(self, keeper: StepKeeper, message: TaskMessage, most: int, longest: float) -> None:
+        """most: how many steps a history may have. longest: how long a wait may be, in seconds."""
         self.keeper = keeper
+        self.longest = longest
         self._message = message
         self._most = most
         self._lock = threading.RLock()
@@ -254,7 +269,7 @@ class RunHistory:
             self._known = {record.place: record for record in records}
             for record in records:
                 self._number = max(self._number, record.number)
-                if record.kind == STEP and not record.keyed:
+                if record.kind in (STEP, WAIT) and not record.keyed:
                     branch = self._branches.setdefault(record.branch, Branch(record.branch))
                     branch.recorded.append(record)
         return self._known
@@ -268,17 +283,43 @@ class RunHistory:
             if found.state in (DONE, FAILED):
                 return found
             if found.place not in known:
-                self._check_order(branch, found)
-                if len(known) >= self._most:
-                    raise StepError(
-                        f"the task has {self._most} recorded steps already, as many as max_steps "
-                        "allows; record several actions as one step, or raise max_steps"
-                    )
+                self._admit(branch, found)
             elif found.due > self.keeper.now():
                 raise StepDelayed(found.label, found.due, self.keeper.now())
             names = (found.branch, found.name, found.key)
             step_key = digest_of(self._message.id, history_of(self._message), *names)
             return OpenStep(branch, found, step_key)
+
+    def _admit(self, branch: Branch, wanted: StepRecord) -> None:
+        """Refuse a step or a wait that is not recorded yet if it may not be."""
+        self._check_order(branch, wanted)
+        if len(self._load()) >= self._most:
+            raise StepError(
+                f"the task has {self._most} recorded steps already, as many as max_steps "
+                "allows; record several actions as one step, or raise max_steps"
+            )
+
+    def sleep(self, branch: Branch, seconds: float, key: str | None) -> None:
+        """Return if the time has passed; else raise Parked. Without a worker, it has passed.
+
+        The wake time is recorded once, by the first run that comes here, and never computed again.
+        Raises StepError, OrderChanged.
+        """
+        with self._lock:
+            known = self._load()
+            self.flush(branch)
+            found = self._find(branch, WAIT, SLEEP, key)
+            if found.place not in known:
+                self._admit(branch, found)
+                due = self.keeper.now() + seconds
+                found = self._write(
+                    replace(found, state=WAITING, due=due, value=_held_by(self._message))
+                )
+                early = 0.0
+            else:
+                early = EARLY_SECONDS
+            if found.due > (now := self.keeper.now()) + early and self.keeper.parks:
+                raise Parked("it sleeps", found.due, now)
 
     def _find(self, branch: Branch, kind: str, name: str, key: str | None) -> StepRecord:
         """The record of a step that the code asks for now; a new one if there is none."""
@@ -367,3 +408,12 @@ class RunHistory:
             raise StepError(
                 f"the recorded value of step {record.label} cannot be read: {error}"
             ) from None
+
+
+def _held_by(message: TaskMessage) -> bytes:
+    """References to the payloads of a message that waits, for those who look for unneeded ones.
+
+    Where the service hides a message, only the row of the wait shows them.
+    """
+    found = (message.payload or "").encode(), message.saved or b""
+    return b" ".join(each for each in found if next(names_in(each), None))

@@ -17,6 +17,9 @@ from aztask.support.clock import SYSTEM_CLOCK
 MOST_STEPS: Final = 1_000
 """The default of ``max_steps``."""
 
+LONGEST_WAIT: Final = 90 * 86400.0
+"""The default of ``max_wait``, in seconds."""
+
 
 class StepApp(Protocol):
     """What histories need of an app: `aztask.app.App`, and what tests make."""
@@ -55,7 +58,8 @@ class StepHome:
             )
         app = self._app
         keeper = StoredSteps(self.store(), message, app.codec, app.payloads, self._worker)
-        return RunHistory(keeper, message, app.settings.max_steps)
+        settings = app.settings
+        return RunHistory(keeper, message, settings.max_steps, settings.max_wait_seconds)
 
     def store(self) -> StepStore:
         """The histories in the result store. Raises StepError if there is none."""
@@ -75,4 +79,4 @@ class MemoryHome:
 
     def history(self, message: TaskMessage) -> RunHistory:
         """A history of its own for each context."""
-        return RunHistory(MemorySteps(SYSTEM_CLOCK), message, MOST_STEPS)
+        return RunHistory(MemorySteps(SYSTEM_CLOCK), message, MOST_STEPS, LONGEST_WAIT)

@@ -19,6 +19,7 @@ from aztask.message.payload import names_in
 from aztask.queues.base import Broker
 from aztask.steps.records import StepStore
 from aztask.stores.payloads.payloads import Payloads
+from aztask.stores.payloads.store import belongs
 from aztask.stores.records.base import ResultStore
 from aztask.stores.rows import Row
 
@@ -48,7 +49,8 @@ class StepPurge:
             if not self._needed(task_id, rows):
                 removed += self._store.remove(rows)
                 if self._payloads is not None:
-                    self._payloads.discard(name for row in rows for name in _payloads_in(row))
+                    found = (name for row in rows for name in _payloads_in(row))
+                    self._payloads.discard(name for name in found if belongs(name, task_id))
             if removed >= PURGED:
                 break
         return removed

@@ -69,9 +69,11 @@ MOST_ROWS: Final = 100_000
 DONE: Final = "done"
 FAILED: Final = "failed"
 RETRYING: Final = "retrying"
-STATES: Final = (DONE, FAILED, RETRYING)
+WAITING: Final = "waiting"
+STATES: Final = (DONE, FAILED, RETRYING, WAITING)
 
 STEP: Final = "step"
+WAIT: Final = "wait"
 PATCH: Final = "patch"
 ORDER: Final = "order"
 """Not a step: it says since when the code asks for steps in another order than the recorded one."""
@@ -87,13 +89,16 @@ def history_of(message: TaskMessage) -> str:
 class StepRecord:
     """A step as it was recorded.
 
-    * `kind`: `STEP`, `PATCH` or `ORDER`. `state`: `DONE`, `FAILED` or `RETRYING`.
+    * `kind`: `STEP`, `WAIT`, `PATCH` or `ORDER`.
+    * `state`: `DONE`, `FAILED`, `RETRYING`, or `WAITING` for a wait that has begun.
     * `name`: as the code names it. `branch`: "" for the main line, else the branch of a `gather`.
     * `key`: the number of this call among those of the same name in the branch, or the text that
       the code gave. `keyed`: the code gave it.
     * `number`: steps of a history are recorded in this order.
-    * `value`: the encoded value, or the encoded error.
-    * `at`: when it was recorded; `due`: before when it is not retried. UTC epoch seconds.
+    * `value`: the encoded value, or the encoded error; of a wait that has begun, the payloads that
+      the task's message refers to.
+    * `at`: when it was recorded; `due`: before when it is not retried, or until when it waits. UTC
+      epoch seconds.
     * `attempts`: how often it failed with a retry policy of its own.
     * `queue`: the queue of the task.
     """

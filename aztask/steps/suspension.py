@@ -6,6 +6,8 @@ catches them all the same, and returns, fails (`StepError`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Final
 
 from aztask.settlement import DeadLetter, Decision, Resubmit
@@ -17,9 +19,13 @@ LONGEST_ORDER_PAUSE: Final = 30.0
 
 
 class Suspension(BaseException):
-    """The run ends here and goes on later. `kind`: for records, as an error's type."""
+    """The run ends here and goes on later.
+
+    * `kind`: for records, as an error's type. `delay`: seconds until it goes on, if it is to go on.
+    """
 
     kind = "Suspended"
+    delay = 0.0
 
     def settlement(self, grace: float) -> Decision:
         """What becomes of the message. grace: ``unknown_task_grace``, in seconds."""
@@ -34,13 +40,47 @@ class StepDelayed(Suspension):
     def __init__(self, step: str, due: float, now: float, why: str = "") -> None:
         """due: when, UTC epoch seconds; now: the time on the same clock. why: the error."""
         self.due = due
-        self._delay = max(0.0, due - now)
+        self.delay = max(0.0, due - now)
         reason = f": {why}" if why else ""
-        super().__init__(f"step {step} is retried in {self._delay:.3g} s{reason}")
+        super().__init__(f"step {step} is retried in {self.delay:.3g} s{reason}")
 
     def settlement(self, grace: float) -> Decision:
         """The queue holds the message until then; no retry of the task is used."""
-        return Resubmit(delay=self._delay, counted=False, asked=True)
+        return Resubmit(delay=self.delay, counted=False, asked=True)
+
+
+class Parked(Suspension):
+    """The task waits, without a slot: its next hop goes on (`TaskMessage.parked`)."""
+
+    kind = "Parked"
+
+    def __init__(self, what: str, due: float, now: float) -> None:
+        """what: it waits for. due: until when, UTC epoch seconds; now: on the same clock."""
+        self.due = due
+        self.delay = max(0.0, due - now)
+        until = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        super().__init__(f"{what}, until {until}")
+
+    def settlement(self, grace: float) -> Decision:
+        """The worker makes it from the delay: `aztask.worker.pipeline.decisions`."""
+        return Resubmit(delay=self.delay, counted=False, asked=True)
+
+
+def combined(found: Iterable[Suspension]) -> Suspension:
+    """How a run goes on of which several branches have ended in these.
+
+    Branches that wait, or retry a step, go on together when the first of them does: the others
+    find that their time has not come, and end again. If one of them waits, the run is parked.
+    """
+    several = list(found)
+    timed = [each for each in several if isinstance(each, StepDelayed | Parked)]
+    if len(timed) < len(several):
+        return next(each for each in several if each not in timed)
+    first = min(timed, key=lambda each: each.delay)
+    parked = next((each for each in timed if isinstance(each, Parked)), None)
+    if parked is not None and not isinstance(first, Parked):
+        return Parked(str(first), first.due, first.due - first.delay)
+    return first
 
 
 class StepsUnavailable(Suspension):

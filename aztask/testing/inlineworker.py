@@ -321,6 +321,8 @@ class InlineWorker:
         elif kind == "failed":
             record, error_type, error, trace = details
             decisions.failed(item, from_record(record), error_type, error, trace)
+        elif kind == "parked":
+            decisions.parked(item, *details)
         else:
             item.decide(Abandon())
 

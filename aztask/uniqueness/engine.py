@@ -299,7 +299,7 @@ class UniqueEngine:
     def _is_free(self, claim: Claim, now: float) -> bool:
         """True if the key is free although its holder is stored: see rules 3 and 4."""
         if now >= claim.ends_at:
-            return True
+            return not self._parked(claim, now)
         if not claim.until:
             return False
         try:
@@ -307,6 +307,16 @@ class UniqueEngine:
         except ForeignId:  # as in `waits`: that broker's workers see another holder
             return True
         return record is not None and _has_freed(record, claim, now)
+
+    def _parked(self, claim: Claim, now: float) -> bool:
+        """True if its task waits inside its code, and holds the key until it has ended."""
+        if claim.until != FINISHED:
+            return False
+        try:
+            record = self.results.get(claim.task_id)
+        except ForeignId:  # as in `waits`
+            return False
+        return record is not None and record.parked_at(now)
 
     # -- workers -----------------------------------------------------------------------------
 
@@ -391,6 +401,11 @@ class UniqueEngine:
             logger.warning("%s was not sent, since its sender died: it is sent now", claim.task_id)
             self._send(Blocked(holder, claim))
             return True
+        now = self.store.now()
+        if claim is not None and self._parked(claim, now):
+            longer = replace(claim, ends_at=now + max(60.0, claim.ends_at - claim.taken_at))
+            self.store.write(holder.key, longer.pack(), longer.ends_at, holder)
+            return False
         return self.store.release(holder)
 
     def _close(self, holder: Holder, claim: Claim) -> bool:

@@ -9,8 +9,9 @@ Rules
    unset bits of ended tasks are set, and decisions are acted on again. Everything is idempotent, so
    several workers may do this at once.
 4. A task that has not ended, and whose message is gone, fails as ``member-lost``: after
-   `EMPTY_SECONDS` if its queue is empty, and after `LOST_SECONDS` otherwise. A message that turns
-   up later becomes a dead letter, which you can replay.
+   `EMPTY_SECONDS` if its queue is empty, and after `LOST_SECONDS` otherwise. A task that waits, for
+   a retry or inside its code, is not looked for before its time. A message that turns up later
+   becomes a dead letter, which you can replay.
 5. A workflow is deleted a retention time after it has ended.
 """
 
@@ -283,6 +284,10 @@ class Repair:
         self, look: _Look, node: Node, record: RunRecord | None, before: int | None
     ) -> TaskEnd | None:
         """The failure of a task whose message is gone (rule 4); None as long as it may come."""
+        due = None if record is None else record.due_again
+        if due is not None and due > self._clock.wall():
+            look.watched.missing.pop(node.number, None)  # the queue may hide what it holds
+            return None
         now, empty = self._clock.monotonic(), self._empty(node.queue)
         since, was_empty = look.watched.missing.get(node.number, (now, empty))
         if empty and not was_empty:

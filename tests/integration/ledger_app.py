@@ -72,6 +72,18 @@ def five_steps(context: Context, key: str) -> list[str]:
     ]
 
 
+@app.task_with_context
+def sleeper(context: Context, key: str, seconds: float) -> list[str]:
+    """Three actions with a sleep between each two."""
+    note("start", key)
+    made = []
+    for name in ("one", "two", "three"):
+        if made:
+            context.sleep(seconds)
+        made.append(context.step(name, acted, key, name))
+    return made
+
+
 @app.task
 def waits_once(key: str) -> str:
     """The first run never ends."""

@@ -57,6 +57,7 @@ GROWTH: dict[str, dict[str, int]] = {
     "an emulator that keeps its key to itself": {"lines of code": 12},
     "requests of Storage queues that cost less": {"lines of code": 55},
     "the first day": {"files": 1, "lines of code": 120},
+    "waits inside a task": {"lines of code": 181},
 }
 COMMENTS = 1.8
 WAYS = {"one .delay(), local": 36, "the supervisor, three tasks": 100}

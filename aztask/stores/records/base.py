@@ -58,6 +58,13 @@ class State(StrEnum):
 NOTE_BYTES: Final = 60 * 1024
 """The longest `RunRecord.note`: a property of an Azure table holds 64 KiB."""
 
+PARKED: Final = "(waiting)"
+"""The `Outcome.error_type` of a run that waits inside its task. No error has this name. A release
+that does not know it reads the outcome all the same, as that of a snoozed run."""
+
+OVERDUE_SECONDS: Final = 86400.0
+"""For so long after its time a task that waits counts as open, although nothing woke it."""
+
 UNFINISHED_SECONDS: Final = 30 * 86400.0
 """How long after the retention a run that started and never ended is kept: it may be running."""
 
@@ -117,6 +124,12 @@ class Outcome:
     def again(self) -> bool:
         """True if the same message comes again (a clone is another message, of the next hop)."""
         return not self.state.final and not isinstance(self.settlement, Resubmit)
+
+    @property
+    def parked(self) -> bool:
+        """True if the task waits: its next hop, which the settlement sends, goes on."""
+        resubmitted = isinstance(self.settlement, Resubmit)
+        return self.state is State.SNOOZED and self.error_type == PARKED and resubmitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +265,22 @@ class RunRecord:
     earlier: EarlierStarts = NO_STARTS
     note: bytes | None = None
     broker: str = ""
+
+    @property
+    def due_again(self) -> float | None:
+        """When the message of its next hop comes, UTC epoch seconds; None if there is none."""
+        settlement = None if self.outcome is None else self.outcome.settlement
+        return settlement.due if isinstance(settlement, Resubmit) else None
+
+    def parked_at(self, now: float) -> bool:
+        """True if the task waits inside its code: it is open, whatever its queue or age says."""
+        outcome, due = self.outcome, self.due_again
+        return (
+            outcome is not None
+            and outcome.parked
+            and due is not None
+            and now < due + OVERDUE_SECONDS
+        )
 
     def starts_before(self, *, owned: bool) -> EarlierStarts:
         """The earlier starts of the next start: this run's, and its last one.

@@ -7,6 +7,7 @@ here.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Final
 
 from aztask.app import App
@@ -15,6 +16,7 @@ from aztask.message.message import TaskMessage
 from aztask.retry import describe
 from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
 from aztask.stores.records.base import (
+    PARKED,
     Cancelled,
     Foreign,
     OtherTask,
@@ -42,6 +44,7 @@ UNREADABLE_RECORD: Final = "unreadable-record"
 
 UNKNOWN_TASK_STEPS: Final = 10
 LONGEST_UNKNOWN_PAUSE: Final = 30.0
+SHORTEST_PARKING: Final = 1.0
 
 
 class Decisions:
@@ -208,6 +211,18 @@ class Decisions:
             counted = not isinstance(decision, Resubmit) or decision.counted
             state = State.RETRYING if counted else State.SNOOZED
         self._conclude(item, state, settlement, error_type, error, trace)
+
+    def parked(self, item: WorkItem, delay: float, what: str) -> None:
+        """Decide for a task that waits for `delay` seconds: its next hop goes on.
+
+        A long wait is cut: the run wakes, finds that its time has not come, and waits again. So its
+        row in the result store is never as old as the retention, and nothing that purges by age
+        takes a task that waits for one that has ended.
+        """
+        longest = max(SHORTEST_PARKING, self._app.settings.result_retention_seconds / 2)
+        delay = min(delay, longest)
+        settlement = replace(self._redelivery.resubmit(delay, counted=False), asked=True)
+        self._conclude(item, State.SNOOZED, settlement, PARKED, what)
 
     def died(self, item: WorkItem, error_type: str, error: str) -> None:
         """Decide for a task whose process died or was killed at a limit."""

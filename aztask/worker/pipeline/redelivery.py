@@ -242,6 +242,8 @@ class Redelivery:
         if item.decided is not None and item.decided.clone is not None:
             return item.decided.clone
         message = message_of(item)
+        if item.outcome is not None and item.outcome.parked:
+            return message.parked(delivery_base=self.delivery_base(item))
         unknown = item.outcome is not None and item.outcome.error_type == UNKNOWN_TASK
         since = message.unknown_since
         if unknown and item.outcome is not None and (since is None or since > item.outcome.at):

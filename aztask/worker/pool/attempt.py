@@ -41,7 +41,7 @@ from aztask.session import Session
 from aztask.settlement import REASON_LIMIT, DeadLetter, Decision, to_record
 from aztask.steps.engine import RunSteps
 from aztask.steps.home import StepHome
-from aztask.steps.suspension import Suspension
+from aztask.steps.suspension import Parked, Suspension
 from aztask.stores.payloads.store import Kind
 from aztask.support.display import safe_str, storable, traceback_of
 from aztask.support.failpoint import hit_in_pool
@@ -194,6 +194,8 @@ class RunReader:
     def _suspended(self, error: Suspension, message: TaskMessage) -> list[Any]:
         """The answer for a run that goes on later; see `aztask.steps.suspension`."""
         self.check_fork(message)
+        if isinstance(error, Parked):
+            return ["parked", error.delay, str(error)]
         settlement = error.settlement(self._app.settings.unknown_task_grace_seconds)
         dead = isinstance(settlement, DeadLetter)
         text, follows = safe_str(error, ERROR_CHARACTERS), "dead-lettered" if dead else "continued"

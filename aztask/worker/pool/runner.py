@@ -12,6 +12,7 @@ Packets to the worker
     | ["stopped", number, started, seconds]
     | ["late", number]
     | ["failed", number, started, seconds, settlement, type, text, traceback]
+    | ["parked", number, started, seconds, delay, text]
     | ["save", number, state] | ["extend", number, seconds]
     | ["state", number] | ["set-state", number, state] | ["overdue", number, process ends]
     | ["alive"], the answer to a ping

@@ -97,6 +97,8 @@ def _line(item: WorkItem, outcome: Outcome) -> str:
     """What to say about the end of a task; "" if another line has said it."""
     if outcome.state is State.SUCCEEDED:
         return f"succeeded in {brief_seconds(item.duration)}"
+    if outcome.parked:
+        return f"waits: {outcome.error}"
     if outcome.state is State.SNOOZED and outcome.error_type != UNKNOWN_TASK:
         delay = getattr(outcome.settlement, "delay", 0.0)
         return f"snoozed, it runs again in {brief_seconds(delay)}"

@@ -52,6 +52,7 @@ def test_what_a_message_says_of_itself_where_nothing_was_said():
         **dict.fromkeys(("correlation_id", "session", "unknown_since", "saved", "pointer")),
         **dict.fromkeys(("traceparent", "lease_seconds", "workflow", "node", "slots", "payload")),
         "ordered": True,
+        "continued": False,
         **dict.fromkeys(("resubmit_count", "snooze_count", "hop"), 0),
         **dict.fromkeys(("generation", "delivery_base", "put_off_count"), 0),
         "extra": {},

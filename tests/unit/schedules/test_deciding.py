@@ -61,7 +61,9 @@ def test_exactly_as_late_as_allowed_is_not_too_late():
     assert ages(Rules(missed="skip"), START + HOUR + 60.01) == []
 
 
-def decided(state, times, rules, now=START + 10 * HOUR, *, waiting=0, runs=lambda task_id: True):
+def decided(
+    state, times, rules, now=START + 10 * HOUR, *, waiting=0, runs=lambda task_id, old: not old
+):
     return decide("s", state, times, rules, now, waiting=waiting, runs=runs, by="me")
 
 
@@ -92,7 +94,7 @@ def test_more_than_a_transaction_takes_are_made_in_turns():
 def test_an_overlap_is_decided_once_and_stored(overlap, running, states):
     asked = []
 
-    def runs(task_id):
+    def runs(task_id, old):
         asked.append(task_id)
         return running
 
@@ -107,7 +109,7 @@ def test_an_overlap_is_decided_once_and_stored(overlap, running, states):
 
 @pytest.mark.parametrize("overlap", ["skip", "queue"])
 def test_without_a_due_time_no_task_is_looked_up(overlap):
-    def runs(task_id):
+    def runs(task_id, old):
         raise AssertionError("it is asked for")
 
     state = schedule(last_id="s@before", last_at=START)
@@ -128,8 +130,23 @@ def test_an_occurrence_goes_behind_those_that_wait(overlap, expected):
     """Although the last task has ended: the one that waits comes next, and keeps its place."""
     state = schedule(last_id="s@before", last_at=START)
     rules = Rules(overlap=overlap)
-    _, (made,) = decided(state, [START + HOUR], rules, waiting=1, runs=lambda task_id: False)
+    _, (made,) = decided(state, [START + HOUR], rules, waiting=1, runs=lambda task_id, old: False)
     assert made.state == expected
+
+
+def test_a_task_that_waits_inside_its_code_blocks_for_as_long_as_it_waits():
+    state = schedule(last_id="s@before", last_at=START)
+    asked = []
+
+    def runs(task_id, old):
+        asked.append(old)
+        return True
+
+    for hours in (9, 11):
+        rules = Rules(overlap="skip", overlap_limit=hours * HOUR)
+        _, (made,) = decided(state, [START + 10 * HOUR], rules, runs=runs)
+        assert made.state == "skipped"
+    assert asked == [True, False]
 
 
 def test_a_task_counts_as_lost_only_after_its_limit():
@@ -150,7 +167,7 @@ def test_an_occurrence_says_who_made_it_and_when():
 def test_one_that_is_made_by_hand_leaves_the_watermark():
     head, _ = decide(
         "s", schedule(), [START + HOUR], Rules(), START + 2 * HOUR,
-        waiting=0, runs=lambda task_id: False, by="me", kind="backfill",
+        waiting=0, runs=lambda task_id, old: False, by="me", kind="backfill",
     )  # fmt: skip
     assert head.watermark == START
 
@@ -198,7 +215,7 @@ def test_ids_of_a_second_owner_have_its_mark():
     assert task_id_of("shop.nightly", START, "7f3a") == "shop.nightly~7f3a@2027-01-15T08:00:00Z"
     _, (made,) = decide(
         "s", schedule(), [START], Rules(), START,
-        waiting=0, runs=lambda task_id: False, by="me", mark="7f3a",
+        waiting=0, runs=lambda task_id, old: False, by="me", mark="7f3a",
     )  # fmt: skip
     assert made.task_id.startswith("s~7f3a@")
 

@@ -261,6 +261,7 @@ def test_a_task_runs_until_its_end_is_recorded(world: World) -> None:
     world.end("ended")
     assert site.engine.runs("t")
     assert not site.engine.runs("ended")
+    assert not site.engine.runs("t", old=True), "it counts as lost, unless it waits in its code"
 
 
 def test_the_oldest_that_waits_is_admitted_once_the_one_before_it_has_ended(world: World) -> None:

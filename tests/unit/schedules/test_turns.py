@@ -470,7 +470,7 @@ def test_a_waiting_occurrence_is_asked_for_now_and_then(either: World, wait: flo
     turns(either, worker, due + 2.0 * wait)
     asked = []
     runs = worker._engine.runs
-    worker._engine.runs = lambda task_id: (asked.append(either.now), runs(task_id))[1]  # type: ignore[method-assign]
+    worker._engine.runs = lambda *of: (asked.append(either.now), runs(*of))[1]  # type: ignore[method-assign]
     began = either.now
     while either.now < began + 8.0 * wait:
         worker.turn()

@@ -8,7 +8,15 @@ import pytest
 from aztask import App, chain, chord, group
 from aztask.errors import QueueNotFound
 from aztask.settlement import Complete, Resubmit
-from aztask.stores.records.base import Finish, Outcome, RunKey, RunRecord, Start, State
+from aztask.stores.records.base import (
+    PARKED,
+    Finish,
+    Outcome,
+    RunKey,
+    RunRecord,
+    Start,
+    State,
+)
 from aztask.stores.records.workflows import ROOT, Addition, Change
 from aztask.support.clock import Clock
 from aztask.workflows import mailing
@@ -182,6 +190,24 @@ def test_a_task_whose_message_is_gone_fails_a_minute_after_its_queue_is_empty(sh
     late = Start(RunKey("w.1"), "shop.work", "default", 9, "two", "worker", 3000.0)
     (answer,) = shop.app.results.start([late])
     assert answer.outcome.settlement.reason == "member-lost", "a late message does not run"
+
+
+def test_a_task_that_waits_is_not_lost_before_its_time(shop):
+    """Its message is hidden: no service shows all that is due in three days."""
+    chain(shop.work.s(1), shop.work.s()).delay(workflow_id="w")
+    shop.app.broker.purge("default")
+    shop.look()
+    key, due = RunKey("w.1"), shop.now() + 3 * 86400.0
+    results = shop.app.results
+    results.start([Start(key, "shop.work", "default", 1, "one", "worker", shop.now())])
+    parked = Outcome(
+        State.SNOOZED, Resubmit(9.0, due, counted=False), error_type=PARKED, at=shop.now()
+    )
+    results.record([Finish(key, "one", parked)])
+    for _ in range(3):
+        assert shop.look(86400.0 - 2.0) == "started"
+    shop.look(2 * EMPTY_SECONDS)
+    assert shop.look(EMPTY_SECONDS + 1.0) == "failed", "nothing woke it"
 
 
 def test_in_a_queue_that_is_never_empty_it_fails_after_a_day(shop):

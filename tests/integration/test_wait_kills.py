@@ -1,0 +1,103 @@
+"""A worker that dies at any point of a task's wait, and another one that goes on after it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from azurite import Azurite
+from bus import bus_site
+from harness import Site, site_in, wait_until
+from ledger_app import sleeper
+from storage import storage_site
+from strategies import left
+from test_servicebus_worker import DETECTING, PLAIN
+from test_step_kills import actions
+
+from aztask.stores.records.base import State
+from aztask.testing import RunningEmulator
+
+LEASE = 2.0
+SLEEP = 0.6
+ARGUMENTS = (
+    *("-Q", "default", "--pool", "processes", "-c", "2"),
+    *("--lease", f"{LEASE}s", "--max-lease", "60s"),
+)
+BROKERS = ("one file", "two files", "storage", "detection", "no detection")
+KILLED = (
+    "step-ran:KILL:2",
+    "step-recorded:KILL:2",
+    "recorded:KILL",
+    "settled:KILL",
+    "claimed:KILL:2",
+)
+"""Before and after the record of the wake time, of the parked run, and of its settlement; and when
+the run that it wakes has begun."""
+
+
+@pytest.fixture(params=BROKERS)
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    folder = tmp_path / "site"
+    if request.param == "storage":
+        azurite: Azurite = request.getfixturevalue("azurite")
+        with storage_site(folder, azurite) as made:
+            yield made
+    elif request.param in ("detection", "no detection"):
+        bus: RunningEmulator = request.getfixturevalue("bus")
+        options = DETECTING if request.param == "detection" else PLAIN
+        with bus_site(folder, bus, options) as made:
+            yield made
+    else:
+        with site_in(folder, joint=request.param == "one file") as made:
+            yield made
+
+
+def assert_gone_on(site: Site, key: str) -> None:
+    """Each action happened once, the end is recorded once, and nothing is left."""
+    app = site.app()
+    assert app.result(key).get(timeout=40) == [f"{key}-{name}" for name in ("one", "two", "three")]
+    wait_until(lambda: left(site) == 0, LEASE + 15, "all is settled")
+    states = [run.state for run in app.results.history(key)]
+    assert states[-1] is State.SUCCEEDED
+    assert set(states[:-1]) == {State.SNOOZED}
+    assert app.broker.stats("default").dead == 0
+
+
+@pytest.mark.parametrize("failpoint", KILLED)
+def test_killed_around_a_sleep(site: Site, failpoint: str) -> None:
+    app = site.app()
+    app.send(sleeper.name, ["a", SLEEP], task_id="a")
+    first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=failpoint)
+    assert first.wait() == -signal.SIGKILL, first.log
+    second = site.worker(*ARGUMENTS)
+    assert_gone_on(site, "a")
+    assert set(actions(site).values()) == {1}, "a recorded step never runs again"
+    assert len(site.app().results.history("a")) <= 3, "at most one hop for each wait"
+    assert second.stop() == 0, second.log
+
+
+@pytest.mark.parametrize("options", [DETECTING, PLAIN], ids=["detection", "no detection"])
+def test_killed_between_the_wake_up_and_the_completion(
+    options: object, bus: RunningEmulator, tmp_path: Path
+) -> None:
+    """The redelivery sends the wake-up again, under its id: one of the two makes the hop."""
+    with bus_site(tmp_path / "site", bus, options) as site:  # type: ignore[arg-type]
+        site.app().send(sleeper.name, ["a", SLEEP], task_id="a")
+        first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT="cloned:KILL")
+        assert first.wait() == -signal.SIGKILL, first.log
+        second = site.worker(*ARGUMENTS)
+        assert_gone_on(site, "a")
+        assert set(actions(site).values()) == {1}
+        assert site.counts("start")["a"] == 3, "a copy that comes too late runs nothing"
+        assert second.stop() == 0, second.log
+
+
+def test_burst_waits_for_a_task_that_sleeps(tmp_path: Path) -> None:
+    with site_in(tmp_path / "site", joint=True) as site:
+        app = site.app()
+        app.send(sleeper.name, ["a", SLEEP], task_id="a")
+        worker = site.worker(*ARGUMENTS, "--burst")
+        assert worker.wait() == 0, worker.log
+        assert app.result("a").successful()
