@@ -21,6 +21,8 @@ BEFORE_OWNERS = "07ed1ded23b6a2d1485455ff7c732dd93ad50d12"
 """The last revision whose rows in result stores have no owners."""
 BEFORE_ROWS = "c4bc0580df2e892daddaa27947c88ae03c2dc7cd"
 """The last revision that had code of its own for each kind of row and each store."""
+BEFORE_STORED = "7d7a5fe09cf01b9d61df921e264d8c1af66cf472"
+"""The last revision that signed what it stored as it signed what it sent."""
 
 
 class MissingRelease(Exception):
