@@ -197,7 +197,7 @@ def test_the_figures_on_service_bus_were_measured(text):
 
 def test_the_index_shows_where_the_project_is(metadata):
     links = dict(line.split(" = ") for line in metadata["project_urls"].strip().splitlines())
-    assert list(links) == ["Documentation", "Changelog", "Source", "Issues"]
+    assert list(links) == ["Documentation", "Changelog", "Source", "Issues", "Security"]
     for link in links.values():
         assert link.startswith(links["Source"])
         path = link.partition("/blob/main/")[2]
