@@ -218,9 +218,11 @@ server.start()
 print(server.server_address[1], flush=True)
 import os
 highest = max(map(int, os.listdir("/proc/self/fd")))
-resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, highest + 20))
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, before[1]))
 print("limited", flush=True)
 sys.stdin.read()
+resource.setrlimit(resource.RLIMIT_NOFILE, before)  # the interpreter opens libraries when it ends
 """
 
 

@@ -1,0 +1,156 @@
+"""What aztask requires of others: bounds that are needed, bounds that are tried, and licences."""
+
+from __future__ import annotations
+
+import re
+from configparser import ConfigParser
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+
+PRIVATE = {
+    "azure-servicebus": r"from azure\.servicebus\._",
+    "kombu": r"(?:kombu|Transport|Channel|virtual)\b",  # a transport is a subclass of Kombu's own
+}
+"""Packages of which something is used that their makers may change, and how that shows."""
+
+NOT_TRIED = {
+    "certifi": "any version is good",
+    "django": "`tox -e pythons` tries two versions",
+    "django-tasks": "`tox -e pythons`",
+    "hypothesis": "a tool for tests",
+    "pytest": "a tool for tests",
+    "jinja2": "of the dashboard and the reports, whose tests need newer tools",
+    "libcst": "of `aztask migrate`, whose tests need the newest Celery",
+    "pandas": "of Spark",
+    "pyarrow": "of Spark",
+    "pyspark": "the oldest that is allowed is the one that all tests use",
+    "python-multipart": "of the dashboard",
+    "starlette": "of the dashboard",
+    "textual": "of `aztask top`",
+    "uvicorn": "of the dashboard",
+    "watchfiles": "of `--reload`",
+}
+
+
+def settings(name: str) -> ConfigParser:
+    found = ConfigParser(interpolation=None)
+    found.read(ROOT / name)
+    return found
+
+
+def required() -> list[Requirement]:
+    setup = settings("setup.cfg")
+    texts = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    return [Requirement(line) for text in texts for line in text.split("\n") if line]
+
+
+def test_an_upper_bound_is_only_for_what_is_used_in_ways_that_are_not_promised() -> None:
+    bounded = {each.name for each in required() if "<" in str(each.specifier)}
+    assert bounded == PRIVATE.keys()
+    code = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("aztask/**/*.py"))
+    for pattern in PRIVATE.values():
+        assert re.search(pattern, code)
+
+
+def test_each_lower_bound_is_tried() -> None:
+    """`tox -e oldest` installs exactly these versions."""
+    pinned = [Requirement(line) for line in settings("tox.ini")["testenv:oldest"]["deps"].split()]
+    tried = {each.name: str(each.specifier).removeprefix("==") for each in pinned}
+    for each in required():
+        if each.name in NOT_TRIED:
+            continue
+        (least,) = (part.version for part in each.specifier if part.operator == ">=")
+        assert Version(tried[each.name]) == Version(least), each.name
+    assert NOT_TRIED.keys() <= {each.name for each in required()}
+
+
+# -- licences --------------------------------------------------------------------------------
+
+FREE = {
+    "0BSD",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "MPL-2.0",  # a change of its files is published; ours are not changed by that
+    "PSF-2.0",
+    "Unlicense",
+    "Zlib",
+    "CC0-1.0",
+    "CNRI-Python",
+    "LLVM-exception",
+    "BSL-1.0",
+}
+SPELLINGS = {
+    "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2": "Apache-2.0",
+    "Apache 2.0": "Apache-2.0",
+    "Apache License 2.0": "Apache-2.0",
+    "Apache License, Version 2.0": "Apache-2.0",
+    "Apache Software License": "Apache-2.0",
+    "Apache Software License 2.0": "Apache-2.0",
+    "http://www.apache.org/licenses/LICENSE-2.0": "Apache-2.0",
+    "BSD": "BSD-3-Clause",
+    "BSD License": "BSD-3-Clause",
+    "MIT License": "MIT",
+    "MIT license": "MIT",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
+    "Python Software Foundation License": "PSF-2.0",
+    "The Unlicense (Unlicense)": "Unlicense",
+    "ISC License (ISCL)": "ISC",
+}
+
+
+def licences(found: Distribution) -> set[str]:
+    """The SPDX names that the metadata of a package gives, in one form or another."""
+    about = found.metadata
+    if expression := about.get("License-Expression"):
+        return set(re.findall(r"[\w.-]+", expression)) - {"AND", "OR", "WITH"}
+    named = [
+        line.rpartition(" :: ")[2]
+        for line in about.get_all("Classifier") or []
+        if line.startswith("License :: ") and not line.endswith("OSI Approved")
+    ]
+    text = (about.get("License") or "").strip()
+    if not named and text:
+        named = [text.splitlines()[0]]
+    return {SPELLINGS.get(name, name) for name in named}
+
+
+def closure() -> dict[str, Distribution]:
+    """Every package that an installation with all extras brings, as far as it is installed here."""
+    found: dict[str, Distribution] = {}
+    waiting = [each for each in required() if each.name not in ("pytest", "hypothesis")]
+    while waiting:
+        wanted = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        try:
+            package = distribution(name)
+        except PackageNotFoundError:
+            continue
+        extras = sorted(wanted.extras) or [""]
+        if name not in found:
+            found[name] = package
+            for line in package.requires or ():
+                inner = Requirement(line)
+                if inner.marker is None or any(
+                    inner.marker.evaluate({"extra": extra}) for extra in extras
+                ):
+                    waiting.append(inner)
+    return found
+
+
+def test_every_package_that_is_installed_has_a_licence_that_allows_it() -> None:
+    found = closure()
+    assert len(found) > 30, "the extras are installed"
+    given = {name: licences(package) for name, package in sorted(found.items())}
+    wrong = {name: each for name, each in given.items() if not each or not each <= FREE}
+    assert wrong == {}
