@@ -3,7 +3,7 @@
 import io
 import logging
 import os
-from contextlib import redirect_stdout
+from contextlib import closing, redirect_stdout
 
 import pytest
 from azurite import KEY
@@ -13,11 +13,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from aztask import App
-from aztask.errors import ConfigurationError
+from aztask.errors import ConfigurationError, ContentRefused
+from aztask.message.template import Template
 from aztask.operate.cli import main
 from aztask.operate.deadletters.view import DeadLetters
 from aztask.spark import Target, dead_letters, submit
 from aztask.spark.deadletters.letters import replay, selections
+from aztask.spark.submission.target import app_at
 from aztask.testing import emulator
 
 
@@ -133,3 +135,19 @@ def test_a_key_among_the_options_is_refused(spark, shop, files, azurite):
     with pytest.raises(PySparkException, match="environment variable") as refused:
         writer.mode("append").save()
     assert KEY not in str(refused.value)
+
+
+def test_executors_sign_for_the_environment_that_their_variable_names(monkeypatch, tmp_path):
+    key, broker = "k" * 32, f"local://{tmp_path}/q.db"
+    monkeypatch.setenv("AZTASK_SIGNING_KEYS", key)
+    monkeypatch.setenv("AZTASK_ENVIRONMENT", "staging")
+    with closing(app_at("", broker, "NO_VARIABLE")) as app:
+        sent = Template(app.codec, "shop.resize", "default").envelope("t1", {"path": "a"})
+    monkeypatch.delenv("AZTASK_ENVIRONMENT")
+    for name in ("staging", "production"):
+        with closing(App("shop", broker=broker, signing_keys=[key], environment=name)) as reader:
+            if name == "staging":
+                assert reader.codec.from_envelope(sent, "default").task == "shop.resize"
+            else:
+                with pytest.raises(ContentRefused):
+                    reader.codec.from_envelope(sent, "default")

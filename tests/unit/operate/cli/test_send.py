@@ -160,3 +160,18 @@ def test_it_signs_without_an_app_with_keys_from_the_environment(cli, tmp_path):
     other = App("shop", broker=cli.address, signing_keys=["x" * 32])
     with pytest.raises(ContentRefused):
         other.codec.from_envelope(peeked.envelope, "sums")
+
+
+def test_it_signs_for_the_environment_that_the_variable_names(cli):
+    key = "k" * 32
+    variables = {"AZTASK_SIGNING_KEYS": key, "AZTASK_ENVIRONMENT": "staging"}
+    ended = cli("send", "shop.add", "-q", "sums", AZTASK_BROKER=cli.address, **variables)
+    assert (ended.code, ended.err) == (0, "")
+    staging, production = (
+        App("shop", broker=cli.address, signing_keys=[key], environment=name)
+        for name in ("staging", "production")
+    )
+    (peeked,) = staging.broker.peek("sums")
+    assert staging.codec.from_envelope(peeked.envelope, "sums").task == "shop.add"
+    with pytest.raises(ContentRefused):
+        production.codec.from_envelope(peeked.envelope, "sums")
