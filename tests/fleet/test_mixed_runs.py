@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import azurite
 import pytest
 from previous import BEFORE_OWNERS, ROOT, MissingRelease, previous_release
+from waiting import wait_until
 
 from aztask import App
 from aztask.errors import ForeignId
@@ -27,13 +29,25 @@ import os, sys
 from aztask import App, chain
 import aztask
 assert aztask.__file__.startswith(os.environ["MIXED_PACKAGE"]), aztask.__file__
-app = App("shop", broker=os.environ["MIXED_BROKER"], results=os.environ["MIXED_RESULTS"])
+app = App(
+    "shop",
+    broker=os.environ["MIXED_BROKER"],
+    results=os.environ["MIXED_RESULTS"],
+    unknown_task_grace=30.0,
+)
 
 @app.task(name="step")
 def step(*numbers):
     with open(os.environ["MIXED_NOTES"], "a") as notes:
         notes.write(f"{numbers[-1]}\\n")
     return numbers[-1]
+
+@app.task_with_context(name="waits")
+def waits(context, seconds):
+    with open(os.environ["MIXED_NOTES"], "a") as notes:
+        notes.write("1\\n" if hasattr(context, "sleep") else "2\\n")
+    context.sleep(seconds)
+    return "woke"
 """
 SEND = """
 from mixed_app import *
@@ -99,6 +113,19 @@ class Mixed:
             check=False,
         )
         assert done.returncode == 0, done.stderr
+
+    @contextmanager
+    def worker(self, revision: str) -> Iterator[None]:
+        """A worker of this revision, in the block."""
+        command = [sys.executable, "-m", "aztask", "-A", "mixed_app:app", "worker"]
+        process = subprocess.Popen(
+            command, cwd=self.folder, env=self.environment(revision), stderr=subprocess.DEVNULL
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
 
     def send(self, revision: str, first: int) -> None:
         self.python(revision, SEND.format(first=first))
@@ -184,3 +211,24 @@ def test_both_revisions_work_at_the_same_time(mixed: Mixed, app: App, neighbour:
     assert neighbour.results is not None
     assert neighbour.results.purge(time.time() + 3600.0) == 0
     assert app.result("task-0").get(timeout=5) == 0
+
+
+def test_the_older_revision_puts_off_what_continues_a_run(mixed: Mixed, app: App) -> None:
+    """Under the plain name, it would run the task from its first line, and fail."""
+    result = app.send("waits", [4.0], task_id="w")
+    with mixed.worker("this"):
+        wait_until(lambda: result.state == "snoozed", 60, "it waits")
+    mixed.python("older", "from mixed_app import *\nassert app.result('w').state == 'snoozed'\n")
+
+    def put_off() -> bool:
+        return any(
+            "aztask-unknown-since" in each.envelope.headers
+            for each in app.broker.peek("default", limit=10)
+        )
+
+    with mixed.worker("older"):
+        wait_until(put_off, 60, "the older worker has met it")
+    assert result.state == "snoozed"
+    mixed.work("this")
+    assert result.get(timeout=10) == "woke"
+    assert mixed.ran() == [1, 1]
