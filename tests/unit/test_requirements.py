@@ -7,6 +7,7 @@ from configparser import ConfigParser
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -68,6 +69,50 @@ def test_each_lower_bound_is_tried() -> None:
         (least,) = (part.version for part in each.specifier if part.operator == ">=")
         assert Version(tried[each.name]) == Version(least), each.name
     assert NOT_TRIED.keys() <= {each.name for each in required()}
+
+
+# -- what .ci/run installs ---------------------------------------------------------------------
+
+LOCKED = re.compile(
+    r"(?m)^([\w.-]+)==([^ ;\\]+)(?: ; [^\\\n]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})*)$"
+)
+
+
+def locked(name: str) -> dict[str, set[str]]:
+    """{package: its versions} of a file of hashes; each line of it has been understood."""
+    text = (ROOT / ".ci" / name).read_text(encoding="utf-8")
+    found: dict[str, set[str]] = {}
+    for package, version, hashes in LOCKED.findall(text):
+        assert "--hash=sha256:" in hashes, package
+        found.setdefault(canonicalize_name(package), set()).add(version)
+    rest = [line for line in LOCKED.sub("", text).splitlines() if line and line[0] != "#"]
+    assert rest == []
+    return found
+
+
+@pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="no part of a source distribution")
+def test_what_the_check_installs_has_hashes_and_fits_what_is_asked_for() -> None:
+    """`.ci/lock` writes both files."""
+    known = locked("requirements.txt")
+    shared = settings("tox.ini")["testenv"]
+    wanted = [Requirement(line) for line in shared["deps"].split("\n") if line]
+    setup = settings("setup.cfg")
+    texts = [setup["options"]["install_requires"]]
+    texts += [setup["options.extras_require"][extra] for extra in shared["extras"].split()]
+    wanted += [Requirement(line) for text in texts for line in text.split("\n") if line]
+    assert len(wanted) > 50
+    for each in wanted:
+        versions = known[canonicalize_name(each.name)]
+        assert all(each.specifier.contains(version) for version in versions), each
+    assert "tox" in locked("tox.txt")
+
+
+@pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="no part of a source distribution")
+def test_the_check_installs_by_hash() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "--require-hashes -r .ci/tox.txt" in script
+    assert 'locked="testenv.deps=-r .ci/requirements.txt"' in script
+    assert script.count('tox" run -x "$locked"') == 2
 
 
 # -- licences --------------------------------------------------------------------------------
