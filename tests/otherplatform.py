@@ -4,8 +4,8 @@ Usage: ``python tests/otherplatform.py macos|windows -m MODULE ARGUMENTS``, or a
 ``-m MODULE``.
 
 The standard library, which has its own code for each system, is loaded before and works as on
-Linux; so what it calls itself, such as os.statvfs, stays. What is loaded afterwards (aztask, Click,
-Kombu, the Azure SDKs) finds neither the modules nor the functions.
+Linux; so what it calls itself, such as os.statvfs and os.WNOHANG, stays. What is loaded afterwards
+(aztask, Click, Kombu, the Azure SDKs) finds neither the modules nor the functions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import select
 import signal
 import socket
 import ssl  # noqa: F401
-import subprocess  # noqa: F401
+import subprocess
 import sys
 import tempfile  # noqa: F401
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ UNIX = {
     os: (
         "fork forkpty register_at_fork posix_spawn posix_spawnp chown fchown lchown fchmod getuid "
         "geteuid getgid getegid setsid getsid getpgid killpg O_CLOEXEC O_NONBLOCK "
-        "O_DIRECTORY O_NOFOLLOW O_SYNC mkfifo sysconf nice getloadavg WNOHANG "
+        "O_DIRECTORY O_NOFOLLOW O_SYNC mkfifo sysconf nice getloadavg "
         "waitid pread pwrite fdatasync"
     ),
     signal: "SIGKILL SIGHUP SIGUSR1 SIGUSR2 SIGCHLD SIGCONT SIGSTOP SIGPIPE SIGALRM pthread_kill",
@@ -86,8 +87,55 @@ def _refuse(*_: Any) -> None:
     raise NotImplementedError
 
 
+def _terminate_processes() -> None:
+    """Have every signal to another process end it at once, as TerminateProcess does on Windows."""
+    kill, at_once = os.kill, signal.SIGKILL
+    os.kill = lambda pid, _: kill(pid, at_once)  # type: ignore[assignment]
+
+    def end(process: subprocess.Popen[Any], *_: Any) -> None:
+        if process.poll() is None:
+            kill(process.pid, at_once)
+
+    for name in ("kill", "terminate", "send_signal"):
+        setattr(subprocess.Popen, name, end)
+
+
+def _share_sockets() -> None:
+    """Give sockets `share` and the module `fromshare`, by which Windows passes them on."""
+    send, receive = socket.send_fds, socket.recv_fds
+
+    def share(self: socket.socket, pid: int) -> bytes:
+        kept = self.dup()
+        name = b"\0aztask-shared-" + os.urandom(8).hex().encode()
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(name)
+        server.listen(1)
+
+        def give() -> None:
+            peer, _ = server.accept()
+            send(peer, [b"x"], [kept.fileno()])
+            for each in (peer, kept, server):
+                each.close()
+
+        threading.Thread(target=give, daemon=True).start()
+        return name
+
+    def fromshare(name: bytes) -> socket.socket:
+        peer = socket.socket(socket.AF_UNIX)
+        peer.connect(name)
+        with peer:
+            _, (descriptor,), _, _ = receive(peer, 1, 1)
+        return socket.socket(fileno=descriptor)
+
+    socket.socket.share = share  # type: ignore[attr-defined]
+    socket.fromshare = fromshare  # type: ignore[attr-defined]
+
+
 def become(system: str) -> None:
     """Remove from this process what `system`, "macos" or "windows", does not have."""
+    if system == "windows":
+        _terminate_processes()
+        _share_sockets()
     names = MODULES[system]
     for name in names:
         sys.modules.pop(name, None)

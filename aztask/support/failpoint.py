@@ -21,6 +21,19 @@ The steps of a worker, in order:
 * ``parted``: that message is settled, its pointer is not
 * ``settled``
 
+The steps of a pool process's start; the last three are in the pool process, and its worker gets the
+signal. The fork server has only the last two.
+
+* ``pool-watcher``: the watching process runs, and knows nothing yet
+* ``pool-folder``: the worker's private folder is made
+* ``pool-link``: the ends of a link are made, its process is not started
+* ``pool-started``: the process is started, and the watching process does not know it
+* ``pool-watched``: the watching process knows it, its setup is not sent
+* ``pool-told``: its setup is sent
+* ``pool-set-up``: it has read its setup
+* ``pool-imported``: it has imported the app
+* ``pool-ready``: it has told the worker that it is ready
+
 The steps of a payload (a large argument or result that is stored apart):
 
 * ``uploaded``: in the sender, it is stored, and its message is not sent
@@ -68,6 +81,15 @@ from typing import Protocol
 from aztask.errors import ConfigurationError
 
 STEPS = (
+    "pool-watcher",
+    "pool-folder",
+    "pool-link",
+    "pool-started",
+    "pool-watched",
+    "pool-told",
+    "pool-set-up",
+    "pool-imported",
+    "pool-ready",
     "received",
     "checked",
     "claimed",

@@ -41,6 +41,7 @@ _KEPT: Final = frozenset(
         "SIGBUS",
         "SIGTRAP",
     )
+    if name in signal.Signals.__members__  # Windows has few of them
 )
 
 

@@ -5,14 +5,13 @@ Other threads post calls to it, it watches the sockets of the pool, and a signal
 
 from __future__ import annotations
 
-import contextlib
-import os
 import selectors
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from aztask.support.parts import Part
+from aztask.worker.bell import WakeBell, make_bell
 
 
 class HasDescriptor(Protocol):
@@ -52,13 +51,14 @@ class Mailbox(Protocol):
 
 
 class EventMailbox:
-    """Waits for an event descriptor and for the sockets of the pool."""
+    """Waits for a bell and for the sockets of the pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, bell: WakeBell | None = None) -> None:
+        """bell: by default the one of this system."""
         self._calls: deque[Callable[[], None]] = deque()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = make_bell() if bell is None else bell
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._bell, selectors.EVENT_READ, self._quiet)
+        self._selector.register(self._bell, selectors.EVENT_READ, self._bell.quiet)
 
     def post(self, call: Callable[[], None]) -> None:
         """Have `call` run in the supervisor's next turn."""
@@ -67,8 +67,7 @@ class EventMailbox:
 
     def wake(self) -> None:
         """End the current wait, or the next one at once. Signal handlers may call this."""
-        if self._bell >= 0:  # else the worker has ended
-            os.eventfd_write(self._bell, 1)
+        self._bell.ring()
 
     def watch(self, end: HasDescriptor, readable: Callable[[], None]) -> None:
         """From now on, each wait calls `readable` when `end` has something to read."""
@@ -97,11 +96,5 @@ class EventMailbox:
 
     def close(self) -> None:
         """Close the descriptors. A thread that still posts does no harm."""
-        bell, self._bell = self._bell, -1
         self._selector.close()
-        if bell >= 0:
-            os.close(bell)
-
-    def _quiet(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+        self._bell.close()

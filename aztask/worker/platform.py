@@ -1,18 +1,21 @@
-"""Which systems can run a worker: those with the calls of the Linux kernel that it needs.
+"""Which shell a worker has on this system, and what the system cannot do.
 
-Every module of `aztask.worker` can be imported anywhere, so that ``aztask worker --help`` and the
-line below work on macOS and Windows.
+Linux has the fork server (`aztask.worker.pool.forkedlink`). Every other system has the portable
+shell (`aztask.worker.pool.portablelink`), which needs nothing but what Python offers everywhere:
+new interpreters, pairs of sockets and private temporary files. ``AZTASK_PORTABLE=1`` forces it on
+Linux, to test it there and as a way out if a kernel or a sandbox refuses a call.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
-import platform
 import signal
 import socket
+from pathlib import Path
 from typing import Any, Final
 
-from aztask.errors import ConfigurationError
+VARIABLE: Final = "AZTASK_PORTABLE"
 
 NEEDED: Final[tuple[tuple[Any, str], ...]] = (
     (os, "fork"),
@@ -23,23 +26,51 @@ NEEDED: Final[tuple[tuple[Any, str], ...]] = (
     (socket, "SOCK_SEQPACKET"),
     (socket, "send_fds"),
 )
-"""Modules, and what the worker uses of each that only Linux has."""
+"""Modules, and what the fork server uses of each that only Linux has."""
+
+CAN_SIGNAL_THREADS: Final = hasattr(signal, "pthread_kill") and hasattr(signal, "SIGUSR1")
+"""Whether a signal can interrupt a blocking call of a thread; not on Windows."""
+
+HAS_GROUPS: Final = hasattr(os, "killpg")
+"""Whether processes have groups, which are killed as one; not on Windows."""
+
+_PROCESSES: Final = Path("/proc")
 
 
-def require_linux(what: str) -> None:
-    """Raise ConfigurationError if no worker can run on this system.
+def memory_of(pid: int) -> int:
+    """The bytes of memory that a process uses, shared ones included; 0 if it is not known."""
+    try:
+        pages = (_PROCESSES / str(pid) / "statm").read_text().split()[1]
+    except (OSError, IndexError):  # it has ended, or this is not Linux
+        return 0
+    return int(pages) * mmap.PAGESIZE
 
-    * `what`: the command that needs a worker, for the error.
+
+def is_portable() -> bool:
+    """Whether workers of this process have the portable shell."""
+    if os.environ.get(VARIABLE, "") not in ("", "0"):
+        return True
+    return not all(hasattr(module, name) for module, name in NEEDED)
+
+
+def lacks(*, memory_limit: bool) -> list[str]:
+    """What this system cannot do for a worker, a sentence each. Said once, when a worker starts.
+
+    * `memory_limit`: whether the worker is asked to limit the memory of its processes.
     """
-    missing = [f"{module.__name__}.{name}" for module, name in NEEDED if not hasattr(module, name)]
-    if not missing:
-        return
-    if platform.system() == "Linux":
-        raise ConfigurationError(
-            f"{what} needs {missing[0]}, which this build of Python lacks; use another build, such "
-            "as your distribution's or the image python:3.13-slim"
+    found = []
+    if not CAN_SIGNAL_THREADS:
+        found.append(
+            "this system cannot interrupt a blocking call: a task that is told to stop (by a time "
+            "limit, a lost lease or the end of the worker) stops when the call returns"
         )
-    raise ConfigurationError(
-        f"{what} needs Linux: run it in Docker or in WSL. Sending tasks, reading results and the "
-        "other commands work here"
-    )
+    if not HAS_GROUPS:
+        found.append(
+            "this system has no process groups: programs that a task starts go on when its pool "
+            "process is killed"
+        )
+    if memory_limit and not memory_of(os.getpid()):
+        found.append(
+            "this system does not tell a process's memory: --max-memory-per-child does nothing"
+        )
+    return found

@@ -25,6 +25,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Final, Protocol
 
+from aztask.support.forks import in_forked_child
+
 logger = logging.getLogger("aztask.worker")
 
 DRAIN: Final = (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM))
@@ -74,7 +76,7 @@ def ended() -> None:
 def leave_ending_to_worker() -> None:
     """Have the signals do nothing in this process, and as usual in the processes that it forks."""
     handle(_nothing, *DRAIN, *NOW)
-    os.register_at_fork(after_in_child=_end_as_usual)
+    in_forked_child(_end_as_usual)
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:

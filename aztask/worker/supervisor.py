@@ -19,7 +19,7 @@ from aztask.app import App
 from aztask.worker.core import Core
 from aztask.worker.options import WorkerOptions
 from aztask.worker.ports import Shell
-from aztask.worker.shell import ThreadShell
+from aztask.worker.shell import later_shell
 from aztask.worker.stopsignals import NOW
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Supervisor:
         self, app: App, app_spec: str, options: WorkerOptions, shell: Shell | None = None
     ) -> None:
         """shell: what makes threads and processes; by default the real one."""
-        self._shell = shell or ThreadShell()
+        self._shell = shell or later_shell()
         self.core = Core(app, app_spec, options, self._shell)
         self.name, self.journal = self.core.runtime.name, self.core.runtime.journal
         self._mailbox = self.core.runtime.mailbox

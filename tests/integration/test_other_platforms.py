@@ -1,7 +1,7 @@
-"""macOS and Windows: everything but the worker works without what only Linux or Unix has.
+"""macOS and Windows: all commands work without what only Linux or Unix has, the worker too.
 
 The commands run in processes from which those modules and functions were removed, see
-tests/otherplatform.py. The worker beside them is a real one, with everything Linux has.
+tests/otherplatform.py. Some run beside a worker that has everything Linux has.
 """
 
 import json
@@ -13,17 +13,23 @@ from pathlib import Path
 
 import pytest
 from harness import ROOT
+from waiting import wait_until
 
 from aztask import App
 
 HERE = Path(__file__).parent
 SYSTEMS = ["macos", "windows"]
-NEEDS_LINUX = (
-    "aztask: error: aztask {} needs Linux: run it in Docker or in WSL. Sending tasks, reading "
-    "results and the other commands work here\n"
-)
+LACKING = """
+import os
+from otherplatform import become
+become(os.environ["OTHER_PLATFORM"])
+"""
 SHOP = """
+import asyncio
+import ctypes
+import os
 from datetime import timedelta
+from pathlib import Path
 
 from aztask import App, RetryPolicy
 
@@ -45,6 +51,33 @@ def add(a, b):
 @app.task
 def fail(text):
     raise ValueError(text)
+
+
+@app.task
+def longest(size):
+    return "x" * size
+
+
+@app.task
+async def double(number):
+    return 2 * number
+
+
+@app.task(soft_time_limit=1)
+def spin():
+    while True:
+        pass
+
+
+@app.task(soft_time_limit=1)
+async def waits():
+    await asyncio.sleep(60)
+
+
+@app.task
+def hold():
+    Path("held").write_text(str(os.getpid()))
+    ctypes.PyDLL(None).sleep(60)  # the interpreter is held: no other thread runs a line
 
 
 if __name__ == "__main__":
@@ -196,11 +229,74 @@ def test_code_sends_and_waits_for_a_result(system, folder, environment):
     assert any(name.startswith("sender-") for name in files), files
 
 
+@pytest.fixture
+def lacking(folder, environment):
+    """The environment in which every new interpreter lacks what a system does, its children too."""
+
+    def of(system):
+        (folder / "sitecustomize.py").write_text(LACKING)
+        path = os.pathsep.join([str(folder), environment["PYTHONPATH"], str(ROOT / "tests")])
+        return {**environment, "PYTHONPATH": path, "OTHER_PLATFORM": system, "TMPDIR": str(folder)}
+
+    return of
+
+
+@pytest.mark.parametrize("pool", ["processes", "threads", "asyncio"])
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_worker_says_in_one_line_that_it_needs_linux(system, folder, tour):
-    (worker_code, _, worker), (demo_code, _, demo) = tour(system, "worker", "demo")
-    assert (worker_code, worker) == (4, NEEDS_LINUX.format("worker"))
-    assert (demo_code, demo) == (4, NEEDS_LINUX.format("demo"))
+def test_a_worker_runs_tasks(system, pool, folder, environment, tour, lacking):
+    sent = tour(
+        system,
+        "send shop.add --args [1,2] --task-id one",
+        'send shop.fail --args ["no"] --task-id two --expires 1h',
+        "send shop.longest --args [300000] --task-id long",
+        "send shop.double --args [21] --task-id awaited",
+    )
+    assert [code for code, _, _ in sent] == [0] * 4, sent
+    worker = [sys.executable, "-m", "aztask", "worker", "--burst", "-c", "2", "--pool", pool]
+    ended = run(worker, folder, lacking(system))
+    assert ended.returncode == 0, ended.stderr
+    assert ("cannot interrupt a blocking call" in ended.stderr) is (system == "windows")
+    assert ("no process groups" in ended.stderr) is (system == "windows")
+    lines = (f"result {name} --json" for name in ("one", "two", "long", "awaited"))
+    one, two, long, awaited = (json.loads(out) for _, out, _ in tour(system, *lines))
+    assert (one["value"], long["value"], awaited["value"]) == (3, "x" * 300_000, 42)
+    assert two["state"] == "failed"
+    assert not list(folder.glob("aztask-*")), "its private folder is removed"
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_task_is_interrupted_at_its_soft_time_limit(system, folder, tour, lacking):
+    tour(system, "send shop.spin --task-id spin", "send shop.waits --task-id waits")
+    ended = run([sys.executable, "-m", "aztask", "worker", "--burst"], folder, lacking(system))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("TimeLimitExceeded") >= 2
+    assert "the pool process was ended" not in ended.stderr
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_killed_worker_leaves_nothing_behind(system, folder, tour, lacking):
+    """The task's process would run for a minute more: it holds its interpreter."""
+    tour(system, "send shop.hold --task-id hold")
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "aztask", "worker"], cwd=folder, env=lacking(system)
+    )
+    wait_until((folder / "held").exists, 30, "the task runs")
+    pid = int((folder / "held").read_text())
+    worker.kill()
+    worker.wait()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "its process ends")
+    wait_until(lambda: not list(folder.glob("aztask-*")), 10, "its private folder is removed")
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_demo_runs_its_worker(system, folder, lacking):
+    (folder / "texts").mkdir()
+    for number in range(5):
+        (folder / "texts" / f"{number}.txt").write_text("a b c\n" * number)
+    demo = [sys.executable, "-m", "aztask", "demo", str(folder / "texts"), "--json"]
+    ended = run(demo, folder, lacking(system))
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["succeeded"] == 5
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -52,6 +52,9 @@ TIMES = {
     "worker.pool.loopwatch.LoopWatch": "a pool process is real",
     "worker.pool.interrupt._clear_interrupt": "it only lets another thread go on",
     "worker.pool.forking.ForkServerHandle": "a fork server is real",
+    "worker.pool.watcher.WatchingProcess": "the name of a folder must not be guessed",
+    "worker.pool.watcher.Watched": "a script beside the worker, which is real",
+    "worker.pool.watcher._look_for_parent": "the same script",
     "worker.upkeep.heartbeat.Heartbeat": "a hook gets a time of `time.monotonic`, as documented",
 }
 """Where the time of the system itself is read, each with the reason."""

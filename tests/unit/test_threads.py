@@ -33,6 +33,7 @@ REASONS = {
     "queues/lease/asyncheld.py": "one call at a time; the coroutine that waits gets its error",
     "azure/transport.py": "opens connections in parallel; the caller waits and gets the errors",
     "workflows/result.py": "deletes rows in parallel; the chore waits and gets the errors",
+    "worker/pool/watcher.py": "the watching process, a script: it imports nothing of aztask",
     "worker/pool/poolprocess.py": "plain tasks of the asyncio pool: a part adopts each thread",
     "testing/servicebus.py": "the emulator is for tests and runs in no worker",
     "spark/events/compactfiles.py": "a command's; it waits and gets the errors",

@@ -39,7 +39,6 @@ from aztask.operate.cli.output import Progress, print_fields, print_json, print_
 from aztask.result import AsyncResult
 from aztask.stores.records.base import RunRecord, State
 from aztask.support.display import plural, visible
-from aztask.worker.platform import require_linux
 
 # -- the demo's worker -----------------------------------------------------------------------
 #
@@ -76,8 +75,8 @@ class DemoWorker:
         process = self._process
         if process is None or process.poll() is not None:
             return
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
-            process.send_signal(number)
+        for end in (process.terminate, process.terminate, process.kill):
+            end()
             try:
                 process.wait(PATIENCE_SECONDS)
                 return
@@ -174,7 +173,6 @@ def command(path: str | None, as_json: bool) -> None:
     names of each file. Some tasks fail on purpose at first, to show their retries. Queue, results
     and events are in a temporary folder, which is deleted at the end.
     """
-    require_linux("aztask demo")
     root, names = _input(path)
     with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="aztask-demo-") as folder:
         jobs, seconds, checks = _run(Path(folder), root, names)
@@ -308,7 +306,7 @@ def _print_summary(jobs: Sequence[DemoFile], seconds: float) -> None:
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the block like Ctrl-C, so that its clean-up runs."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
     before = [signal.signal(number, _leave) for number in numbers]
     try:
         yield

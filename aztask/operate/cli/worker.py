@@ -49,9 +49,8 @@ from aztask.worker.options import (
     WorkerOptions,
     weights_of,
 )
-from aztask.worker.platform import require_linux
-from aztask.worker.pool.forking import ForkServerHandle, first_server
-from aztask.worker.shell import ThreadShell
+from aztask.worker.platform import lacks
+from aztask.worker.shell import ThreadShell, first_shell
 from aztask.worker.stopsignals import end, end_while_starting, ended
 from aztask.worker.supervisor import Supervisor
 
@@ -219,7 +218,6 @@ def command(
     At SIGTERM, SIGHUP or Ctrl-C, the worker stops receiving, lets running tasks finish, and gives
     the rest back to the queues. A second signal, or SIGQUIT, gives everything back at once.
     """
-    require_linux("aztask worker")
     stay_first()
     end_while_starting()
     if reload:
@@ -227,10 +225,12 @@ def command(
     if http is not None:
         telemetry_module("worker")
     configure(log_format, logging.getLevelNamesMapping()[log_level.upper()])
-    server = first_server()  # before there is a thread, a connection or any module of the app
-    with contextlib.closing(server) if server else contextlib.nullcontext():
+    # Before there is a thread, a connection or any module of the app.
+    with contextlib.closing(first_shell()) as shell:
+        for lack in lacks(memory_limit=options["max_memory_per_child"] is not None):
+            logger.warning("%s", lack)
         serving = _Serving(http, celery_metrics)
-        restart = _start(server, queues, options, serving, reload=reload)
+        restart = _start(shell, queues, options, serving, reload=reload)
     if restart:
         # The same command line once more, without a shell that could read it differently.
         os.execv(sys.executable, [sys.executable, "-m", "aztask", *sys.argv[1:]])  # noqa: S606
@@ -238,7 +238,7 @@ def command(
 
 
 def _start(
-    server: ForkServerHandle | None,
+    shell: ThreadShell,
     queues: Sequence[tuple[str, ...]],
     options: dict[str, Any],
     serving: _Serving,
@@ -259,7 +259,7 @@ def _start(
             _log_warnings(warnings)
             raise
         _log_warnings(warnings)
-        return _run(app, settings, server, serving, reload=reload)
+        return _run(app, settings, shell, serving, reload=reload)
     finally:
         app.close()
 
@@ -319,12 +319,12 @@ class _Serving:
 def _run(
     app: App,
     options: WorkerOptions,
-    server: ForkServerHandle | None,
+    shell: ThreadShell,
     serving: _Serving,
     *,
     reload: bool,
 ) -> bool:
-    supervisor = Supervisor(app, app_spec() or "", options, ThreadShell(server=server))
+    supervisor = Supervisor(app, app_spec() or "", options, shell)
     reloader = Reloader(Path.cwd(), supervisor.stop) if reload else None
     end(supervisor)
     for line in banner(app, app_spec() or "", supervisor.name, options):

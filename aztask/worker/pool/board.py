@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from pathlib import Path
 
 _SLOT_BYTES = 16
 """Eight bytes for the number and eight for the time."""
@@ -38,6 +39,17 @@ class Board:
         descriptor = os.memfd_create("aztask-board")
         os.ftruncate(descriptor, slots * _SLOT_BYTES)
         return cls(descriptor, slots)
+
+    @classmethod
+    def create_at(cls, path: Path, slots: int) -> Board:
+        """Make a board in a new file, for systems without files in memory."""
+        path.write_bytes(bytes(slots * _SLOT_BYTES))
+        return cls.open_at(path, slots)
+
+    @classmethod
+    def open_at(cls, path: Path, slots: int) -> Board:
+        """Open the board that is in this file."""
+        return cls(os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0)), slots)
 
     def note(self, slot: int, number: int, at: float) -> None:
         """Note that `slot` runs delivery `number` since `at` (seconds, clock of the deadlines)."""

@@ -19,7 +19,6 @@ import inspect
 import logging
 import os
 import selectors
-import socket
 import threading
 import time
 from collections.abc import Awaitable, Coroutine
@@ -29,7 +28,7 @@ from weakref import WeakKeyDictionary
 
 from aztask.context import Context, context_in, current_context
 from aztask.worker.pool.interrupt import CoroutineRun, InterruptSlot, MainThread
-from aztask.worker.pool.packets import Packets
+from aztask.worker.pool.packets import PacketsIn
 
 logger = logging.getLogger(__name__)
 
@@ -135,11 +134,11 @@ class EventLoop:
                 if not future.done():
                     _report(error)
 
-    def receive(self, inbox: Packets) -> Any:
+    def receive(self, inbox: PacketsIn) -> Any:
         """Receive a packet, and run the loop while there is none. The caller is the main thread."""
         while True:
             try:
-                return inbox.receive(socket.MSG_DONTWAIT)
+                return inbox.receive(wait=False)
             except BlockingIOError:
                 self.loop.add_reader(inbox.fileno(), self.loop.stop)
             try:

@@ -7,20 +7,16 @@ Rules
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 from contextlib import suppress
 from typing import Any
 
-from aztask.worker.logs import configured
 from aztask.worker.mailbox import Mailbox
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.forking import ENDING_SECONDS, ForkServerHandle, next_server
-from aztask.worker.pool.link import Link, PoolPlan
+from aztask.worker.pool.link import ANSWERS_A_TURN, Link, PoolPlan
 from aztask.worker.pool.packets import Packets, socket_pair
-
-ANSWERS_A_TURN = 512
+from aztask.worker.pool.poolprocess import setup_of
 
 
 class ForkedLink:
@@ -38,19 +34,9 @@ class ForkedLink:
         self._inbox, self.outbox, self._control = self._sockets
         self.board = Board.create(plan.slots)
         self.hung_up = False
-        setup = {
-            "app": plan.app,
-            "slots": plan.slots,
-            "pool": plan.pool,
-            "alone": plan.alone,
-            "worker": os.getpid(),
-            "name": plan.worker,
-            "path": [path for path in sys.path if path],
-            "log": configured(),
-        }
         descriptors = [*(end.fileno() for end in theirs), self.board.descriptor]
         try:
-            self.forked = server.fork(setup, descriptors)
+            self.forked = server.fork(setup_of(plan), descriptors)
         except OSError:
             ends: list[Packets | socket.socket] = [*self._sockets, *theirs]
             for end in ends:
@@ -111,7 +97,7 @@ class ForkedLink:
         """Take back what it has not read: the numbers of the deliveries."""
         numbers: list[int] = []
         with suppress(BlockingIOError):  # the socket is empty
-            while packet := self._peek.receive(socket.MSG_DONTWAIT):
+            while packet := self._peek.receive(wait=False):
                 numbers.append(packet[0])
         return numbers
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
 import select
 import signal
@@ -30,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from aztask.worker.platform import memory_of
 from aztask.worker.pool import forkserver
 from aztask.worker.pool.packets import socket_pair
 
@@ -142,11 +142,7 @@ class Forked:
 
     def memory(self) -> int:
         """The bytes of memory that it uses; what it shares with its siblings counts, too."""
-        try:
-            pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
-        except (OSError, IndexError):  # it has ended
-            return 0
-        return int(pages) * mmap.PAGESIZE
+        return memory_of(self.pid)
 
     def unreported(self) -> bool:
         """Whether the server has not reported that it started the process, or that it ended."""

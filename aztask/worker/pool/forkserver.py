@@ -106,7 +106,7 @@ class ForkServer:
             for descriptor in self._children:
                 os.close(descriptor)
             os.setsid()
-            poolprocess.serve(setup)
+            poolprocess.serve_forked(setup)
         except BaseException:  # noqa: BLE001  # it must not continue as a second server
             traceback.print_exc()
         os._exit(1)

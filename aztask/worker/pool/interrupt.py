@@ -1,6 +1,7 @@
 """Raising an error in a running task from another thread.
 
 * A plain function in the main thread: a signal interrupts even a blocking system call.
+  Windows has no such signals: there the error is raised at the next bytecode.
 * A plain function in another thread: an asynchronous exception, which CPython raises at the next
   bytecode (`PyThreadState_SetAsyncExc`, C API), so a blocking call has to return first.
 * A coroutine on the process's event loop, which always runs in the main thread: while it awaits, it
@@ -13,6 +14,7 @@ after a grace period.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import ctypes
 import signal
@@ -25,8 +27,9 @@ from types import FrameType
 from typing import Any
 
 from aztask.errors import AztaskError
+from aztask.worker.platform import CAN_SIGNAL_THREADS
 
-SIGNAL = getattr(signal, "SIGUSR1", signal.SIGTERM)  # no worker runs where it is missing
+SIGNAL = getattr(signal, "SIGUSR1", signal.SIGTERM)  # on Windows nothing else sends SIGTERM
 
 
 class MainThread:
@@ -41,7 +44,13 @@ class MainThread:
     def call(self, function: Callable[[], None]) -> None:
         """Have the main thread call `function` as soon as it runs Python code; any thread may."""
         self._calls.append(function)
-        signal.pthread_kill(self._ident, SIGNAL)
+        self._ring()
+
+    def _ring(self) -> None:
+        if CAN_SIGNAL_THREADS:
+            signal.pthread_kill(self._ident, SIGNAL)
+        else:
+            _thread.interrupt_main(SIGNAL)  # as if a signal had come, without ending a wait
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         while self._calls:
@@ -50,7 +59,7 @@ class MainThread:
                 function()
             except BaseException:
                 if self._calls:  # this one ends the handler; the signal brings the others
-                    signal.pthread_kill(self._ident, SIGNAL)
+                    self._ring()
                 raise
 
 
@@ -76,6 +85,8 @@ class CoroutineRun:
     def interrupt(self, error: type[AztaskError]) -> None:
         """Raise `error` in the coroutine if it blocks the loop, else cancel it; any thread may."""
         self._main.call(lambda: self.interrupt_now(error))
+        if not CAN_SIGNAL_THREADS:  # the loop may wait, and the main thread with it
+            self._loop.call_soon_threadsafe(lambda: None)
 
     def interrupt_now(self, error: type[AztaskError]) -> None:
         """As `interrupt`, in the main thread, in a signal handler. May raise `error`."""

@@ -7,21 +7,21 @@ Rules
    process ends. Code that holds the GIL for so long delays both: no other thread can run.
 3. Packets that have arrived are handled before a deadline is judged. A task may have held the GIL
    for longer than its lease, while the worker renewed it.
-4. Deadlines are on the clock that also runs during suspend, and poll(2) waits on one that does not.
-   So no wait is longer than `LONGEST_WAIT`.
+4. Deadlines are on the clock that also runs during suspend, and a selector waits on one that does
+   not. So no wait is longer than `LONGEST_WAIT`.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import select
+import selectors
 import threading
 from dataclasses import dataclass
 from typing import Final
 
 from aztask.context import TaskLease
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.worker.bell import make_bell
 
 STOP_GRACE: Final = 1.0
 """Seconds between the interruption of a task and the end of its process."""
@@ -58,10 +58,10 @@ class LeaseGuard:
         self._early: dict[int, float] = {}
         self._begun = False
         self._wakes_at = math.inf
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll = select.poll()
-        self._poll.register(control, select.POLLIN)
-        self._poll.register(self._wake, select.POLLIN)
+        self._wake = make_bell()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
 
     def begin(self, number: int, lease: TaskLease, deadline: float) -> None:
         """Guard the run of delivery `number`. A renewal that overtook the delivery counts."""
@@ -73,7 +73,7 @@ class LeaseGuard:
             self._begun = True
             if deadline < self._wakes_at:
                 self._wakes_at = deadline
-                os.eventfd_write(self._wake, 1)
+                self._wake.ring()
 
     def end(self, number: int) -> None:
         """Stop guarding the run, which has ended."""
@@ -111,12 +111,12 @@ class LeaseGuard:
         with self._lock:
             self._wakes_at = self._next_at(now)
             pause = max(0.0, self._wakes_at - now)
-        self._poll.poll(None if pause == math.inf else math.ceil(1000 * pause))
+        self._selector.select(None if pause == math.inf else pause)
         now = self._clock.monotonic()
-        descriptors = [descriptor for descriptor, _ in self._poll.poll(0)]
-        if self._wake in descriptors:
-            os.eventfd_read(self._wake)
-        return None if self._control in descriptors else now
+        found = [key.fd for key, _ in self._selector.select(0)]
+        if self._wake.fileno() in found:
+            self._wake.quiet()
+        return None if self._control in found else now
 
     def overdue(self, now: float) -> tuple[list[int], int | None]:
         """(runs to interrupt now, each once; a run because of which the process must end)."""

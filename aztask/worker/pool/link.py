@@ -1,15 +1,19 @@
 """What a pool asks of the operating system: processes, and a link to each of them.
 
-Two implementations: `aztask.worker.pool.forkedlink`, over sockets and a fork server, and the
-stepped one of the tests, which is neither a process nor a thread.
+Three implementations: `aztask.worker.pool.forkedlink`, over sockets and a fork server of Linux;
+`aztask.worker.pool.portablelink`, over streams and new interpreters of any system; and the stepped
+one of the tests, which is neither a process nor a thread.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from aztask.worker.mailbox import HasDescriptor
+
+ANSWERS_A_TURN: Final = 512
+"""How many answers of one process a turn of the worker handles, about."""
 
 
 @dataclass(frozen=True, slots=True)

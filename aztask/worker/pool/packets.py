@@ -14,7 +14,7 @@ import array
 import errno
 import os
 import socket
-from typing import Any
+from typing import Any, Final, Protocol
 
 import msgpack
 
@@ -28,6 +28,30 @@ _ATTACHED_BYTES = socket.CMSG_SPACE(_DESCRIPTOR_BYTES) if hasattr(socket, "CMSG_
 _CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
+_NOW: Final = int(getattr(socket, "MSG_DONTWAIT", 0))
+
+
+class PacketsOut(Protocol):
+    """An end to which values are written: `Packets`, and `streams.StreamPackets`."""
+
+    def send(self, value: Any, *, wait: bool = True) -> bool:
+        """Send one value; False if that is impossible without waiting. Raises OSError."""
+
+
+class PacketsIn(Protocol):
+    """An end from which values are read: `Packets`, and the two of `aztask.worker.pool.streams`."""
+
+    @property
+    def buffered(self) -> bool:
+        """Whether a value may have been read that no `receive` has returned: do not wait then."""
+
+    def fileno(self) -> int:
+        """The descriptor to wait for."""
+
+    def receive(self, *, wait: bool = True) -> Any:
+        """The next value; None if the peer has closed. Raises BlockingIOError, OSError."""
+
+
 def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Two connected ends that keep message boundaries and notice when the peer closes."""
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -39,6 +63,8 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 class Packets:
     """One end of a socket, for values. One thread at a time may receive; any may send."""
 
+    buffered: Final = False
+
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
         self._buffer = bytearray(PACKET_BYTES)
@@ -49,29 +75,29 @@ class Packets:
         """The descriptor of the socket, for selectors."""
         return self.socket.fileno()
 
-    def send(self, value: Any, flags: int = 0) -> bool:
-        """Send one value; False if the socket does not block and is full.
+    def send(self, value: Any, *, wait: bool = True) -> bool:
+        """Send one value; False if the socket is full and `wait` or its mode forbid to wait.
 
-        Raises OSError if the peer has closed its end. flags: of send(2), for small values.
+        Raises OSError if the peer has closed its end. wait: True for large values.
         """
         packed = msgpack.packb(value, use_bin_type=True, unicode_errors="surrogatepass")
         try:
             if len(packed) > PACKET_BYTES:
                 self._send_file(packed)
             else:
-                self.socket.send(packed, flags)
+                self.socket.send(packed, 0 if wait else _NOW)
         except BlockingIOError:
             return False
         return True
 
-    def receive(self, flags: int = 0) -> Any:
+    def receive(self, *, wait: bool = True) -> Any:
         """Receive the next value; None if the peer has closed. Raises BlockingIOError.
 
-        None itself is never sent. flags: of recv(2). ``socket.MSG_DONTWAIT`` does not wait, even on
-        a blocking socket; duplicates of a descriptor share that mode.
+        None itself is never sent. wait: False does not wait, even on a blocking socket; duplicates
+        of a descriptor share that mode.
         """
         size, attached, _, _ = self.socket.recvmsg_into(
-            self._buffers, _ATTACHED_BYTES, flags | _CLOEXEC
+            self._buffers, _ATTACHED_BYTES, _CLOEXEC if wait else _CLOEXEC | _NOW
         )
         if size == 0:
             return None

@@ -1,7 +1,8 @@
 """The pool process: takes deliveries from the worker, runs them in its slots, and answers.
 
 Forked by `aztask.worker.pool.forkserver`, or started by it as
-``python -m aztask.worker.pool.poolprocess SETUP``. Rules
+``python -m aztask.worker.pool.poolprocess SETUP``; in the portable shell it is
+``python -m aztask.worker.pool.portablelink``. Rules
 1. With one slot, tasks run in the main thread. With more, each slot is a thread, or in the pool
    ``asyncio`` a coroutine on the process's event loop (`aztask.worker.pool.poolprocess`).
 2. One thread at a time waits for the next delivery, the others wait for a lock. So a packet wakes
@@ -10,8 +11,9 @@ Forked by `aztask.worker.pool.forkserver`, or started by it as
    run's deadline, it stops that run itself: the worker may be stopped or frozen.
 4. The threads are parts (`aztask.support.parts`). One that can no longer reach the worker ends the
    process, whose tasks have failed; the worker replaces it. So does an event loop that has died.
-5. When the worker ends, this process ends: on Linux at once through the parent-death signal, else
-   when the socket closes.
+5. When the worker ends, this process ends: on Linux at once through the parent-death signal. In the
+   portable shell the watching process kills it (`aztask.worker.pool.watcher`). In both it ends by
+   itself when its sockets close, unless a task holds the interpreter.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from aztask.app import App
@@ -38,15 +41,17 @@ from aztask.context import set_only_slot
 from aztask.hooks import WorkerInfo
 from aztask.message.message import MESSAGE_FIELDS
 from aztask.support.display import safe_str, storable
+from aztask.support.failpoint import hit_in_pool
 from aztask.support.parts import Part
-from aztask.worker.logs import configure
+from aztask.worker.logs import configure, configured
 from aztask.worker.pool.attempt import ERROR_CHARACTERS
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.eventloop import EventLoop, LazyLoop, end_process
 from aztask.worker.pool.interrupt import CoroutineRun, InterruptSlot, MainThread
 from aztask.worker.pool.leaseguard import LeaseGuard
+from aztask.worker.pool.link import PoolPlan
 from aztask.worker.pool.loopwatch import LoopWatch
-from aztask.worker.pool.packets import Packets
+from aztask.worker.pool.packets import Packets, PacketsIn, PacketsOut
 from aztask.worker.pool.runner import SlotRunner
 from aztask.worker.stopsignals import leave_ending_to_worker
 
@@ -65,7 +70,7 @@ class CoroutineServer:
     """Reads deliveries and runs them, in the main thread of a pool process."""
 
     def __init__(
-        self, app: App, inbox: Packets, runner: SlotRunner, loop: EventLoop, slots: int
+        self, app: App, inbox: PacketsIn, runner: SlotRunner, loop: EventLoop, slots: int
     ) -> None:
         self._app = app
         self._inbox = inbox
@@ -99,7 +104,7 @@ class CoroutineServer:
     def _read(self) -> None:
         while self._free and not self._retired:
             try:
-                packet = self._inbox.receive(socket.MSG_DONTWAIT)
+                packet = self._inbox.receive(wait=False)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -167,18 +172,34 @@ def die_with_parent(parent: int) -> None:
 def name_thread(name: bytes) -> None:
     """Name the calling thread in the kernel's listings. name: at most 15 bytes (on Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
+        with suppress(AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnds:
+    """What a pool process has of its link: where packets come from and go to, and the board."""
+
+    inbox: PacketsIn
+    outbox: PacketsOut
+    control: PacketsIn
+    board: Board
+
+    @classmethod
+    def of_descriptors(cls, setup: Mapping[str, Any]) -> ProcessEnds:
+        """Those of the fork server: the setup names their descriptors."""
+        names = ("inbox", "outbox", "control")
+        inbox, outbox, control = (Packets(socket.socket(fileno=setup[name])) for name in names)
+        return cls(inbox, outbox, control, Board(setup["board"], setup["slots"]))
 
 
 class ProcessMain:
     """One pool process: its connections to the worker, its slots and its threads."""
 
-    def __init__(self, setup: dict[str, Any]) -> None:
-        self._inbox = self._packets(setup["inbox"])
-        self._outbox = self._packets(setup["outbox"])
-        self._control = self._packets(setup["control"])
+    def __init__(self, setup: Mapping[str, Any], ends: ProcessEnds) -> None:
+        self._inbox, self._outbox, self._control = ends.inbox, ends.outbox, ends.control
+        self._board = ends.board
         self._slots: int = setup["slots"]
-        self._board = Board(setup["board"], self._slots)
         self._inbox_lock = threading.Lock()
         self._serving = Part("slots")
         self._listening = Part("control")
@@ -190,10 +211,6 @@ class ProcessMain:
         self._worker: int = setup["worker"]
         self._name: str = setup["name"]
 
-    @staticmethod
-    def _packets(descriptor: int) -> Packets:
-        return Packets(socket.socket(fileno=descriptor))
-
     def run(self) -> None:
         """Import the app, open its lifespans, and serve until the worker retires this process."""
         try:
@@ -201,6 +218,7 @@ class ProcessMain:
         except BaseException as error:  # noqa: BLE001  # user code may raise anything
             self._broken("cannot import the app", error)
             return
+        hit_in_pool("pool-imported", self._worker)
         self._guard = LeaseGuard(self._control.fileno())
         self._runner = SlotRunner(
             app, self._board, self._outbox, self._guard, self._worker, self._loop
@@ -214,6 +232,7 @@ class ProcessMain:
                 return
             gc.freeze()  # the app's modules stay: the garbage collector can skip them
             self._outbox.send(["ready"])
+            hit_in_pool("pool-ready", self._worker)
             try:
                 self._serve_all(app)
             finally:
@@ -295,7 +314,7 @@ class ProcessMain:
     def _handle_packets(self) -> None:
         while True:
             self._listening.rest()
-            now = self._guard.wait()
+            now = None if self._control.buffered else self._guard.wait()
             self._listening.begin()
             if now is not None:
                 self._runner.stop_overdue(now)
@@ -303,7 +322,7 @@ class ProcessMain:
             # All that have arrived, before the guard computes the next deadline of all runs again.
             for _ in range(PACKETS_A_TURN):
                 try:
-                    packet = self._control.receive(socket.MSG_DONTWAIT)
+                    packet = self._control.receive(wait=False)
                 except BlockingIOError:
                     break
                 if not packet:
@@ -317,18 +336,37 @@ class ProcessMain:
                     self._runner.handle(kind, number, *rest)
 
 
-def serve(setup: dict[str, Any]) -> NoReturn:
-    """Be a pool process until the worker retires it.
+def setup_of(plan: PoolPlan) -> dict[str, Any]:
+    """What the worker tells a pool process of this plan, beside the ends of its link."""
+    return {
+        "app": plan.app,
+        "slots": plan.slots,
+        "pool": plan.pool,
+        "alone": plan.alone,
+        "worker": os.getpid(),
+        "name": plan.worker,
+        "path": [path for path in sys.path if path],
+        "log": configured(),
+    }
 
-    setup: see `aztask.worker.pool.pool`; also the parent's process id and four descriptors.
+
+def serve_forked(setup: Mapping[str, Any]) -> NoReturn:
+    """Be a pool process of the fork server until the worker retires it.
+
+    setup: see `setup_of`; also the parent's process id and four descriptors.
     """
     die_with_parent(setup["parent"])
+    serve(setup, ProcessEnds.of_descriptors(setup))
+
+
+def serve(setup: Mapping[str, Any], ends: ProcessEnds) -> NoReturn:
+    """Be a pool process until the worker retires it. setup: see `setup_of`."""
     leave_ending_to_worker()
     name_thread(NAME)
     sys.path[:0] = [path for path in setup["path"] if path not in sys.path]
     configure(*setup["log"])
     try:
-        ProcessMain(setup).run()
+        ProcessMain(setup, ends).run()
     except (BrokenPipeError, ConnectionResetError):
         os._exit(1)  # the worker has ended: there is no process to report to
     for stream in (sys.stdout, sys.stderr):  # what tasks have printed
@@ -339,7 +377,7 @@ def serve(setup: dict[str, Any]) -> NoReturn:
 
 def main() -> None:
     """Serve with the setup that the command line gives as JSON."""
-    serve(json.loads(sys.argv[1]))
+    serve_forked(json.loads(sys.argv[1]))
 
 
 if __name__ == "__main__":

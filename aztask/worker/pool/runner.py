@@ -25,7 +25,6 @@ import contextvars
 import inspect
 import logging
 import os
-import socket
 import time
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -50,7 +49,7 @@ from aztask.worker.pool.board import Board
 from aztask.worker.pool.eventloop import LazyLoop
 from aztask.worker.pool.interrupt import CoroutineRun, InterruptSlot
 from aztask.worker.pool.leaseguard import LeaseGuard
-from aztask.worker.pool.packets import Packets
+from aztask.worker.pool.packets import PacketsOut
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class SlotRunner:
         self,
         app: App,
         board: Board,
-        outbox: Packets,
+        outbox: PacketsOut,
         guard: LeaseGuard,
         worker: int,
         loop: LazyLoop,
@@ -184,7 +183,7 @@ class SlotRunner:
     def say(self, packet: list[Any]) -> None:
         """Tell the worker something, unless it does not read now."""
         with suppress(OSError):  # the worker has ended
-            self._outbox.send(packet, socket.MSG_DONTWAIT)
+            self._outbox.send(packet, wait=False)
 
     def _begin(self, slot: InterruptSlot, packet: list[Any]) -> OpenRun:
         number, fields, delivery_count, deadline, enqueued_at, *more = packet

@@ -398,6 +398,11 @@ WRITERS = {
     "support/private.py:make_directory": ITSELF,
     "support/private.py:make_file": ITSELF,
     "testing/worker.py:_start": OWN,
+    "worker/pool/board.py:create_at": OWN,
+    "worker/pool/board.py:open_at": OWN,
+    "worker/pool/portablelink.py:__init__": OWN,
+    "worker/pool/streams.py:_in_file": OWN,
+    "worker/pool/watcher.py:make_folder": OWN,
     "worker/upkeep/uploader.py:_alone": CHECKED,
     "worker/upkeep/uploader.py:_upload": CHECKED,
 }

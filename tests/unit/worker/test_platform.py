@@ -1,32 +1,53 @@
-"""Which systems run a worker, and what the others are told."""
+"""Which systems have the portable shell, and what they are told that they cannot do."""
 
 import os
-import platform
 
 import pytest
 
-from aztask.errors import ConfigurationError
-from aztask.worker.platform import NEEDED, require_linux
+from aztask.worker import platform
+from aztask.worker.bell import EventBell, SocketBell, make_bell
+from aztask.worker.platform import NEEDED, VARIABLE, is_portable, lacks, memory_of
+from aztask.worker.shell import PortableShell, later_shell
 
 
-def test_linux_runs_a_worker():
-    require_linux("aztask worker")
+@pytest.fixture(autouse=True)
+def _unforced(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def test_linux_forks():
+    assert not is_portable()
+    assert not isinstance(later_shell(), PortableShell)
+    bell = make_bell()
+    assert isinstance(bell, EventBell)
+    bell.close()
+
+
+@pytest.mark.parametrize(("value", "forced"), [("1", True), ("0", False), ("", False)])
+def test_the_variable_forces_the_portable_shell(monkeypatch, value, forced):
+    monkeypatch.setenv(VARIABLE, value)
+    assert is_portable() is forced
+    assert isinstance(later_shell(), PortableShell) is forced
+    bell = make_bell()
+    assert isinstance(bell, SocketBell) is forced
+    bell.close()
 
 
 @pytest.mark.parametrize("number", range(len(NEEDED)))
-@pytest.mark.parametrize("system", ["Darwin", "Windows"])
-def test_a_system_that_lacks_one_call_is_told_in_one_line(monkeypatch, number, system):
-    module, name = NEEDED[number]
-    monkeypatch.delattr(module, name)
-    monkeypatch.setattr(platform, "system", lambda: system)
-    with pytest.raises(ConfigurationError) as caught:
-        require_linux("aztask worker")
-    text = str(caught.value)
-    assert text.startswith("aztask worker needs Linux: run it in Docker or in WSL. ")
-    assert "\n" not in text
+def test_a_system_that_lacks_one_call_has_the_portable_shell(monkeypatch, number):
+    monkeypatch.delattr(*NEEDED[number])
+    assert is_portable()
 
 
-def test_a_python_on_linux_that_lacks_a_call_is_named(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    with pytest.raises(ConfigurationError, match=r"needs os\.memfd_create, which this build of Py"):
-        require_linux("aztask worker")
+def test_what_a_system_cannot_do_is_said(monkeypatch):
+    assert lacks(memory_limit=True) == []
+    monkeypatch.setattr(platform, "CAN_SIGNAL_THREADS", False)
+    monkeypatch.setattr(platform, "HAS_GROUPS", False)
+    monkeypatch.setattr(platform, "memory_of", lambda pid: 0)
+    assert len(lacks(memory_limit=False)) == 2
+    assert "--max-memory-per-child does nothing" in lacks(memory_limit=True)[-1]
+
+
+def test_the_memory_of_a_process_that_is_gone_is_not_known():
+    assert memory_of(os.getpid()) > 1_000_000
+    assert memory_of(2**22 + 1) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from still import Still
@@ -123,15 +124,15 @@ def test_packets_come_before_deadlines(bench: Bench) -> None:
 def test_news_that_came_while_a_task_held_the_gil_comes_before_the_deadline(bench: Bench) -> None:
     """The wait had timed out, and then this thread got no processor time until the news came."""
     bench.begin(deadline=START - 1.0)
-    poll = bench.guard._poll
+    selector = bench.guard._selector
 
     class Delayed:
-        def poll(self, milliseconds: int | None) -> list[tuple[int, int]]:
-            ready = poll.poll(0)
+        def select(self, seconds: float | None) -> Any:
+            ready = selector.select(0)
             os.write(bench.writer, b"x")
             return ready
 
-    bench.guard._poll = Delayed()  # type: ignore[assignment]
+    bench.guard._selector = Delayed()  # type: ignore[assignment]
     assert bench.guard.wait() is None
 
 

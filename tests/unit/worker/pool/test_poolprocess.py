@@ -12,8 +12,9 @@ from aztask.worker.pool.packets import Packets, socket_pair
 
 CHILD = """
 import json, sys
-from aztask.worker.pool.poolprocess import ProcessMain
-ProcessMain(json.loads(sys.argv[1])).run()
+from aztask.worker.pool.poolprocess import ProcessEnds, ProcessMain
+setup = json.loads(sys.argv[1])
+ProcessMain(setup, ProcessEnds.of_descriptors(setup)).run()
 print("run has ended")
 """
 APP = """

@@ -127,7 +127,7 @@ class Bench:
         self.runner = SlotRunner(app, self.board, outbox, self.guard, os.getpid(), self.loop)
         self.slot = InterruptSlot(0)
 
-    def send(self, packet, flags=0):
+    def send(self, packet, *, wait=True):
         self.sent.append(packet)
         self.notes.append(self.board.running())
         if packet[0] == "save":
