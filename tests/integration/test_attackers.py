@@ -342,6 +342,24 @@ def test_an_error_that_quotes_an_argument_takes_it_everywhere(site: Site) -> Non
     assert places(site, log) == {"queues", "results", "events", "log"}
 
 
+def test_the_results_hold_the_arguments_of_steps_whose_turn_has_not_come(site: Site) -> None:
+    app = site.app()
+    step = app.task(name=silent.name)(lambda text: None)
+    chain(step.si("first"), step.si(MARK)).delay()
+    app.close()
+    assert places(site, "") == {"results"}
+
+
+def test_a_reader_of_payloads_reads_large_arguments_and_no_others(tmp_path: Path) -> None:
+    app = App("attacked", broker=f"local://{tmp_path}/q.db", payload_threshold=4096)
+    app.send("attacked.task", [MARK * 1000])
+    app.send("attacked.task", ["small"])
+    app.close()
+    (payload,) = (path for path in (tmp_path / "q.db.payloads").rglob("*") if path.is_file())
+    assert MARK.encode() in payload.read_bytes()
+    assert b"small" not in payload.read_bytes()
+
+
 def test_a_return_value_is_in_the_results_and_nowhere_else(site: Site) -> None:
     app = site.app()
     app.send(silent.name, ["x", "returns", MARK[::-1]], task_id="t")
