@@ -134,6 +134,7 @@ ALLOWED = {
     "aztask.queues.storagequeue.inspection:StorageInspector.surroundings": PARSED,
     "aztask.queues.storagequeue.mailboxes:_read": FROM_BYTES,
     "aztask.queues.storagequeue.messages:_messages_of": FROM_BYTES,
+    "aztask.queues.storagequeue.messages:_shared_key": PARSED,
     "aztask.queues.storagequeue.wire:_pack": ENCODES,
     "aztask.queues.storagequeue.wire:read_text": FROM_BYTES,
     "aztask.stores.connections:Connections.missing_file": "opening the file says what is wrong",

@@ -93,15 +93,15 @@ def prepare(path: str, group: str | None = None) -> str:
         raise ConfigurationError(f"{path!r} cannot be a file name; give the path of the queue file")
     try:
         number = None if group is None else group_id(group)
-        require_private(Path(path).absolute(), "the queue file", number)  # it may be a link
         target = Path(os.path.realpath(path))
-        make_directory(target.parent, number)
         if target.is_dir():
             raise ConfigurationError(f"{path!r} is a directory; give the path of the queue file")
         if target.exists() and not target.is_file():
             raise ConfigurationError(
                 f"{path!r} is a device, a pipe or a socket; give the path of the queue file"
             )
+        require_private(Path(path).absolute(), "the queue file", number)  # it may be a link
+        make_directory(target.parent, number)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigurationError(
