@@ -161,14 +161,16 @@ class Controls:
         """What is paused and scaled without an owner: for all brokers of the store."""
         return ControlState() if self._unowned is None else self._unowned.read()
 
-    def pause(self, scope: Scope, names: Iterable[str], at: float) -> list[Pause]:
-        """Pause these; returns the new pauses. Those that are paused already stay as they are."""
-        wanted = list(names)
+    def pause(self, scope: Scope, names: Iterable[str], at: float, *, by: str = "") -> list[Pause]:
+        """Pause these; returns the new pauses. Those that are paused already stay as they are.
+
+        by: who does; this process's user and machine by default.
+        """
+        wanted, by = list(names), by or operator_name()
         if self._unowned is None:
-            return self._own.pause(scope, wanted, at)
+            return self._own.pause(scope, wanted, at, by)
         former = self._unowned.read().pauses
         kept = [former[scope, name] for name in wanted if (scope, name) in former]
-        by = operator_name()
         paused = {each.name for each in kept}
         new = [Pause(scope, _checked(name), at, by) for name in wanted if name not in paused]
         made = self._own.add(scope, [*kept, *new])
@@ -183,14 +185,25 @@ class Controls:
         return _joined(ended, () if self._unowned is None else self._unowned.resume(scope, wanted))
 
     def scale(
-        self, reach: Reach, names: Iterable[str], size: int, at: float, *, forget: Set[str]
+        self,
+        reach: Reach,
+        names: Iterable[str],
+        size: int,
+        at: float,
+        *,
+        forget: Set[str],
+        by: str = "",
     ) -> list[Scale]:
         """Set the concurrency of these workers; returns the new entries.
 
-        forget: workers that have ended, whose entries are removed.
+        forget: workers that have ended, whose entries are removed. by: as in `pause`.
         """
         wanted = list(names)
-        made = self._own.scale(reach, wanted, size, at, forget=forget)
+        new = [
+            Scale(reach, name and _checked(name), size, at, by or operator_name())
+            for name in wanted
+        ]
+        made = self._own.scale(new, forget=forget)
         if self._unowned is not None:
             self._unowned.unscale(reach, wanted)
         return made
@@ -232,9 +245,8 @@ class ControlDocument:
         tenants = {_key(each): each for _, pauses in known.values() for each in pauses}
         return replace(state, pauses={**state.pauses, **tenants})
 
-    def pause(self, scope: Scope, names: Iterable[str], at: float) -> list[Pause]:
+    def pause(self, scope: Scope, names: Iterable[str], at: float, by: str = "") -> list[Pause]:
         """Pause these; returns the new pauses. Those that are paused already stay as they are."""
-        by = operator_name()
         return self.add(scope, [Pause(scope, _checked(name), at, by) for name in names])
 
     def add(self, scope: Scope, wanted: Sequence[Pause]) -> list[Pause]:
@@ -256,15 +268,11 @@ class ControlDocument:
         wanted: set[tuple[Scope, str]] = {(scope, name) for name in names}
         return self._change(lambda state: _without(state, wanted))
 
-    def scale(
-        self, reach: Reach, names: Iterable[str], size: int, at: float, *, forget: Set[str]
-    ) -> list[Scale]:
-        """Set the concurrency of these workers; returns the new entries.
+    def scale(self, made: list[Scale], *, forget: Set[str]) -> list[Scale]:
+        """Set the concurrency of workers by these entries, and return them.
 
         forget: workers that have ended, whose entries are removed.
         """
-        by = operator_name()
-        made = [Scale(reach, name and _checked(name), size, at, by) for name in names]
 
         def edited(state: ControlState) -> tuple[ControlState, list[Scale]]:
             kept = {

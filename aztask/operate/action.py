@@ -9,6 +9,7 @@ Rules
    interrupted, with what was done until then. Crash window: a process that dies before the event
    is written leaves none, whatever it has done.
 4. The event follows the act and never prevents it: a disk that is full costs the event.
+5. It leaves one entry of the audit, too (`aztask.operate.audit`), where there is a result store.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import ClassVar, Generic, TypeVar
 from aztask.app import App
 from aztask.errors import ConfigurationError
 from aztask.limits.control import operator_name
+from aztask.operate.audit import COMMAND, Entry, note
 from aztask.stores.events.event import Event
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.controls import ControlStore, controls_of
+from aztask.support import clock
 from aztask.support.display import safe_str
 
 Result = TypeVar("Result")
@@ -40,12 +43,16 @@ class Subject:
     queue: str = ""
     workflow_id: str = ""
 
+    def __str__(self) -> str:
+        return self.task_id or self.workflow_id or self.task or self.queue
+
 
 @dataclass(slots=True)
 class Action(ABC, Generic[Result]):
     """Something that was counted and is not done yet. ``str()`` says what, as a command.
 
     * `count`: on how many it acts. `done`: how many were done, also after an error.
+    * `by`: who acts, while it does. `entry`: the key of its entry in the audit, afterwards.
     """
 
     name: ClassVar[str]
@@ -53,12 +60,17 @@ class Action(ABC, Generic[Result]):
     app: App = field(repr=False)
     count: int
     done: int = field(default=0, init=False)
+    by: str = field(default="", init=False)
+    entry: str = field(default="", init=False)
 
-    def act(self, *, by: str = "", progress: Progress = lambda done: None) -> Result:
-        """Do it, and write the event. Raises what the action raises, after the event.
+    def act(
+        self, *, by: str = "", via: str = COMMAND, progress: Progress = lambda done: None
+    ) -> Result:
+        """Do it, and write the event and the audit. Raises what the action raises, after both.
 
-        by: who acts; this process's user and machine by default.
+        by: who acts; this process's user and machine by default. via: through what, for the audit.
         """
+        self.by = by or operator_name()
         problem: BaseException | None = None
         try:
             return self._act(progress)
@@ -66,7 +78,7 @@ class Action(ABC, Generic[Result]):
             problem = error
             raise
         finally:
-            self._report(by or operator_name(), problem)
+            self._report(via, problem)
 
     @property
     def exact(self) -> bool:
@@ -81,8 +93,10 @@ class Action(ABC, Generic[Result]):
     def _act(self, progress: Progress) -> Result:
         """Do it, and keep `done` up to date on the way."""
 
-    def _report(self, by: str, problem: BaseException | None) -> None:
+    def _report(self, via: str, problem: BaseException | None) -> None:
         about = self.subject()
+        kind = "" if problem is None else type(problem).__name__
+        error = "" if problem is None else safe_str(problem)
         sink = self.app.open_events(operator_name())
         sink.emit(
             Event(
@@ -92,15 +106,21 @@ class Action(ABC, Generic[Result]):
                 about.queue,
                 reason=str(self),
                 workflow_id=about.workflow_id or None,
-                by=by,
+                by=self.by,
                 action=self.name,
                 selected=self.count,
                 done=self.done,
-                error_type=None if problem is None else type(problem).__name__,
-                error=None if problem is None else safe_str(problem),
+                error_type=kind or None,
+                error=None if problem is None else error,
             )
         )
         sink.close()
+        why = f"{kind}: {error}" if kind else ""
+        text, at = str(self), clock.wall()
+        self.entry = note(
+            self.app,
+            Entry(at, self.by, via, self.name, text, self.count, self.done, why, str(about)),
+        )
 
 
 def results_of(app: App) -> ResultStore:

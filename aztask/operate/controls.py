@@ -182,7 +182,7 @@ class PauseNames(Action[list[Pause]]):
         made: list[Pause] = []
         for scope, names in self.names.by_scope():
             # All of them: what has no owner becomes ours.
-            made += self.controls.pause(scope, names, at)
+            made += self.controls.pause(scope, names, at, by=self.by)
             self.done = len(made)
             progress(self.done)
         return made
@@ -319,7 +319,9 @@ class ScaleWorkers(Action[list[Scale]]):
                 changed += self.controls.unscale(reach, names)
             else:
                 now = time.time()
-                changed += self.controls.scale(reach, names, self.size, now, forget=self.forget)
+                changed += self.controls.scale(
+                    reach, names, self.size, now, forget=self.forget, by=self.by
+                )
             self.done = len(changed)
         self.done = len(changed)
         progress(self.done)

@@ -34,6 +34,8 @@ TABLES: Final = (
     "owned_uniques",
     "steps",
     "owned_steps",
+    "operations",
+    "owned_operations",
     "workflows",
     "workflow_documents",
 )
