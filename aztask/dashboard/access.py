@@ -20,13 +20,13 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Final
 
 from aztask.errors import ConfigurationError
-from aztask.support.masking import Secret, printable
+from aztask.operate.requests import Role
+from aztask.support.masking import Secret
 
 COOKIE: Final = "aztask-session"
 SESSION_SECONDS: Final = 12 * 3600.0
@@ -38,21 +38,6 @@ _COST, _BLOCK, _PARALLEL = 2**14, 8, 1
 _MEMORY: Final = 64 * 1024 * 1024
 _FIELDS: Final = 3
 SECRET_HEADER: Final = b"x-aztask-proxy-secret"
-
-
-class Role(IntEnum):
-    """What a person may do; each role may do what the ones before may."""
-
-    READ = 1
-    ACT = 2
-    CONFIGURE = 3
-
-    @classmethod
-    def named(cls, text: str) -> Role:
-        """The role with this name. Raises ConfigurationError."""
-        if text.upper() not in cls.__members__:
-            raise ConfigurationError(f"{printable(text, 40)} is no role: read, act or configure")
-        return cls[text.upper()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +160,13 @@ class Logins:
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     _checks: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(CHECKS), repr=False)
     _unknown: str = field(default_factory=lambda: hash_password(secrets.token_hex(8)), repr=False)
+
+    @property
+    def most(self) -> Role:
+        """The highest role that a person may have."""
+        roles = [each.role for each in self.accounts.values()]
+        roles += [each for each in (self.link_role, self.proxy and self.proxy.role) if each]
+        return max(roles, default=Role.READ)
 
     @property
     def passwords(self) -> bool:

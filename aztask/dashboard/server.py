@@ -30,7 +30,6 @@ from aztask.dashboard.access import (
     SESSION_SECONDS,
     Logins,
     ProxyLogin,
-    Role,
     Visitor,
     read_accounts,
 )
@@ -38,6 +37,7 @@ from aztask.dashboard.guard import Guard
 from aztask.dashboard.render import Pages
 from aztask.dashboard.site import Ask, Shown, Site
 from aztask.errors import ConfigurationError
+from aztask.operate.requests import Role
 from aztask.support.masking import Secret
 from aztask.version import __version__
 

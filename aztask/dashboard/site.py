@@ -9,9 +9,10 @@ from threading import Lock
 from typing import Any, Final
 
 from aztask.app import App
-from aztask.dashboard.access import Role, Visitor
+from aztask.dashboard.access import Visitor
 from aztask.errors import NotFound
 from aztask.operate.overview import Figures, Reader
+from aztask.operate.requests import Role
 from aztask.support.durations import parse_duration
 
 FRESH_SECONDS: Final = 2.0

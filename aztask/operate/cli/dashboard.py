@@ -12,6 +12,7 @@ from aztask.errors import ConfigurationError
 from aztask.operate.cli.group import extra_module
 from aztask.operate.cli.options import Duration, Listen, Text, all_names, app_option, queues_option
 from aztask.operate.cli.target import open_app
+from aztask.operate.requests import Role
 
 ROLES = ("read", "act", "configure")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -111,7 +112,7 @@ def command(
         proxy_role=proxy_role,
     )
     with open_app(reads=True) as app:
-        shown = site.Site(app, all_names(queues), access.Role.named(values_role))
+        shown = site.Site(app, all_names(queues), Role.named(values_role))
         where = f"http://{http[0]}:{http[1]}" if socket is None else f"{socket}, path "
         if who.link_role is not None:
             where += f"/login?key={who.link_key.reveal()}"

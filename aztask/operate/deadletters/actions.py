@@ -1,4 +1,4 @@
-"""The dead letters of all queues: find and group them, replay and purge a selection."""
+"""The dead letters of all queues: find and group them, replay, edit and purge a selection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from aztask.app import App
 from aztask.errors import NotFound
@@ -279,6 +279,57 @@ class ReplayLetters(OnLetters):
             refused=self.refused,
             progress=seen,
         )
+
+
+def edit(
+    app: App, queue: str, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> EditLetter:
+    """Send one dead letter again with other arguments, signed anew. Its key, if unique, stays.
+
+    Raises NotFound, ConfigurationError for one that cannot be edited, TypeError or EncodeError for
+    arguments that its task does not take.
+    """
+    letters = DeadLetters(app, queue)
+    selection = Selection(ids=frozenset({task_id}))
+    found = next(letters.find(selection), None)
+    if found is None:
+        raise NotFound(f"queue {queue} has no dead letter {task_id}; see: aztask dlq list")
+    if found.message is None or app.codec.decode_embed(found.message):
+        raise ConfigurationError(
+            f"dead letter {task_id} cannot be edited: "
+            f"{found.problem or 'what follows it is part of its body'}"
+        )
+    task = app.tasks.get(found.message.task)
+    if task is not None:
+        try:
+            task.check_arguments(tuple(args), dict(kwargs))
+        except TypeError as error:
+            raise ConfigurationError(str(error)) from None
+    app.codec.encode_arguments(args, kwargs)
+    part = Part(letters, selection, 1)
+    return EditLetter(app, 1, [part], LeftOut(), (), found.message.task, (args, kwargs), task_id)
+
+
+@dataclass(slots=True)
+class EditLetter(OnLetters):
+    """Replays one dead letter with other arguments. They are in no event and in no audit."""
+
+    name: ClassVar[str] = "edit"
+
+    arguments: tuple[Sequence[Any], Mapping[str, Any]] = field(repr=False)
+    task_id: str
+
+    def __str__(self) -> str:
+        queue = self.parts[0].letters.queue
+        return f"replay dead letter {visible(self.task_id)} of {visible(queue)}, edited"
+
+    def subject(self) -> Subject:
+        """The task that is sent again."""
+        return Subject(self.task_id, self.task, self.parts[0].letters.queue)
+
+    def act_on(self, part: Part, seen: Callable[[Report], None]) -> Report:
+        """Replay it."""
+        return part.letters.replay(part.selection, arguments=self.arguments, progress=seen)
 
 
 def purge(app: App, queues: Sequence[str], selection: Selection) -> PurgeLetters:

@@ -20,6 +20,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from aztask.app import App
 from aztask.errors import CodecError, ConfigurationError, ForeignId
@@ -121,6 +122,7 @@ class DeadLetters:
         rate: float | None = None,
         fresh: bool = False,
         refused: bool = False,
+        arguments: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
         progress: Callable[[Report], None] = lambda report: None,
     ) -> Report:
         """Send the selected dead letters again, as new generations, then complete them.
@@ -131,6 +133,7 @@ class DeadLetters:
           anew and run. Without it they stay (`Report.refused`), as any program that may send can
           have made an unsigned one, or have sent an old one again.
         * `rate`: messages per second at most; no limit by default.
+        * `arguments`: (args, kwargs) that replace those of each one; it is signed anew.
         * `progress`: called after each batch with the report so far.
 
         A dead letter that cannot be decoded is sent again byte for byte, with a fresh message id.
@@ -151,7 +154,7 @@ class DeadLetters:
         if rate is not None and not 0 < rate < float("inf"):
             raise ConfigurationError(f"rate takes messages a second above 0, not {rate!r}")
         pace = _RateLimiter(rate, self._clock)
-        generations = _Generations(self._app, fresh=fresh)
+        generations = _Generations(self._app, fresh=fresh, arguments=arguments)
         size = 1 if joint(self._app) else BATCH
         return self._act(
             selection,
@@ -345,6 +348,17 @@ class DeadLetters:
                 "with -A, so that its key signs the replay"
             )
         message = replace(message, generation=generations.before_replay(message))
+        if generations.arguments is not None:
+            body, kind, encoding = self._app.codec.encode_arguments(*generations.arguments)
+            message = replace(
+                message,
+                body=body,
+                content_type=kind,
+                content_encoding=encoding,
+                payload=None,
+                argsrepr=None,
+                kwargsrepr=None,
+            )
         message = message.replayed(keep_saved=not generations.fresh)
         return Replacement(self._app.codec.to_envelope(message), message)
 
@@ -370,9 +384,16 @@ class DeadLetters:
 class _Generations:
     """Decides which generation a dead letter's replay follows. One for each replay."""
 
-    def __init__(self, app: App, *, fresh: bool) -> None:
-        """fresh: whether the replays begin from the start."""
+    def __init__(
+        self,
+        app: App,
+        *,
+        fresh: bool,
+        arguments: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """fresh: whether the replays begin from the start. arguments: as in `DeadLetters.replay`."""
         self.fresh = fresh
+        self.arguments = arguments
         self._results = app.results
         self._joint = joint(app) is not None
         self._given: OrderedDict[tuple[str, int, int], int] = OrderedDict()
