@@ -8,10 +8,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from aztask import App, chord, group
-from aztask.dashboard.access import Account, Logins, Role, hash_password
+from aztask.dashboard.access import Account, Logins, hash_password
 from aztask.dashboard.server import Dashboard
 from aztask.dashboard.site import Site
 from aztask.operate import controls
+from aztask.operate.requests import Role
 from aztask.settlement import Complete, DeadLetter
 from aztask.stores.records.base import (
     Finish,

@@ -15,12 +15,14 @@ from aztask.dashboard import graph
 from aztask.dashboard.site import PAGE_SIZE, Ask, Shown, Site
 from aztask.errors import AztaskError, ConfigurationError, NotFound
 from aztask.operate.attention import attention, backlog
+from aztask.operate.audit import audit, entry
 from aztask.operate.controls import controls, limits
 from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters.actions import groups
 from aztask.operate.deadletters.actions import page as letters_page
 from aztask.operate.explain import explain
 from aztask.operate.queues import arguments_of, oldest_waiting, peek, queues
+from aztask.operate.requests import KINDS as ACTIONS
 from aztask.operate.schedules import schedule, schedules
 from aztask.operate.search import (
     NewestFigures,
@@ -187,7 +189,7 @@ def workflow_graph(site: Site, ask: Ask) -> Shown:
     name = ask.needed("id")
     view = workflow(site.app, name)
     nodes = list(islice((each for each in view.all_nodes() if each.task), 500))
-    values = {"view": view, "drawing": graph.drawn(view), "nodes": nodes}
+    values = {"id": name, "view": view, "drawing": graph.drawn(view), "nodes": nodes}
     return Shown("workflow", f"Workflow {name}", values)
 
 
@@ -248,6 +250,15 @@ def dead_list(site: Site, ask: Ask) -> Shown:
     return Shown("letters", f"Dead letters of {queue}", values)
 
 
+def audit_list(site: Site, ask: Ask) -> Shown:
+    """Who did what, the newest first; with an id, that entry above the list."""
+    chosen = {name: ask.text(name) for name in ("by", "action", "text")}
+    one = entry(site.app, ask.text("id")) if ask.text("id") else None
+    found = audit(site.app, **chosen, limit=PAGE_SIZE, after=ask.text("after"))
+    values = {"found": found, "one": one, "chosen": chosen, "actions": sorted(ACTIONS)}
+    return Shown("audit", "Audit", values)
+
+
 def lease_list(site: Site, ask: Ask) -> Shown:
     """What workers learned about the lease of each queue."""
     return Shown("leases", "Leases", {"counts": queues(site.app)})
@@ -277,6 +288,7 @@ PAGES: Final[dict[str, Page]] = {
     "/dead": dead_groups,
     "/letters": dead_list,
     "/leases": lease_list,
+    "/audit": audit_list,
     "/search": search_page,
 }
 
@@ -292,6 +304,7 @@ MENU: Final = (
     ("/limits", "Limits and pauses"),
     ("/dead", "Dead letters"),
     ("/leases", "Leases"),
+    ("/audit", "Audit"),
     ("/search", "Search"),
 )
 

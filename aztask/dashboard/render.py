@@ -19,6 +19,8 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from aztask.dashboard.access import Visitor
+from aztask.operate.requests import KINDS
 from aztask.support.display import one_line, plural, short_repr, visible
 from aztask.support.masking import mask
 
@@ -95,6 +97,11 @@ def ago(at: float | None, now: float | None = None) -> str:
     return f"{span(max(0.0, (time.time() if now is None else now) - at))} ago"
 
 
+def may(visitor: Visitor, action: str) -> bool:
+    """Whether the visitor's role may do this."""
+    return visitor.role >= KINDS[action].role
+
+
 class Pages:
     """The templates, ready to be filled."""
 
@@ -108,9 +115,15 @@ class Pages:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self._environment.globals["url"] = url
+        self._environment.globals.update(url=url, may=may)
         self._environment.filters.update(
-            block=block, value=value_text, span=span, moment=moment, ago=ago, plural=plural
+            plain=str,
+            block=block,
+            value=value_text,
+            span=span,
+            moment=moment,
+            ago=ago,
+            plural=plural,
         )
 
     def fill(self, name: str, context: Mapping[str, Any]) -> str:

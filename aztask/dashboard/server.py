@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
+from urllib.parse import urlencode
 
 import uvicorn
 from markupsafe import escape
@@ -33,6 +34,7 @@ from aztask.dashboard.access import (
     Visitor,
     read_accounts,
 )
+from aztask.dashboard.acting import HIDDEN, PageRequest, act, confirmation, edit_form
 from aztask.dashboard.guard import Guard
 from aztask.dashboard.render import Pages
 from aztask.dashboard.site import Ask, Shown, Site
@@ -53,6 +55,8 @@ MOST_FIELDS: Final = 50
 STALE: Final = (
     "This form is of an earlier login, or of another page. Go back, reload the page, and try again."
 )
+Answer = TypeVar("Answer")
+Failure: TypeAlias = tuple[int, Shown]
 WRONG: Final = "The name or the password is wrong."
 
 
@@ -75,6 +79,9 @@ class Dashboard:
             Route("/live", self._live, methods=["GET"]),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._change, methods=["POST"]),
+            Route("/act", self._question, methods=["GET"]),
+            Route("/act", self._change, methods=["POST"]),
+            Route("/edit", self._edit, methods=["GET"]),
             Route("/static/{name}", self._static, methods=["GET"]),
             Route("/healthz", self._health, methods=["GET"]),
         ]
@@ -188,7 +195,38 @@ class Dashboard:
         form = await request.form(max_files=0, max_fields=MOST_FIELDS)
         if not visitor.wrote(str(form.get("csrf", ""))):
             return self._html(request, Shown("failed", "Nothing was done", {"text": STALE}), 403)
-        return self._logout()
+        if request.url.path == "/logout":
+            return self._logout()
+        asked = self._asked(request, form)
+        answer = await self._worked(act, asked)
+        if isinstance(answer, str):
+            return RedirectResponse(f"/audit?{urlencode({'id': answer})}", 303)
+        return self._html(request, answer[1], answer[0])
+
+    async def _question(self, request: Request) -> Response:
+        """What an action would do, counted."""
+        status, shown = await self._worked(confirmation, self._asked(request, {}))
+        return self._html(request, shown, status)
+
+    async def _edit(self, request: Request) -> Response:
+        query = request.query_params
+        given = query.get("queue", ""), query.get("id", "")
+        status, shown = await self._worked(edit_form, self.site, request.scope["visitor"], *given)
+        return self._html(request, shown, status)
+
+    def _asked(self, request: Request, form: Mapping[str, Any]) -> PageRequest:
+        values = {name: value for name, value in request.query_params.items() if name != "action"}
+        values |= {name: str(form[name]) for name in HIDDEN if name in form}
+        count = str(form.get("confirmed", ""))
+        confirmed = int(count) if count.isascii() and count.isdigit() and len(count) < 10 else None
+        name = request.query_params.get("action", "")
+        return PageRequest(self.site, request.scope["visitor"], name, values, confirmed)
+
+    async def _worked(self, function: Callable[..., Answer], *given: Any) -> Answer | Failure:
+        try:
+            return await run_in_threadpool(function, *given)
+        except Exception as error:  # noqa: BLE001  # as in `_page`
+            return pages.failed(error)
 
     def _logout(self) -> Response:
         answer = RedirectResponse("/login", 303)

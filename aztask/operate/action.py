@@ -22,7 +22,7 @@ from typing import ClassVar, Generic, TypeVar
 from aztask.app import App
 from aztask.errors import ConfigurationError
 from aztask.limits.control import operator_name
-from aztask.operate.audit import COMMAND, Entry, note
+from aztask.operate.audit import COMMAND, AuditEntry, note
 from aztask.stores.events.event import Event
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.controls import ControlStore, controls_of
@@ -119,7 +119,7 @@ class Action(ABC, Generic[Result]):
         text, at = str(self), clock.wall()
         self.entry = note(
             self.app,
-            Entry(at, self.by, via, self.name, text, self.count, self.done, why, str(about)),
+            AuditEntry(at, self.by, via, self.name, text, self.count, self.done, why, str(about)),
         )
 
 

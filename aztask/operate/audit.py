@@ -29,7 +29,7 @@ MOST_READ: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AuditEntry:
     """Something that was done.
 
     * `at`: when it ended, UTC epoch seconds. `by`: who. `via`: the command line, the page or MCP.
@@ -55,7 +55,7 @@ class Entry:
 class AuditPage:
     """Entries, the newest first. next: behind which the next page begins, "". damaged: skipped."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[AuditEntry]
     next: str
     damaged: int = 0
 
@@ -64,7 +64,7 @@ _TEXTS: Final = ("by", "via", "action", "text", "error", "subject")
 _COUNTS: Final = ("selected", "done")
 
 
-def note(app: App, entry: Entry) -> str:
+def note(app: App, entry: AuditEntry) -> str:
     """Write an entry; returns its key, "" if it could not be written (rule 2)."""
     ledger = ledger_of(app.results)
     if ledger is None:
@@ -90,7 +90,7 @@ def audit(
     Raises ConfigurationError without a result store, BrokerUnavailable.
     """
     ledger = _ledger(app)
-    found: list[Entry] = []
+    found: list[AuditEntry] = []
     damaged, read, wanted = 0, 0, text.casefold()
     while len(found) <= limit and read < MOST_READ:
         rows = ledger.page(AUDIT, limit + 1, after)
@@ -111,7 +111,7 @@ def audit(
     return AuditPage(found[:limit], found[limit - 1].key if more else "", damaged)
 
 
-def entry(app: App, key: str) -> Entry:
+def entry(app: App, key: str) -> AuditEntry:
     """One entry by its key. Raises NotFound, and as `audit` does."""
     (row,) = _ledger(app).get(AUDIT, [key])
     found = None if row is None else _entry(row)
@@ -129,16 +129,16 @@ def _ledger(app: App) -> Ledger:
     return found
 
 
-def _entry(row: Row) -> Entry | None:
+def _entry(row: Row) -> AuditEntry | None:
     record = unpacked(row)
     if record is None:
         return None
-    known: dict[str, Any] = {each.name: record.get(each.name) for each in fields(Entry)}
+    known: dict[str, Any] = {each.name: record.get(each.name) for each in fields(AuditEntry)}
     texts = all(isinstance(known[name], str) for name in _TEXTS)
     counts = all(type(known[name]) is int for name in _COUNTS)
     if not texts or not counts or not isinstance(known["at"], int | float):
         return None
-    return Entry(**{**known, "key": str(row.place.key)})
+    return AuditEntry(**{**known, "key": str(row.place.key)})
 
 
 logger = logging.getLogger(__name__)

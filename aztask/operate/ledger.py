@@ -5,7 +5,7 @@ Rules
 2. Keys of the audit and of jobs begin with the time, counted backwards: the newest comes first, and
    a page ends with a key behind which the next one begins.
 3. Rows are kept for `KEPT_SECONDS`. Who adds a row removes a few that are older.
-4. A row that another program wrote, or a newer release, is told as damaged and hides no other.
+4. A row that another program wrote, or a newer release, is reported as damaged and hides no other.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, ClassVar, Final
 
 from aztask.app import App
-from aztask.errors import NotFound
+from aztask.errors import ConfigurationError, NotFound
 from aztask.operate.action import Action, Progress, Subject
 from aztask.operate.deadletters.letters import DeadLetterView, Group, Positions, Selection
 from aztask.operate.deadletters.sweep import Report
@@ -328,7 +328,7 @@ class EditLetter(OnLetters):
         return Subject(self.task_id, self.task, self.parts[0].letters.queue)
 
     def act_on(self, part: Part, seen: Callable[[Report], None]) -> Report:
-        """Replay it."""
+        """Send it again with the new arguments, and complete the old one."""
         return part.letters.replay(part.selection, arguments=self.arguments, progress=seen)
 
 

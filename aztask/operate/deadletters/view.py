@@ -391,7 +391,7 @@ class _Generations:
         fresh: bool,
         arguments: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
     ) -> None:
-        """fresh: whether the replays begin from the start. arguments: as in `DeadLetters.replay`."""
+        """fresh: whether they begin from the start. arguments: as in `DeadLetters.replay`."""
         self.fresh = fresh
         self.arguments = arguments
         self._results = app.results

@@ -9,12 +9,12 @@ from aztask.dashboard.access import (
     Account,
     Logins,
     ProxyLogin,
-    Role,
     hash_password,
     read_accounts,
 )
 from aztask.dashboard.server import Listening, access_of
 from aztask.errors import ConfigurationError
+from aztask.operate.requests import Role
 from aztask.support.masking import Secret
 
 OURS = {"origin": "http://testserver"}

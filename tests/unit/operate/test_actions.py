@@ -319,12 +319,20 @@ def collect(shop):
     return Case(action, 1, lambda: len(list(shop.app.payloads.store.list())), 1, 0)
 
 
+def edit(shop):
+    shop.dead("a", "b")
+    return Case(
+        actions.edit(shop.app, "default", "a", [3, 4], {}), 1, shop.letters, ["a", "b"], ["b"]
+    )
+
+
 CASES = {
     "controls.pause": pause,
     "controls.resume": resume,
     "controls.resume_all": resume_all,
     "controls.scale": scale,
     "steps.reset": reset_steps,
+    "deadletters.actions.edit": edit,
     "deadletters.actions.purge": purge,
     "deadletters.actions.replay": replay,
     "deadletters.actions.replay_by_id": replay_by_id,

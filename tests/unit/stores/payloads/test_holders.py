@@ -11,6 +11,7 @@ from aztask import App, chain
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue, names_in
 from aztask.operate import orphans
+from aztask.operate.ledger import ledger_of
 from aztask.queues.local.payload import payload_of
 from aztask.steps.home import StepHome
 from aztask.stores.payloads import holders
@@ -118,6 +119,7 @@ def test_every_column_of_every_table_of_a_local_store_is_read(app, tmp_path):
     """The tables are those of the file: one that a later part adds must be in `TABLES`."""
     app.results.heartbeat  # noqa: B018  # opens the store
     StepHome(app).store()  # which makes its tables when it is first used
+    ledger_of(app.results)
     hidden, seen = [], set()
     connection = sqlite3.connect(tmp_path / "q.db")
     tables = [name for (name,) in connection.execute(
