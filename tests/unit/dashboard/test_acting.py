@@ -221,6 +221,7 @@ def test_hostile_values_go_through_the_question_unchanged_and_unharmful(full):
 def test_the_audit_pages_by_key_and_takes_conditions(shop):
     client = shop.as_("act")
     for number in range(60):
+        shop.app.broker.declare(f"q{number:02}")
         confirm(client, "pause", 1, token=token_of(client), queue=f"q{number:02}")
     first = client.get("/audit")
     assert len(re.findall(r'<th scope="row">pause queue q', first.text)) == 50
