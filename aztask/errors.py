@@ -341,11 +341,14 @@ class Reject(TaskControl):
 
     ::
 
-        raise Reject("no such customer")
+        raise Reject("no such customer", "customer 12 was deleted in May")
+
+    * `reason`: names the dead letter, and groups it with others.
+    * `description`: what is special about this one. ``result.error`` has both.
     """
 
     def __init__(self, reason: str = "rejected", description: str = "") -> None:
-        super().__init__(reason)
+        super().__init__(f"{reason}: {description}" if description else reason)
         self.reason = reason
         self.description = description
 

@@ -67,6 +67,21 @@ class AsyncResult(Generic[R_co]):
         record = self._record()
         return (record.state if record else State.PENDING).value
 
+    def exists(self) -> bool:
+        """True if the result store knows the task; an unknown id is "pending" as well.
+
+        The store knows a task from its send on if you gave it a `task_id`, else from its first
+        start on, and until it is purged (``result_retention``, 7 days by default). So a page that
+        answers 404 for unknown ids sends its tasks with ids of its own::
+
+            task_id = str(uuid4())
+            resize.with_options(task_id=task_id).delay("a.png")
+            ...
+            if not app.result(task_id).exists():
+                raise HTTPException(404)
+        """
+        return self._record() is not None
+
     def ready(self) -> bool:
         """True if the task has ended: succeeded, failed, cancelled or expired."""
         record = self._record()

@@ -29,13 +29,14 @@ from aztask.errors import (
     Retry,
     Snooze,
     StepError,
+    TaskControl,
     TimeLimitExceeded,
     did_you_mean,
 )
 from aztask.message.message import COUNTER_LIMIT, TaskMessage
 from aztask.settlement import REASON_LIMIT, DeadLetter, Resubmit, Settlement
 from aztask.support.checks import shown
-from aztask.support.display import one_line, safe_str
+from aztask.support.display import leaves, one_line, safe_str
 from aztask.support.durations import LONGEST_SECONDS, to_seconds
 
 RETRIES_EXHAUSTED = "retries-exhausted"
@@ -69,6 +70,10 @@ class RetryPolicy:
     * `retry_on`, `give_up_on`: exception classes to retry ((Exception,) by default), and
       not to retry (none by default); `give_up_on` wins.
     * `max_snoozes`: how often a task may raise `Snooze`, 100 by default.
+
+    An exception group, such as that of a ``TaskGroup``, is judged by the errors in it: one that is
+    not to be retried dead-letters the message, and one that is a `Reject`, `Retry` or `Snooze`
+    decides, in this order; a `Snooze` beside other errors counts as a failure.
 
     Raises ConfigurationError if a value is not allowed.
     """
@@ -125,15 +130,16 @@ class RetryPolicy:
           once.
         """
         description = describe(type(error).__name__, safe_str(error, REASON_LIMIT))
-        if isinstance(error, Reject):
+        control = self._control(error)
+        if isinstance(control, Reject):
             return DeadLetter(
-                safe_str(error.reason, REASON_LIMIT) or "rejected",
-                safe_str(error.description, REASON_LIMIT),
+                safe_str(control.reason, REASON_LIMIT) or "rejected",
+                safe_str(control.description, REASON_LIMIT),
             )
-        if isinstance(error, Snooze):
-            return self._snooze(error, message, now)
-        if isinstance(error, Retry):
-            return self._retry(message, description, now, error.delay)
+        if isinstance(control, Snooze):
+            return self._snooze(control, message, now)
+        if isinstance(control, Retry):
+            return self._retry(message, description, now, control.delay)
         if self._is_final(error):
             return DeadLetter(NOT_RETRYABLE, description)
         return self._retry(message, description, now)
@@ -155,10 +161,30 @@ class RetryPolicy:
             delay = self.max_delay if self.delay else 0.0
         return delay * (0.5 + 0.5 * _fraction(message)) if self.jitter else delay
 
+    def _control(self, error: BaseException) -> BaseException:
+        """What decides: the error itself, or the `TaskControl` in an exception group that does."""
+        if not isinstance(error, BaseExceptionGroup):
+            return error
+        inner = leaves(error)
+        controls = [each for each in inner if isinstance(each, TaskControl)]
+        rejects = [each for each in controls if isinstance(each, Reject)]
+        retries = [each for each in controls if isinstance(each, Retry)]
+        alone = len(controls) == len(inner)
+        usable = rejects or ([] if self._is_final(error) else retries or (controls * alone))
+        return usable[0] if usable else error
+
     def _is_final(self, error: BaseException) -> bool:
-        if isinstance(error, (*self.give_up_on, CodecError, StepError)):
+        never = (*self.give_up_on, CodecError, StepError)
+        if isinstance(error, never):
             # Bytes that cannot be read or written today cannot be tomorrow, nor can such steps.
             return True
+        if isinstance(error, BaseExceptionGroup):
+            inner = [each for each in leaves(error) if not isinstance(each, TaskControl)]
+            given_up = any(
+                isinstance(each, (*self.give_up_on, CodecError, StepError)) for each in inner
+            )
+            unlisted = not isinstance(error, self.retry_on) and any(map(self._is_final, inner))
+            return given_up or unlisted
         if isinstance(error, TimeLimitExceeded) or not isinstance(error, Exception):
             return False
         return not isinstance(error, self.retry_on)

@@ -20,7 +20,11 @@ from aztask.app.queues import DeclaredQueues
 from aztask.app.sending import Sends
 from aztask.app.tasks import DeclaredLimits, TaskRegistry, declared_step
 from aztask.app.workflows import WorkflowStarter
-from aztask.config import Settings, environment_options, read_environment
+from aztask.config import (
+    Settings,
+    environment_options,
+    read_environment,
+)
 from aztask.context import Context
 from aztask.errors import ConfigurationError
 from aztask.handler import Handler
@@ -50,6 +54,7 @@ from aztask.stores.records.base import ResultStore
 from aztask.support.checks import module_names
 from aztask.support.elsewhere import say_ours
 from aztask.support.late import late
+from aztask.support.settings import overruled_variables
 from aztask.task import ContextTask, Invocation, Task
 from aztask.taskoptions import (
     SendOptions,
@@ -65,6 +70,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M")
 
+VARIABLES: Final = {"broker": "AZTASK_BROKER", "results": "AZTASK_RESULTS"}
 _PARAMETERS: Final = ("broker", "results", "events", "retry", "include")
 
 
@@ -88,6 +94,7 @@ class App:
     * `settings`: the app's `Settings`, checked and in seconds.
     * `retry`: the `RetryPolicy` of tasks that set none.
     * `include`: the names of the modules that define tasks.
+    * `overruled`: warnings about environment variables that this code overrules.
     * `schedules`: the `Schedules` of the app, to make, pause or trigger some at run time.
     * `workflows`: ``app.workflows.result(id)`` is the `WorkflowResult` of a workflow's id.
     * `around_send`, `around_run`, `around_worker`, `around_process`, `on_event`: decorators that
@@ -132,9 +139,11 @@ class App:
             {**environment_options(), **options, **({"events": events} if events else {})}
         )
         for_tests = read_environment(TEST_BROKER)
+        given = {"broker": broker, "results": results, "events": events, **options}
+        self.overruled = [] if for_tests else overruled_variables(Settings, given, VARIABLES)
         self._connections = places = Connections(
-            for_tests or broker or read_environment("AZTASK_BROKER"),
-            for_tests or results or read_environment("AZTASK_RESULTS"),
+            for_tests or broker or read_environment(VARIABLES["broker"]),
+            for_tests or results or read_environment(VARIABLES["results"]),
             poll_ceiling=self.settings.poll_ceiling_seconds,
             app=self.name,
             owner=self.settings.owner,

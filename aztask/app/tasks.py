@@ -18,6 +18,7 @@ from aztask.message.foreign import foreign_message, is_foreign
 from aztask.message.message import TaskMessage
 from aztask.queues.delivery import Position
 from aztask.retry import RetryPolicy
+from aztask.support.interactive import interactive, replaces
 from aztask.task import ContextTask, InvocationSender, Task
 from aztask.taskoptions import TaskOptions, name_text, raise_duplicate, task_name
 
@@ -49,7 +50,7 @@ class TaskRegistry:
     ) -> Task[..., Any]:
         """Register a task that `sender` sends. Raises DuplicateTask, ConfigurationError."""
         name = task_name(self._app_name, function, options.get("name"))
-        if name in self.tasks:
+        if name in self.tasks and not replaces(self.tasks[name].function, function):
             raise_duplicate(self._app_name, name, self.tasks[name].function, function)
         kind = ContextTask if with_context else Task
         made: Task[..., Any] = kind(
@@ -69,9 +70,9 @@ class TaskRegistry:
         """Register a handler, see `App.handler`. Raises DuplicateTask, ConfigurationError."""
         queue = options.get("queue") or self._settings.default_queue
         name = task_name(self._app_name, function, options.get("name"))
-        if queue in self._handlers or name in self.tasks:
+        earlier = self._handlers.get(queue) or self.tasks.get(name)
+        if earlier is not None and not replaces(earlier.function, function):
             taken = f"queue {queue!r}" if queue in self._handlers else f"the name {name!r}"
-            earlier = self._handlers.get(queue) or self.tasks[name]
             raise DuplicateTask(
                 f"{taken} has a handler or task already: {earlier.function.__module__}."
                 f"{earlier.function.__qualname__}; one function handles a queue's messages"
@@ -122,7 +123,7 @@ class DeclaredLimits(dict[str, Limit]):
         key: Callable[..., object] | None = None,
     ) -> None:
         """Add a limit, see `App.limit`. Raises ConfigurationError."""
-        if name_text(name, "limit: the name") in self:
+        if name_text(name, "limit: the name") in self and not interactive():
             raise ConfigurationError(f"there is a limit {name!r} already")
         self[name] = limit_of(name, rate=rate, burst=burst, concurrency=concurrency, key=key)
 

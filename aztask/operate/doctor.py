@@ -126,6 +126,9 @@ def _all_findings(
             "such as staging, would be accepted here",
             "set environment or AZTASK_ENVIRONMENT, the same for all senders and workers",
         )
+    for line in app.overruled:
+        text, _, advice = line.rpartition("; ")
+        yield warning("app", "variables", text, advice)
     yield from handler_findings(app)
     yield from _of_limits(app)
     if app.missing_file is None:

@@ -26,6 +26,7 @@ from aztask.stores.records.damage import Damaged
 from aztask.stores.records.schedules import COMMITTED, schedules_of
 from aztask.support import chance
 from aztask.support.durations import to_epoch_seconds
+from aztask.support.interactive import interactive
 from aztask.support.parts import Part
 from aztask.task import Task
 from aztask.taskoptions import check_options
@@ -176,7 +177,7 @@ class Schedules:
 
     def declare(self, plan: Plan) -> Plan:
         """Add a schedule of the code. Raises DuplicateTask if the name is taken."""
-        if plan.name in self.declared:
+        if plan.name in self.declared and not interactive():
             raise DuplicateTask(f"two schedules have the name {plan.name}; rename one of them")
         self.declared[plan.name] = plan
         return plan

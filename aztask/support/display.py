@@ -23,12 +23,29 @@ def short_repr(value: object, size: int = _SMALL_BYTES + 1) -> str:
 
 
 def safe_str(value: object, limit: int = LINE_LIMIT) -> str:
-    """The text of `value`, mostly an error, on one line; never raises."""
+    """The text of `value`, mostly an error, on one line; never raises.
+
+    The text of an exception group, such as that of a ``TaskGroup``, ends with its inner errors.
+    """
     try:
         text = str(value)
+        if isinstance(value, BaseExceptionGroup):
+            shown = leaves(value)[:SHOWN_LEAVES]
+            inner = [f"{type(each).__name__}: {safe_str(each, limit)}" for each in shown]
+            text = f"{text}: {'; '.join(inner)}"
     except BaseException as error:  # noqa: BLE001 - a user's __str__, which may even call sys.exit
         text = f"<{type(value).__name__}: its text raised {type(error).__name__}>"
     return one_line(text, limit)
+
+
+SHOWN_LEAVES = 20
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The errors in an exception group, from however deep; of another error, it alone."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in leaves(each)]
 
 
 def traceback_of(error: BaseException, part: int = PART_LIMIT) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.support.checks import Check
-from aztask.support.masking import printable
+from aztask.support.masking import mask, printable
 
 _KEY: Final = "setting"
 _UNIT: Final = "_seconds"
@@ -118,6 +118,36 @@ def options_of(kind: type[Any], environ: Mapping[str, str]) -> dict[str, Any]:
         if text is not None:
             found[option_of(name)] = row.from_text(text) if row.from_text else text
     return found
+
+
+def overruled_variables(
+    kind: type[Any],
+    given: Mapping[str, Any],
+    places: Mapping[str, str],
+    environ: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """A line for each environment variable that an option of the code overrules.
+
+    The code wins, which is easily overlooked where the variable was meant to choose the broker.
+
+    * `given`: the options of an app; None stands for one that was not given.
+    * `places`: the variables of options that are addresses, which are shown with their secrets
+      masked.
+    """
+    rows = {option_of(name): row for name, row in table_of(kind).items() if row.variable}
+    lines = []
+    for name, value in given.items():
+        row = rows.get(name)
+        variable = places.get(name) or (row.variable if row else None)
+        text = read_environment(variable, environ) if variable and value is not None else None
+        if text is None or value in (text, row.from_text(text) if row and row.from_text else text):
+            continue
+        said = repr(mask(value)) if name in places and isinstance(value, str) else "..."
+        lines.append(
+            f"{variable} has no effect, because the code wins: it says App(..., {name}={said}); "
+            "remove one of the two"
+        )
+    return lines
 
 
 def read_environment(name: str, environ: Mapping[str, str] = os.environ) -> str | None:

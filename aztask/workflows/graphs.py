@@ -19,10 +19,11 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias, Unpack
 
 from aztask.errors import ConfigurationError
+from aztask.support import chance
 from aztask.support.display import one_line, short_repr
 from aztask.support.elsewhere import say_ours
 from aztask.taskoptions import NodeOptions, checked_node_options
-from aztask.workflows.result import WorkflowResult
+from aztask.workflows.result import EmptyWorkflow, WorkflowResult
 
 # -- draws a tree of text, one line for each node; long lists of members are abbreviated ---
 
@@ -138,14 +139,14 @@ class Graph(ABC):
 
         Raises
 
-        * ConfigurationError without a result store, or if the graph has no tasks,
+        * ConfigurationError without a result store,
         * TypeError if arguments do not match a function's signature,
         * EncodeError and MessageTooLarge before anything is sent,
         * BrokerUnavailable and SendUnconfirmed: start it again with the same id.
         """
         first = next(_signatures(self), None)
-        if first is None:
-            raise ConfigurationError("a workflow needs at least one task; this graph has none")
+        if first is None:  # no app is known, and there is nothing to send or to record
+            return EmptyWorkflow(workflow_id or chance.token(), self.empty_value())
         return first.task.sender.workflows.start(self, workflow_id)
 
     async def adelay(self, *, workflow_id: str | None = None) -> WorkflowResult:
@@ -155,6 +156,10 @@ class Graph(ABC):
     def parts(self) -> tuple[Graph, ...]:
         """The graphs that it is made of; a signature has none."""
         return ()
+
+    def empty_value(self) -> list[Any]:
+        """The value of a graph without tasks: that of its last part."""
+        return self.parts()[-1].empty_value()
 
     @abstractmethod
     def drawn(self) -> Drawing:
@@ -247,6 +252,10 @@ class Group(Graph):
     def parts(self) -> tuple[Graph, ...]:
         """Its members, without the handler of errors."""
         return self.members
+
+    def empty_value(self) -> list[Any]:
+        """The values of its members."""
+        return [member.empty_value() for member in self.members]
 
     def drawn(self) -> Drawing:
         """The number of members, and the first ones and the last one."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 from aztask.context import blocks_its_worker
 from aztask.errors import (
     CodecError,
+    ConfigurationError,
     ResultDamaged,
     ResultTimeout,
     TaskCancelled,
@@ -286,6 +287,62 @@ class WorkflowResult:
             f"workflow {self.id} cannot be read ({reason}); its tasks are listed under their ids, "
             f"{task_id_of(self.id, 1)} and so on"
         )
+
+
+class EmptyWorkflow(WorkflowResult):
+    """The result of a graph without tasks, such as ``group([])``: it has ended from the start.
+
+    No result store keeps it: an app that is asked for its id does not know it.
+    """
+
+    __slots__ = ("_empty",)
+
+    def __init__(self, workflow_id: str, value: list[Any]) -> None:
+        super().__init__(workflow_id, _no_engine, _no_value)
+        self._empty = value
+
+    @property
+    def state(self) -> str:
+        """Always "succeeded"."""
+        return State.SUCCEEDED.value
+
+    @property
+    def progress(self) -> Progress:
+        """Nothing of nothing."""
+        return Progress(0, 0, 0)
+
+    def ready(self) -> bool:
+        """Always True."""
+        return True
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The value, at once."""
+        return self._empty
+
+    def members(self) -> Iterator[AsyncResult[Any]]:
+        """None."""
+        return iter(())
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Always empty."""
+        return []
+
+    def cancel(self) -> bool:
+        """Always False, because it has ended."""
+        return False
+
+    def forget(self) -> bool:
+        """Always False, because nothing is kept."""
+        return False
+
+
+def _no_engine() -> WorkflowEngine:
+    raise ConfigurationError("a workflow without tasks is in no result store")
+
+
+def _no_value(data: bytes) -> Any:
+    raise CodecError("a workflow without tasks has no stored value")
 
 
 def _bit(plan: Plan, rows: dict[tuple[int, int], Row | None], join: int, member: int) -> Bit | None:

@@ -82,3 +82,28 @@ def test_sending_by_name_needs_no_registered_task() -> None:
     with pytest.raises(EncodeError, match="args must be a list or a tuple"):
         app.send("other.task", "ab")
     app.close()
+
+
+def test_a_variable_that_the_code_overrules_is_named(monkeypatch):
+    monkeypatch.setenv("AZTASK_BROKER", "servicebus://shop-prod")
+    monkeypatch.setenv("AZTASK_RESULTS", "local://:memory:")
+    monkeypatch.setenv("AZTASK_EVENTS", "/var/events")
+    monkeypatch.setenv("AZTASK_SIGNING_KEYS", "a-key-of-sixteen-bytes")
+    key = "SharedAccessKeyName=a;SharedAccessKey=c2VjcmV0"
+    app = App(
+        "shop",
+        broker=f"Endpoint=sb://shop.servicebus.windows.net/;{key}",
+        results="local://:memory:",
+        events="/srv/events",
+        signing_keys=["another key of 16 bytes"],
+    )
+    assert app.overruled == [
+        "AZTASK_BROKER has no effect, because the code wins: it says App(..., broker='Endpoint="
+        "sb://shop.servicebus.windows.net/;SharedAccessKeyName=a;SharedAccessKey=****'); remove "
+        "one of the two",
+        "AZTASK_EVENTS has no effect, because the code wins: it says App(..., events=...); remove "
+        "one of the two",
+        "AZTASK_SIGNING_KEYS has no effect, because the code wins: it says App(..., "
+        "signing_keys=...); remove one of the two",
+    ]
+    assert App("shop", results="local://:memory:").overruled == []

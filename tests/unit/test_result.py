@@ -8,6 +8,7 @@ import pytest
 from aztask import (
     App,
     ConfigurationError,
+    Reject,
     ResultTimeout,
     TaskCancelled,
     TaskExpired,
@@ -150,3 +151,28 @@ def test_a_wait_that_ends_too_early_says_in_which_state_the_task_is(app):
         app.result("runs").get(timeout=0)
     with pytest.raises(ResultTimeout, match="it is running; ask again"):
         asyncio.run(app.result("runs").aget(timeout=0.01))
+
+
+def test_an_unknown_id_can_be_told_from_a_task_that_waits(app):
+    task = app.task(name="shop.add")(lambda: None)
+    waits = task.with_options(task_id="my-own").delay()
+    assert (waits.state, waits.exists()) == ("pending", True)
+    unknown = app.result("nosuch")
+    assert (unknown.state, unknown.exists()) == ("pending", False)
+    end(app, State.SUCCEEDED)
+    assert app.result("a").exists()
+
+
+def test_the_error_of_a_rejected_task_has_its_description(app):
+    rejected = Reject("no such customer", "customer 12 was deleted")
+    assert (rejected.reason, rejected.description) == (
+        "no such customer",
+        "customer 12 was deleted",
+    )
+    with app.inline():
+
+        @app.task
+        def look():
+            raise rejected
+
+        assert look.delay().error.error == "no such customer: customer 12 was deleted"

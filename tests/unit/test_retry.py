@@ -308,3 +308,38 @@ def test_a_timedelta_is_a_delay_everywhere():
 @pytest.mark.parametrize("delay", [timedelta(minutes=2), 120, "120", None])
 def test_a_snooze_can_be_printed_whatever_its_delay(delay):
     assert "the task asked to run again in" in str(Snooze(delay))
+
+
+@pytest.mark.parametrize(
+    ("inner", "options", "decision"),
+    [
+        ([OSError("a"), ValueError("b")], {}, "Resubmit"),
+        ([OSError("a"), ValueError("b")], {"give_up_on": ValueError}, "not-retryable"),
+        ([OSError("a"), ConnectionError("b")], {"retry_on": OSError}, "Resubmit"),
+        ([OSError("a"), ValueError("b")], {"retry_on": OSError}, "not-retryable"),
+        ([OSError("a"), ValueError("b")], {"retry_on": ExceptionGroup}, "Resubmit"),
+        ([OSError("a"), DecodeError("b")], {}, "not-retryable"),
+        ([OSError("a"), Reject("no such customer")], {}, "no such customer"),
+        ([ExceptionGroup("in", [Reject("deep")])], {}, "deep"),
+        ([Retry(30.0), OSError("a")], {}, 30.0),
+        ([Snooze(60.0), Snooze(70.0)], {}, 60.0),
+        ([Snooze(60.0), OSError("a")], {}, 1.0),
+    ],
+)
+def test_an_exception_group_is_judged_by_the_errors_in_it(inner, options, decision):
+    """A TaskGroup wraps whatever is raised in it."""
+    policy = RetryPolicy(jitter=False, **options)
+    found = policy.decide(ExceptionGroup("unhandled errors in a TaskGroup", inner), MESSAGE)
+    if isinstance(found, DeadLetter):
+        assert found.reason == decision
+    else:
+        assert decision in ("Resubmit", found.delay)
+        assert found.counted == any(not isinstance(each, Snooze) for each in inner)
+
+
+def test_the_description_of_an_exception_group_has_its_inner_errors():
+    error = ExceptionGroup("in a TaskGroup", [OSError("disk"), ExceptionGroup("x", [KeyError(1)])])
+    found = RetryPolicy(max_retries=0).decide(error, MESSAGE)
+    assert "ExceptionGroup: in a TaskGroup (2 sub-exceptions): OSError: disk; KeyError: 1" in (
+        found.description
+    )

@@ -77,6 +77,8 @@ def command(
     with open_app(creates=True) as app:
         if app_spec() is None and given.get("session"):
             app.queue(given.get("queue") or app.settings.default_queue, sessions=True)
+        for line in app.overruled:
+            click.echo(f"aztask: {line}", err=True)
         if wait:
             results_of(app)  # without results there is nothing to wait for: fail before the send
         _check_call(app, task, args, kwargs)

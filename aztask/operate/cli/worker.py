@@ -252,7 +252,7 @@ def _start(
         asked, weights = split_weights(all_names(queues))
         served = asked or tuple(app.queue_names())
         settings = WorkerOptions(queues=served, weights=weights, **options)
-        warnings = surplus(app, app_spec() or "", asked) + app.unserved(asked)
+        warnings = app.overruled + surplus(app, app_spec() or "", asked) + app.unserved(asked)
         try:
             _check_with_room(app, settings)
         except QueueNotFound:  # misspelt, perhaps: a warning names the queue that is meant

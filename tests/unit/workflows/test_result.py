@@ -405,3 +405,27 @@ def test_a_workflow_that_has_ended_is_not_cancelled(app):
     assert not result.cancel()
     assert app.workflows.engine.graphs.root("w").cancelled_at is None
     assert result.state == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("graph", "value"),
+    [
+        (group([]), []),
+        (group([group([]), group([])]), [[], []]),
+        (chain(group([]), group([group([])])), [[]]),
+        (chord([], group([])), []),
+    ],
+)
+def test_a_graph_without_tasks_has_its_value_at_once(graph, value):
+    """No task, so no app and no result store: nothing is sent."""
+    result = graph.delay(workflow_id="w")
+    assert (result.id, result.state, result.ready(), result.failures) == (
+        "w",
+        "succeeded",
+        True,
+        [],
+    )
+    assert (result.get(timeout=0), asyncio.run(result.aget())) == (value, value)
+    assert (list(result.members()), result.cancel(), result.forget()) == ([], False, False)
+    assert (result.progress.done, result.progress.total) == (0, 0)
+    assert graph.delay().id != graph.delay().id

@@ -462,6 +462,18 @@ def test_reading_creates_no_queue_file(first_day, words, app):
     assert made <= {"__pycache__"}
 
 
+@pytest.mark.parametrize("words", ["send shop.resize --args '[1]'", "worker", "doctor"])
+def test_a_variable_that_the_code_overrules_is_named_once(first_day, words, caplog, monkeypatch):
+    monkeypatch.setattr("aztask.operate.cli.worker._run", lambda *given, **options: False)
+    variables, typed = parsed(f"AZTASK_BROKER=servicebus://shop-prod aztask -A shop {words}", "")
+    first_day("-A", "shop", "queues", "create", "--all", **variables)
+    ended = first_day(*typed, **variables)
+    said = ended.out + ended.err
+    said += "" if "has no effect" in said else caplog.text
+    assert said.count("AZTASK_BROKER has no effect, because the code wins") == 1, said
+    assert "broker='local://'" in said
+
+
 @pytest.mark.parametrize("number", IN_A_PROCESS, ids=[TABLE[n][0] for n in IN_A_PROCESS])
 def test_a_real_process_says_the_same(tmp_path, number):
     typed, line, code = TABLE[number]
