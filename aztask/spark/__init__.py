@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aztask.spark.needs import check_installed
 
 if TYPE_CHECKING:
-    from aztask.spark.deadletters.letters import dead_letters
+    from aztask.spark.deadletters import dead_letters
     from aztask.spark.events.compaction import CompactionReport, compact
     from aztask.spark.events.frame import EventCounts, Events, read_events, stream_events
     from aztask.spark.events.places import place_of
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from aztask.spark.events.workflows import WorkflowStatistics, workflow_statistics
     from aztask.spark.session import active_session, get_session
     from aztask.spark.submission.datasource import register, stream
-    from aztask.spark.submission.submission import task_id
+    from aztask.spark.submission.submission import Target, task_id
     from aztask.spark.submission.submit import SubmitReport, submit
-    from aztask.spark.submission.target import Target
 
 __all__ = [
     "CompactionReport",
@@ -53,11 +52,11 @@ _HOMES = {
     "Events": "aztask.spark.events.frame",
     "Statistics": "aztask.spark.events.statistics",
     "SubmitReport": "aztask.spark.submission.submit",
-    "Target": "aztask.spark.submission.target",
+    "Target": "aztask.spark.submission.submission",
     "WorkflowStatistics": "aztask.spark.events.workflows",
     "active_session": "aztask.spark.session",
     "compact": "aztask.spark.events.compaction",
-    "dead_letters": "aztask.spark.deadletters.letters",
+    "dead_letters": "aztask.spark.deadletters",
     "get_session": "aztask.spark.session",
     "place_of": "aztask.spark.events.places",
     "read_events": "aztask.spark.events.frame",

@@ -3,8 +3,16 @@
 import pytest
 
 from aztask.spark.report import charts
-from aztask.spark.report.charts import LogScale, round_up
-from aztask.spark.report.marks import MAX_LENGTH, Circle, Group, Label, Line, Rect
+from aztask.spark.report.charts import (
+    MAX_LENGTH,
+    Circle,
+    Group,
+    Label,
+    Line,
+    LogScale,
+    Rect,
+    round_up,
+)
 
 HOSTILE = "<b>\x1b[31m\n\u202e" + 200 * "x"
 COUNTS = dict.fromkeys((each.column for each in charts.OUTCOMES), 0)

@@ -14,7 +14,7 @@ from events_site import random_event, write_log
 from aztask.spark import compact, place_of
 from aztask.spark.events.compactfiles import is_sound, plan_of, read_compacted
 from aztask.spark.events.compaction import CHUNK_BYTES, _chunks, compact_chunk
-from aztask.spark.events.directory import Directory
+from aztask.spark.events.files import Directory
 from aztask.spark.events.lines import DAMAGED, read_lines
 from aztask.spark.events.places import EventPlace
 from aztask.spark.events.source import Portion, read_portion

@@ -18,8 +18,8 @@ from aztask.message.template import Template
 from aztask.operate.cli import main
 from aztask.operate.deadletters.view import DeadLetters
 from aztask.spark import Target, dead_letters, submit
-from aztask.spark.deadletters.letters import replay, selections
-from aztask.spark.submission.target import app_at
+from aztask.spark.deadletters import replay, selections
+from aztask.spark.submission.submission import app_at
 from aztask.testing import emulator
 
 

@@ -19,7 +19,7 @@ from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.queues.base import MessageState
 from aztask.settlement import DeadLetter
 from aztask.spark import Target
-from aztask.spark.deadletters.letters import (
+from aztask.spark.deadletters import (
     dead_letters,
     groups,
     last_position,
@@ -51,7 +51,7 @@ import sys
 from aztask import App
 from aztask.operate.deadletters.view import Selection
 from aztask.operate.deadletters.letters import Positions
-from aztask.spark.deadletters.letters import replay
+from aztask.spark.deadletters import replay
 
 selected = Selection(positions=Positions(map(int, sys.argv[1:])))
 replay(App("post"), {"default": selected}, rate=10)

@@ -3,7 +3,7 @@
 import pytest
 
 from aztask.errors import BrokerUnavailable, QueueNotFound, SubmitFailed
-from aztask.spark.failures import as_ours, ours_in, what_is_missing
+from aztask.spark.session import as_ours, ours_in, what_is_missing
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aztask.spark.submission.pace import FIRST_PAUSE, MAX_PAUSE, Backoff, Pace
+from aztask.spark.submission.send import FIRST_PAUSE, MAX_PAUSE, Backoff, Pace
 
 
 class Time:

@@ -5,8 +5,14 @@ import pytest
 from aztask.leaseadvice.advice import Advice, Evidence
 from aztask.leaseadvice.observation import bin_of
 from aztask.queues.lease.bounds import Bounds
-from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence, gathered
-from aztask.spark.recommendation.recommend import prefetch_of, recommended, split_of
+from aztask.spark.recommendation.recommend import (
+    QueueEvidence,
+    TaskEvidence,
+    gathered,
+    prefetch_of,
+    recommended,
+    split_of,
+)
 
 BOUNDS = Bounds(30.0, 7 * 86400.0)
 

@@ -21,8 +21,13 @@ from aztask.operate.cli import main
 from aztask.queues.lease.bounds import Bounds
 from aztask.spark.events.frame import read_events
 from aztask.spark.events.statistics import OUTCOMES, RAN
-from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence, observe
-from aztask.spark.recommendation.recommend import TRIES, publish_evidence
+from aztask.spark.recommendation.recommend import (
+    TRIES,
+    QueueEvidence,
+    TaskEvidence,
+    observe,
+    publish_evidence,
+)
 from aztask.stores.events.sink import read_events as read_plainly
 
 BOUNDS = Bounds(30.0, 600.0)

@@ -13,7 +13,7 @@ from events_reference import Group
 from events_site import random_event
 
 from aztask.spark.events.statistics import SPREADS
-from aztask.spark.report import marks
+from aztask.spark.report import charts
 from aztask.spark.report import page as page_module
 from aztask.spark.report.page import render
 from aztask.spark.report.summary import MAX_STEPS, STEPS, Summary, step_of
@@ -99,10 +99,10 @@ def test_a_page_is_the_same_for_the_same_figures():
 
 def test_every_chart_has_a_title_for_those_who_do_not_see_it():
     page = render(summary_of(some_events()), made_at=0.0)
-    charts = re.findall(r'<svg[^>]*role="img"[^>]*aria-labelledby="(\w+)"><title id="(\w+)">', page)
-    assert len(charts) == 8
-    assert all(label == title for label, title in charts)
-    assert len({title for _, title in charts}) == 8
+    drawn = re.findall(r'<svg[^>]*role="img"[^>]*aria-labelledby="(\w+)"><title id="(\w+)">', page)
+    assert len(drawn) == 8
+    assert all(label == title for label, title in drawn)
+    assert len({title for _, title in drawn}) == 8
 
 
 @pytest.mark.parametrize(
@@ -164,15 +164,15 @@ def test_no_events_make_a_page_that_says_so():
     ],
 )
 def test_durations(value, shown):
-    assert marks.seconds(value) == shown
+    assert charts.seconds(value) == shown
 
 
 def test_shares_and_moments():
-    assert marks.share(0.00001) == "< 0.01 %"
-    assert marks.share(0.0) == "0.00 %"
-    assert marks.share(0.5) == "50.0 %"
-    assert marks.moment(9e18) == "9e+18"
-    assert marks.per_second(0.01) == "36/h"
+    assert charts.share(0.00001) == "< 0.01 %"
+    assert charts.share(0.0) == "0.00 %"
+    assert charts.share(0.5) == "50.0 %"
+    assert charts.moment(9e18) == "9e+18"
+    assert charts.per_second(0.01) == "36/h"
 
 
 def test_steps_are_few():

@@ -8,8 +8,8 @@ from drain import drained, executions
 
 from aztask.errors import ConfigurationError, SubmitFailed
 from aztask.spark import stream, task_id
-from aztask.spark.failures import ended_well
-from aztask.spark.submission.target import read_stream
+from aztask.spark.session import ended_well
+from aztask.spark.submission.submission import read_stream
 
 SCHEMA = "path STRING, width INT"
 

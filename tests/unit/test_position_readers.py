@@ -30,7 +30,7 @@ READERS = {
     "test_a_purge_between_two_looks_hides_no_later_one",
     "worker/pipeline/pointers.py": "integration/test_strategies.py::"
     "test_a_pointer_whose_message_is_gone_ends",
-    "spark/deadletters/letters.py": "spark/test_deadletters.py::"
+    "spark/deadletters.py": "spark/test_deadletters.py::"
     "test_a_snapshot_whose_letters_are_removed_replayed_and_added_to_meanwhile",
     "operate/deadletters/view.py": "spark/test_deadletters.py::"
     "test_a_selection_is_replayed_from_a_snapshot",

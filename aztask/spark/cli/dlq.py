@@ -25,7 +25,7 @@ from aztask.operate.cli.output import Progress, local_time, print_json, print_ta
 from aztask.operate.cli.target import app_spec, open_app
 from aztask.operate.deadletters.actions import replay_counted
 from aztask.spark.cli.session import SessionOptions, open_session, session_options
-from aztask.spark.submission.target import Target
+from aztask.spark.submission.submission import Target
 from aztask.support.display import visible
 
 COLUMNS = ("id", "queue", "task", "reason", "enqueued_at", "resubmit_count", "description")
@@ -92,7 +92,7 @@ class LetterOptions:
     @contextmanager
     def letters(self) -> Iterator[Any]:
         """Open a session and yield the DataFrame; Spark's errors in the block become one line."""
-        from aztask.spark.deadletters.letters import dead_letters
+        from aztask.spark.deadletters import dead_letters
         from aztask.spark.session import translated_errors
 
         if self._snapshot is None:
@@ -191,7 +191,7 @@ def replay(
             click.get_current_context(),
         )
     with selection.letters() as letters:
-        from aztask.spark.deadletters.letters import selections, size
+        from aztask.spark.deadletters import selections, size
 
         selected = selections(letters)
     with open_app() as app:

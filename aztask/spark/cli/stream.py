@@ -52,8 +52,8 @@ def command(
     """
     with open_session(spark_options, f"aztask stream {task}") as session:
         from aztask.spark import stream
-        from aztask.spark.failures import ended_well
-        from aztask.spark.submission.target import read_stream
+        from aztask.spark.session import ended_well
+        from aztask.spark.submission.submission import read_stream
 
         rows = read_stream(session, path, schema=schema, kind=kind, max_files=max_files)
         query = stream(rows, task, **about, **options)

@@ -48,7 +48,7 @@ def command(
     """
     with open_session(spark_options, f"aztask submit {task}") as session:
         from aztask.spark import submit
-        from aztask.spark.submission.target import read_table
+        from aztask.spark.submission.submission import read_table
 
         table = read_table(session, path, kind=kind, schema=schema)
         try:

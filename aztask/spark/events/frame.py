@@ -22,8 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from aztask.spark.events.compactfiles import Plan, plan_of
-from aztask.spark.events.directory import Directory
-from aztask.spark.events.files import EventFile
+from aztask.spark.events.files import Directory, EventFile
 from aztask.spark.events.lines import CLOCK_BACK, DDL, EVENT_COLUMNS, ODD_COLUMNS
 from aztask.spark.events.places import EventPlace, place_of
 from aztask.spark.events.source import FORMAT, EventSource, read_files, unsound_files

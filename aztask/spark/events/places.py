@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
 from aztask.errors import ConfigurationError
-from aztask.spark.events.directory import Directory
+from aztask.spark.events.files import Directory
 from aztask.support.masking import printable
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from aztask.spark.report import charts
-from aztask.spark.report.marks import (
+from aztask.spark.report.charts import (
     Chart,
     clean,
     coordinate,

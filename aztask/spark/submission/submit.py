@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from aztask.app import App
 from aztask.errors import ConfigurationError, SubmitFailed
 from aztask.message.codec import Codec
-from aztask.spark.failures import SPARK_ERRORS, as_ours
+from aztask.spark.session import SPARK_ERRORS, as_ours
 from aztask.spark.submission.matching import matched
 from aztask.spark.submission.send import MAX_ERRORS, REPORT_SCHEMA, PartitionReport, send_batches
 from aztask.spark.submission.submission import Submission, pairs_of

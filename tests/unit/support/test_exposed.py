@@ -17,7 +17,7 @@ from aztask.leaseadvice.stores import LeaseFile
 from aztask.operate.exposed import exposed_findings
 from aztask.queues.engine import Database
 from aztask.queues.engine.filesystem import PARTS
-from aztask.spark.events.directory import Directory
+from aztask.spark.events.files import Directory
 from aztask.stores.events.event import Event
 from aztask.stores.events.sink import FileEventSink
 from aztask.stores.payloads.opening import FolderPayloads
@@ -385,8 +385,8 @@ WRITERS = {
     "queues/engine/filesystem.py:prepare": CHECKED,
     "spark/cli/stats.py:_write": GIVEN,
     "spark/events/container.py:local_copy": OWN,
-    "spark/events/directory.py:publish": CHECKED,
-    "spark/events/directory.py:scratch": CHECKED,
+    "spark/events/files.py:publish": CHECKED,
+    "spark/events/files.py:scratch": CHECKED,
     "spark/packing.py:_importable": "in the folder that Spark has made for the executor",
     "spark/packing.py:write_zip": GIVEN,
     "stores/events/openfiles.py:_publish_file": SINK,

@@ -32,7 +32,7 @@ from aztask.operate.deadletters.letters import Positions
 from aztask.operate.deadletters.view import DeadLetters, DeadLetterView, Report, Selection
 from aztask.queues.base import Position
 from aztask.spark.dealing import deal
-from aztask.spark.submission.target import Target
+from aztask.spark.submission.submission import Target
 from aztask.stores.records.deadindex import index_for
 from aztask.support.display import short_repr
 
@@ -282,3 +282,6 @@ def _arguments(message: TaskMessage, codec: Codec) -> tuple[str | None, str | No
 def _text(text: str | None) -> str | None:
     """`text` with lone surrogates escaped, because Arrow stores UTF-8 only."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()
+
+
+# -- Deadletters -----------------------------------------------------------------------------------
