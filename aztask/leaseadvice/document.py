@@ -26,8 +26,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import DecodeError
-from aztask.leaseadvice.advice import Advice, Evidence
-from aztask.leaseadvice.observation import LAST_BIN, Observation
+from aztask.leaseadvice.advice import LAST_BIN, Advice, Evidence, Observation
 from aztask.queues.lease.bounds import LONGEST
 from aztask.stores.changing import Kept, New, change
 

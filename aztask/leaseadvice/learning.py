@@ -15,9 +15,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from aztask.leaseadvice.advice import Advice, Evidence, decide
+from aztask.leaseadvice.advice import Advice, Evidence, Observation, bin_of, decide
 from aztask.leaseadvice.document import LeaseDocument, QueueEntry
-from aztask.leaseadvice.observation import Observation, bin_of
 from aztask.queues.lease.bounds import Bounds
 
 PIPELINE_STANDS: Final = 86400.0
@@ -29,7 +28,7 @@ SAME: Final = 0.99
 class LeaseCounts:
     """The counts of one queue.
 
-    * `held`, `cut`: by bin, see `aztask.leaseadvice.observation`.
+    * `held`, `cut`: by bin, see `aztask.leaseadvice.advice`.
     * `lost`, `failed`: by the lease, in seconds.
     """
 

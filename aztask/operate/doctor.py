@@ -35,8 +35,7 @@ from aztask.operate.orphans import payload_findings
 from aztask.operate.owners import owner_findings
 from aztask.operate.queuechecks import judge
 from aztask.operate.queues import LeftOut, all_queues
-from aztask.queues.base import Broker
-from aztask.queues.inspection import Inspectable, Inspector, QueueFacts, Right
+from aztask.queues.base import Broker, Inspectable, Inspector, QueueFacts, Right
 from aztask.sending.queueplan import QueuePlan
 from aztask.stores.records.base import Provisioned, State, WorkerRecord
 from aztask.support.display import plural

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from aztask.stores.events.event import Event, from_line, quote
-from aztask.stores.events.openfiles import open_files
-from aztask.stores.events.sink import LINE_LIMIT
+from aztask.stores.events.sink import LINE_LIMIT, open_files
 
 BLOCK: Final = 4 << 20
 """Bytes that are searched at a time; more than `LINE_LIMIT`."""

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from aztask.errors import ConfigurationError, QueueNotFound
-from aztask.queues.base import Capabilities
-from aztask.queues.inspection import QueueFacts
+from aztask.queues.base import Capabilities, QueueFacts
 from aztask.sending.queueplan import LEAST_LIMIT, QueuePlan
 from aztask.support.finding import Finding, fine, problem, warning
 

@@ -18,6 +18,7 @@ from typing import ClassVar
 from aztask.errors import BrokerError, CapabilityError, ConfigurationError, InvalidQueueName
 from aztask.message.envelope import Envelope
 from aztask.queues.base import (
+    PREFIX,
     AnySession,
     Capabilities,
     Listing,
@@ -29,7 +30,6 @@ from aztask.queues.base import (
     ReceiverOptions,
 )
 from aztask.queues.kinds import BrokerKind
-from aztask.queues.mailboxes import PREFIX
 
 
 class BrokerSkeleton(ABC):

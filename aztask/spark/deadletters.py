@@ -282,6 +282,3 @@ def _arguments(message: TaskMessage, codec: Codec) -> tuple[str | None, str | No
 def _text(text: str | None) -> str | None:
     """`text` with lone surrogates escaped, because Arrow stores UTF-8 only."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()
-
-
-# -- Deadletters -----------------------------------------------------------------------------------

@@ -13,10 +13,9 @@ from proxy import Proxy
 from aztask.address.urls import parse_container
 from aztask.azure.container import container_client
 from aztask.errors import BrokerUnavailable, DecodeError
-from aztask.leaseadvice.advice import Evidence, decide
+from aztask.leaseadvice.advice import Evidence, Observation, decide
 from aztask.leaseadvice.blob import LeaseBlob
 from aztask.leaseadvice.document import NAME, SIZE_LIMIT, LeaseDocument, QueueEntry
-from aztask.leaseadvice.observation import Observation
 
 ADVICE = decide(Evidence(1000, 10.0, 60.0), 30.0, at=5.0)
 SERVICE = "blob"

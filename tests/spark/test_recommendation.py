@@ -2,8 +2,7 @@
 
 import pytest
 
-from aztask.leaseadvice.advice import Advice, Evidence
-from aztask.leaseadvice.observation import bin_of
+from aztask.leaseadvice.advice import Advice, Evidence, bin_of
 from aztask.queues.lease.bounds import Bounds
 from aztask.spark.recommendation.recommend import (
     QueueEvidence,

@@ -14,8 +14,8 @@ from events_site import random_event, write_log
 
 from aztask import App
 from aztask.errors import AztaskError
+from aztask.leaseadvice.advice import Observation, bin_of
 from aztask.leaseadvice.document import QueueEntry, publish_advice
-from aztask.leaseadvice.observation import Observation, bin_of
 from aztask.leaseadvice.stores import LeaseFile
 from aztask.operate.cli import main
 from aztask.queues.lease.bounds import Bounds

@@ -13,8 +13,14 @@ from typing import Final, NamedTuple
 import libcst as cst
 
 from aztask.celery.migration.answers import Answer, Unread, Use, answers
-from aztask.celery.migration.definitions import collect, visit
-from aztask.celery.migration.modules import WORTH_PARSING, Module, project_files, read_module
+from aztask.celery.migration.definitions import (
+    WORTH_PARSING,
+    Module,
+    collect,
+    project_files,
+    read_module,
+    visit,
+)
 from aztask.celery.migration.visitor import UsesVisitor
 
 # Command lines of Celery in the files that start programs: scripts, Procfiles, services, YAML.

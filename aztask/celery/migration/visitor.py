@@ -12,8 +12,14 @@ from typing import Final
 import libcst as cst
 
 from aztask.celery.migration.answers import Answer, Use, answers, setting_answer
-from aztask.celery.migration.definitions import is_bound, is_task_decorator, text_of
-from aztask.celery.migration.modules import APP_CLASSES, Definitions, Module
+from aztask.celery.migration.definitions import (
+    APP_CLASSES,
+    Definitions,
+    Module,
+    is_bound,
+    is_task_decorator,
+    text_of,
+)
 
 # -- what an expression of a project is to Celery: an app, a task, a signature, a result ---
 #

@@ -5,7 +5,7 @@
     app = Celery("shop", broker="aztask+servicebus://NAMESPACE")
     connection = kombu.Connection("aztask+local:///var/lib/shop/queues.db")
 
-The URLs are described in `aztask.celery.transport.address`, the transport options in
+The URLs are described in `aztask.celery.transport.options`, the transport options in
 `aztask.celery.transport.options`. Where aztask is installed, Celery and Kombu know the URLs by
 themselves (see ``aztask_kombu.py``); `register` is for a program that runs from a source tree.
 
@@ -14,7 +14,7 @@ Rules
    is renewed until then; closing the channel gives the rest back.
 2. A body that cannot be decoded, and a content type that the consumer does not accept, is
    dead-lettered here, once, with a log line, and never reaches a consumer. Every content type that
-   it accepts is carried; see `aztask.celery.transport.content`.
+   it accepts is carried; see `aztask.celery.transport.consumers`.
 3. A message that arrives before its ``eta`` is held until then if that is within a few seconds, and
    otherwise hidden again. It is delivered at its time, never before.
 4. After a fork the child opens its own broker, if the option is a function or a text, and does no
@@ -32,9 +32,9 @@ from typing import Final
 from kombu.transport import TRANSPORT_ALIASES
 
 from aztask.address.schemes import SCHEMES
-from aztask.celery.transport.address import ALIAS
 from aztask.celery.transport.channel import Channel
 from aztask.celery.transport.connection import Transport
+from aztask.celery.transport.options import ALIAS
 
 __all__ = ["ALIAS", "Channel", "Transport", "register"]
 

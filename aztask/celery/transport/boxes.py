@@ -4,7 +4,7 @@ Kombu declares a temporary queue (exclusive or deleted with its consumer) and th
 exchange: a worker's queue for remote control, a client's queue for replies, a monitor's for events.
 
 Rules
-1. Such a queue becomes a mailbox (`aztask.queues.mailboxes`) when it is bound to an exchange. One
+1. Such a queue becomes a mailbox (`aztask.queues.base`) when it is bound to an exchange. One
    that is used without being bound is an ordinary queue: Celery's ``rpc://`` results work so.
 2. A thread keeps the mailboxes while the process lives, however long a task occupies the consumer.
 3. A worker that may not create its mailbox goes on without remote control, and says so. A client
@@ -16,13 +16,21 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from aztask.errors import AztaskError, BrokerUnavailable, CapabilityError
 from aztask.message.envelope import Envelope
-from aztask.queues.base import Broker, Receiver
-from aztask.queues.mailboxes import EXCHANGE, ROUTING_KEY, Binding, Broadcaster, Mailboxes
+from aztask.queues.base import (
+    EXCHANGE,
+    ROUTING_KEY,
+    Binding,
+    Broadcaster,
+    Broker,
+    Mailboxes,
+    Receiver,
+)
 from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)
@@ -188,3 +196,55 @@ class Boxes:
         self._part.stop()
         for queue in list(self._boxes):
             self.delete(queue)
+
+
+# -- The pump --------------------------------------------------------------------------------------
+#
+# Receives a mailbox of a remote broker on a thread of its own.
+#
+# The thread that drains a connection waits at the task queue, where messages come and requests cost
+# money. So it cannot wait at the mailbox too: a control command would come late, or tasks would.
+
+
+WAIT_SECONDS: Final = 0.25
+"""How long one receive waits, and so how long stopping may take."""
+
+PAUSE_SECONDS: Final = 2.0
+
+
+class Pump:
+    """Calls `fetch` again and again, from `start` until it is stopped.
+
+    * `fetch`: receives, waiting at most the given seconds, and hands over what came.
+    """
+
+    def __init__(self, fetch: Callable[[float], object], queue: str) -> None:
+        self._fetch = fetch
+        self._queue = queue
+        self._stop = threading.Event()
+        self._part = Part(f"mailbox {queue}")
+        self._thread = self._part.thread(self._run, "aztask-mailbox")
+
+    def start(self) -> None:
+        """Call it from now on, on a thread of its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread: when this returns, it takes no further message."""
+        self._stop.set()
+        self._part.stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join(4 * WAIT_SECONDS + PAUSE_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._fetch(WAIT_SECONDS)
+            except AztaskError as error:
+                if not self._stop.is_set():
+                    logger.info("mailbox %s: %s; trying again", self._queue, error)
+                    self._stop.wait(PAUSE_SECONDS)
+            except Exception:  # an SDK may raise anything; the next attempt may succeed
+                if not self._stop.is_set():
+                    logger.exception("mailbox %s: the receive failed; trying again", self._queue)
+                    self._stop.wait(PAUSE_SECONDS)

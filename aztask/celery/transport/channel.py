@@ -21,11 +21,9 @@ from typing import Any, Final
 
 from kombu.transport import base
 
-from aztask.celery.transport.consumers import MailboxConsumer, QueueConsumer, source_of
-from aztask.celery.transport.content import Accepted
-from aztask.celery.transport.early import EarlyMessages
+from aztask.celery.transport.boxes import Pump
+from aztask.celery.transport.consumers import Accepted, MailboxConsumer, QueueConsumer, source_of
 from aztask.celery.transport.options import nothing
-from aztask.celery.transport.pump import Pump
 from aztask.celery.transport.routing import ChannelConnection, RoutingChannel
 from aztask.celery.transport.translation import (
     HELD_SECONDS,
@@ -33,11 +31,11 @@ from aztask.celery.transport.translation import (
     seconds_early,
     to_message,
 )
-from aztask.celery.transport.unacked import Unacked, UnackedDelivery
+from aztask.celery.transport.unacked import EarlyMessages, Unacked, UnackedDelivery
 from aztask.errors import AztaskError, CodecError
 from aztask.message.envelope import Envelope
 from aztask.message.message import next_link
-from aztask.queues.mailboxes import EXCHANGE, ROUTING_KEY
+from aztask.queues.base import EXCHANGE, ROUTING_KEY
 from aztask.retry import EXPIRED, UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
 from aztask.support.display import one_line

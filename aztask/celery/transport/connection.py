@@ -12,15 +12,13 @@ from urllib.request import getproxies
 
 from kombu.transport import virtual
 
-from aztask.celery.transport.address import address_of, broker_of, shown
 from aztask.celery.transport.boxes import Boxes
-from aztask.celery.transport.changes import Changes
 from aztask.celery.transport.channel import Channel
 from aztask.celery.transport.consumers import QueueConsumer
 from aztask.celery.transport.looped import LoopedConnection
 from aztask.celery.transport.names import translated_name
-from aztask.celery.transport.options import TransportOptions, nothing
-from aztask.celery.transport.unacked import LogLost
+from aztask.celery.transport.options import TransportOptions, address_of, broker_of, nothing, shown
+from aztask.celery.transport.unacked import Changes, LogLost
 from aztask.errors import (
     BrokerError,
     BrokerUnavailable,

@@ -6,7 +6,7 @@ waits for.
 
 Rules
 1. One thread receives for all consumers of queues, in the turns in which a blocking connection
-   receives. Mailboxes have threads of their own (`aztask.celery.transport.pump`). While more
+   receives. Mailboxes have threads of their own (`aztask.celery.transport.boxes`). While more
    messages are known to be there, the loop's thread receives them itself: from a local broker for
    as long as something comes, from a remote one while each receive brings all that it asks for
    without waiting for the network, or with two milliseconds of it at most.
@@ -35,7 +35,7 @@ import threading
 from time import monotonic
 from typing import Any, Final, Protocol
 
-from aztask.celery.transport.changes import Changes
+from aztask.celery.transport.unacked import Changes
 
 logger = logging.getLogger(__name__)
 

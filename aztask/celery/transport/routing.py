@@ -17,14 +17,13 @@ from amqp.protocol import queue_declare_ok_t
 from kombu.transport import virtual
 
 from aztask.celery.transport.boxes import NO_CONTROL, Boxes
-from aztask.celery.transport.changes import Changes
 from aztask.celery.transport.options import TransportOptions
 from aztask.celery.transport.translation import to_envelope
+from aztask.celery.transport.unacked import Changes
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.message.envelope import Envelope
-from aztask.queues.base import Broker, QueueOptions
+from aztask.queues.base import Binding, Broker, QueueOptions
 from aztask.queues.lease.keeper import LeaseKeeper
-from aztask.queues.mailboxes import Binding
 
 logger = logging.getLogger(__name__)
 

@@ -14,15 +14,16 @@ Rules
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from time import monotonic, sleep
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from aztask.celery.transport.changes import Changes
 from aztask.errors import AlreadySettled, AztaskError, BrokerError, BrokerUnavailable
 from aztask.queues.base import Receiver
 from aztask.queues.delivery import Delivery, Lost, Settled, Unknown
@@ -31,6 +32,54 @@ from aztask.queues.lease.state import Lease, LeaseState
 from aztask.settlement import Complete, Settlement, name_of
 from aztask.support.clock import boot_seconds
 from aztask.support.parts import Part
+
+# -- Changes ---------------------------------------------------------------------------------------
+#
+# What may allow a connection's next receive: a settlement, a consumer, another prefetch count.
+
+
+class Changes:
+    """Counts the changes of one connection, and wakes the thread that waits for one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._condition = threading.Condition()
+        self._wanted: Callable[[], bool] | None = None
+        self._ended = False
+
+    def note(self) -> None:
+        """Something changed: end the waits that wait for it."""
+        with self._condition:
+            self.count += 1
+            # Asked here, not by the waiting thread: to wake it costs more than to look.
+            if self._wanted is None or self._ended or self._wanted():
+                self._condition.notify_all()
+
+    def wait(self, seen: int, seconds: float) -> None:
+        """Wait until the count is no longer `seen`, at most `seconds`.
+
+        Read `count` before you look at what may have changed: a change in between ends the wait.
+        """
+        with self._condition:
+            self._condition.wait_for(lambda: self.count != seen, seconds)
+
+    def wait_until(self, wanted: Callable[[], bool], seconds: float) -> None:
+        """Wait until a change makes `wanted` true, at most `seconds`; one thread at a time.
+
+        * `wanted`: called with every change, by the thread that notes it. It must not wait.
+        """
+        with self._condition:
+            self._wanted = wanted
+            try:
+                self._condition.wait_for(lambda: self._ended or wanted(), seconds)
+            finally:
+                self._wanted = None
+
+    def end(self) -> None:
+        """End the waits of `wait_until`, now and in the future."""
+        self._ended = True
+        self.note()
+
 
 # -- Settles messages of a remote broker on a thread of its own, many in one request.
 #
@@ -371,3 +420,57 @@ class LogLost(LeaseReports):
             lease.delivery.queue,
             lease.lost_reason,
         )
+
+
+# -- Early messages --------------------------------------------------------------------------------
+#
+# Messages that arrived shortly before their time, held by their channel until then.
+#
+# Rules
+# 1. A message is handed out at its eta or up to 0.1 s later, never before. Celery's own timer would
+#    start it up to a second late, because that timer's thread sleeps for a second at a time.
+# 2. Until then its lease is renewed, as that of any message that was not acknowledged. It does not
+#    count for the prefetch count, so it delays no other message.
+# 3. At most `MOST_HELD` are held; a message that is earlier or more than that is hidden again.
+
+MOST_HELD: Final = 256
+
+
+class EarlyMessages:
+    """The early messages of one channel, by the time when they are due (UTC epoch seconds)."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, UnackedDelivery]] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def hold(self, holding: UnackedDelivery, due: float) -> bool:
+        """Hold a message until `due`; returns False if there are too many."""
+        if len(self._heap) >= MOST_HELD:
+            return False
+        heapq.heappush(self._heap, (due, next(self._numbers), holding))
+        return True
+
+    def due(self, now: float) -> list[UnackedDelivery]:
+        """Take out the messages whose time has come, the earliest first."""
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            found.append(heapq.heappop(self._heap)[2])
+        return found
+
+    def seconds(self, now: float) -> float | None:
+        """Seconds until the next message is due; None if none is held."""
+        return max(0.0, self._heap[0][0] - now) if self._heap else None
+
+    def take(self, consumer_tag: str) -> list[UnackedDelivery]:
+        """Take out the messages of one consumer."""
+        mine = [each for _, _, each in self._heap if each.consumer_tag == consumer_tag]
+        self._heap = [each for each in self._heap if each[2].consumer_tag != consumer_tag]
+        heapq.heapify(self._heap)
+        return mine
+
+    def clear(self) -> None:
+        """Forget the messages, in a child that did not receive them."""
+        self._heap.clear()

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from aztask.errors import QueueNotFound
+from aztask.queues.base import QueueFacts, Right
 from aztask.queues.engine import IN_MEMORY, Engine
 from aztask.queues.engine.filesystem import MOUNTINFO, file_bytes, file_system
-from aztask.queues.inspection import QueueFacts, Right
 from aztask.queues.local.kind import KIND
 from aztask.support.display import byte_text
 from aztask.support.finding import Finding, fine, warning

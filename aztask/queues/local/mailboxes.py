@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from aztask.message.envelope import Envelope
-from aztask.queues.base import Receiver
+from aztask.queues.base import MESSAGE_SECONDS, Binding, Receiver, queue_name
 from aztask.queues.engine import Database, Engine, QueueSettings
-from aztask.queues.mailboxes import MESSAGE_SECONDS, Binding, queue_name
 
 COMPONENT: Final = "mailboxes"
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aztask.address.addresses import ServiceBusAddress
 from aztask.errors import AztaskError, BrokerError, BrokerUnavailable, QueueNotFound
-from aztask.queues.inspection import QueueFacts, Right
+from aztask.queues.base import QueueFacts, Right
 from aztask.queues.servicebus import private
 from aztask.queues.servicebus.admin import Administration
 from aztask.queues.servicebus.clock import ServiceClock

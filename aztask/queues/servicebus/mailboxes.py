@@ -23,8 +23,7 @@ from azure.servicebus.management import CorrelationRuleFilter
 
 from aztask.errors import QueueNotFound
 from aztask.message.envelope import Envelope
-from aztask.queues.base import Receiver
-from aztask.queues.mailboxes import EXCHANGE, MESSAGE_SECONDS, ROUTING_KEY, Binding
+from aztask.queues.base import EXCHANGE, MESSAGE_SECONDS, ROUTING_KEY, Binding, Receiver
 from aztask.queues.servicebus.admin import Administration
 from aztask.queues.servicebus.errors import SDK_ERRORS
 

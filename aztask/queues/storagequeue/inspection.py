@@ -21,7 +21,7 @@ from azure.core.exceptions import AzureError
 
 from aztask.address.addresses import StorageQueueAddress
 from aztask.errors import BrokerUnavailable, ConfigurationError
-from aztask.queues.inspection import QueueFacts, Right
+from aztask.queues.base import QueueFacts, Right
 from aztask.queues.storagequeue.errors import failure_of
 from aztask.queues.storagequeue.kind import KIND, poison_name
 from aztask.queues.storagequeue.messages import StorageClient

@@ -24,8 +24,7 @@ from azure.core.exceptions import AzureError
 
 from aztask.errors import AztaskError, QueueNotFound
 from aztask.message.envelope import Envelope
-from aztask.queues.base import Receiver
-from aztask.queues.mailboxes import PREFIX, Binding, queue_name
+from aztask.queues.base import PREFIX, Binding, Receiver, queue_name
 from aztask.queues.storagequeue.errors import failure_of
 from aztask.queues.storagequeue.messages import StorageClient
 from aztask.support.clock import Clock

@@ -19,17 +19,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from aztask.errors import AztaskError
-from aztask.leaseadvice.advice import Advice, Evidence, decide
-from aztask.leaseadvice.document import LeaseDocument, LeaseStore, publish_advice
-from aztask.leaseadvice.learning import SAME
-from aztask.leaseadvice.observation import (
+from aztask.leaseadvice.advice import (
     BINS_PER_DOUBLING,
     FIRST_EDGE,
     LAST_BIN,
+    Advice,
+    Evidence,
     Observation,
     bin_of,
+    decide,
     edge_of,
 )
+from aztask.leaseadvice.document import LeaseDocument, LeaseStore, publish_advice
+from aztask.leaseadvice.learning import SAME
 from aztask.queues.lease.bounds import Bounds
 from aztask.queues.lease.state import RENEW_AT
 from aztask.spark.events.statistics import OUTCOMES, RAN
@@ -39,7 +41,7 @@ from aztask.spark.events.statistics import OUTCOMES, RAN
 # Counts each queue's deliveries from the event log, as evidence for decisions on leases.
 #
 # Rules
-# 1. One job reads the events. It returns counts by bin (`aztask.leaseadvice.observation`), a few
+# 1. One job reads the events. It returns counts by bin (`aztask.leaseadvice.advice`), a few
 #    hundred for each task of a queue, however many events there are.
 # 2. The bins are those in which workers count, so the same decision serves both.
 # 3. A run that a lost lease cut off is counted apart: it would look like a short run.
@@ -189,7 +191,7 @@ def _is_known(measure: Column) -> Column:
 
 
 def _bin(name: str) -> Column:
-    """`aztask.leaseadvice.observation.bin_of` as an expression of Spark."""
+    """`aztask.leaseadvice.advice.bin_of` as an expression of Spark."""
     seconds = F.col(name)
     number = F.ceil(BINS_PER_DOUBLING * F.log2(seconds / FIRST_EDGE) - 1e-9)
     return F.when(seconds > FIRST_EDGE, F.least(number, F.lit(LAST_BIN))).otherwise(0).cast("int")

@@ -14,10 +14,9 @@ from aztask.app import App
 from aztask.hooks import WorkerInfo
 from aztask.telemetry.labels import TaskLabels
 from aztask.telemetry.otel.attributes import MessagingAttributes
-from aztask.telemetry.otel.deliveries import DeliverySpans
+from aztask.telemetry.otel.deliveries import DeliverySpans, RunSpans
 from aztask.telemetry.otel.instruments import Instruments
 from aztask.telemetry.otel.propagation import UnsampledParents
-from aztask.telemetry.otel.runs import RunSpans
 from aztask.telemetry.otel.sends import SendSpans
 from aztask.version import __version__
 from aztask.worker.logs import add_log_fields

@@ -5,8 +5,7 @@ import pytest
 from aztask import App, RetryPolicy
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.operate.queuechecks import judge
-from aztask.queues.base import Capabilities
-from aztask.queues.inspection import QueueFacts
+from aztask.queues.base import Capabilities, QueueFacts
 from aztask.support.finding import Level
 
 BUS = Capabilities("bus", fixed_lease=True, duplicate_detection=True, max_lease_seconds=300.0)

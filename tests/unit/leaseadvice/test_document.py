@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from aztask.errors import BrokerUnavailable, DecodeError
-from aztask.leaseadvice.advice import Evidence, decide
+from aztask.leaseadvice.advice import Evidence, Observation, decide
 from aztask.leaseadvice.document import LeaseDocument, QueueEntry, from_json, to_json
-from aztask.leaseadvice.observation import Observation
 from aztask.leaseadvice.stores import LeaseFile
 
 ADVICE = decide(Evidence(1000, 10.0, 60.0, 1, 3, 2), 30.0, source="pipeline", at=1234.5)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from aztask.leaseadvice.observation import HALF_LIFE, LAST_BIN, Observation, bin_of, edge_of
+from aztask.leaseadvice.advice import HALF_LIFE, LAST_BIN, Observation, bin_of, edge_of
 
 
 def observed(*seconds, **more):

@@ -12,7 +12,7 @@ from aztask import App
 from aztask.address.schemes import SCHEMES
 from aztask.address.urls import parse_broker
 from aztask.celery.transport import ALIASES
-from aztask.celery.transport.address import broker_of
+from aztask.celery.transport.options import broker_of
 from aztask.errors import ConfigurationError, InvalidQueueName
 from aztask.queues.base import Capabilities
 from aztask.queues.kinds import kind_named, kind_of

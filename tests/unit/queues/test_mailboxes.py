@@ -3,10 +3,10 @@
 import pytest
 
 from aztask.message.envelope import Envelope
+from aztask.queues.base import PREFIX, Binding, queue_name
 from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.queues.local.mailboxes import LIFETIME
-from aztask.queues.mailboxes import PREFIX, Binding, queue_name
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery, states
 
-from aztask.celery.backend.backend import meta_of
+from aztask.celery.backend import meta_of
 from aztask.message.codec import Codec
 from aztask.settlement import Complete
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, State

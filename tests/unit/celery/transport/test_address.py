@@ -9,8 +9,8 @@ from kombu.transport import TRANSPORT_ALIASES
 
 import aztask_kombu
 from aztask.celery import transport
-from aztask.celery.transport.address import address_of, broker_of
 from aztask.celery.transport.connection import REQUEST_LOG, check_reachable, quiet_requests
+from aztask.celery.transport.options import address_of, broker_of
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.queues.base import Capabilities
 

@@ -6,12 +6,10 @@ import threading
 import pytest
 
 from aztask import App
-from aztask.celery.transport.boxes import Boxes
-from aztask.celery.transport.pump import Pump
+from aztask.celery.transport.boxes import Boxes, Pump
 from aztask.errors import BrokerUnavailable, CapabilityError, ConfigurationError
 from aztask.message.envelope import Envelope
-from aztask.queues.base import Capabilities
-from aztask.queues.mailboxes import EXCHANGE, ROUTING_KEY, Binding
+from aztask.queues.base import EXCHANGE, ROUTING_KEY, Binding, Capabilities
 
 
 @pytest.fixture
@@ -136,7 +134,7 @@ def test_a_thread_keeps_the_mailboxes_whatever_the_broker_answers(caplog):
 
 
 def test_a_pump_goes_on_after_errors_and_ends_when_it_is_stopped(monkeypatch, caplog):
-    monkeypatch.setattr("aztask.celery.transport.pump.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("aztask.celery.transport.boxes.PAUSE_SECONDS", 0.01)
     caplog.set_level(logging.INFO)
     errors = [BrokerUnavailable("away"), ValueError("an SDK's own")]
     enough = threading.Event()

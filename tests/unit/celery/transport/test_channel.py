@@ -10,7 +10,7 @@ from kombu.exceptions import ContentDisallowed
 
 from aztask import App
 from aztask.celery.transport.connection import Transport
-from aztask.celery.transport.early import EarlyMessages
+from aztask.celery.transport.unacked import EarlyMessages
 from aztask.errors import QueueNotFound
 from aztask.message.envelope import Envelope
 
@@ -196,7 +196,7 @@ def test_a_cancelled_consumer_gives_back_what_waits_for_its_time(site, early):
 
 
 def test_not_more_than_some_are_held(monkeypatch):
-    monkeypatch.setattr("aztask.celery.transport.early.MOST", 2)
+    monkeypatch.setattr("aztask.celery.transport.unacked.MOST_HELD", 2)
     messages = EarlyMessages()
     first, second, third = (SimpleNamespace(consumer_tag=tag) for tag in "aab")
     assert messages.hold(first, 20.0)

@@ -8,8 +8,7 @@ from aztask.celery.transport.consumers import QueueConsumer, QueueSource, source
 from aztask.celery.transport.options import TransportOptions
 from aztask.errors import LeaseRefused
 from aztask.message.envelope import Envelope
-from aztask.queues.base import Capabilities, QueueOptions
-from aztask.queues.inspection import QueueFacts
+from aztask.queues.base import Capabilities, QueueFacts, QueueOptions
 from aztask.settlement import Complete
 
 

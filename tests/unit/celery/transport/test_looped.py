@@ -11,9 +11,9 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.asynchronous import Hub
 
 from aztask import App
-from aztask.celery.transport.changes import Changes
 from aztask.celery.transport.connection import Transport
 from aztask.celery.transport.consumers import MailboxConsumer, QueueConsumer
+from aztask.celery.transport.unacked import Changes
 from aztask.errors import BrokerUnavailable
 from aztask.message.envelope import Envelope
 from aztask.message.headers import to_iso

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from aztask.queues.mailboxes import Binding
+from aztask.queues.base import Binding
 from aztask.queues.storagequeue.mailboxes import _read
 
 

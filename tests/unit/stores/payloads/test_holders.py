@@ -38,7 +38,7 @@ LATER = 3 * 3600.0
 # Each module that encodes a message or a value to be stored, and the holder that asks for it.
 # A new one must be added here, with a test below that its payloads stay.
 WRITERS = {
-    "celery.backend.backend": ROWS,
+    "celery.backend": ROWS,
     "queues.local.broker": QUEUES,
     "queues.local.payload": QUEUES,
     "queues.local.receiver": QUEUES,

@@ -1,4 +1,13 @@
-"""The backend that Celery loads: results as documents, chords without polling.
+"""A result backend for Celery over the result stores of aztask: Azure Tables or a local file.
+
+::
+
+    app = Celery("shop", broker=..., backend="aztask+tables://ACCOUNT")
+
+Celery finds it by its entry point, ``celery.result_backends``. Only this module imports Celery.
+
+Addresses: ``aztask+tables://ACCOUNT``, ``aztask+local:///path/results.db``, or ``aztask://`` with
+the address in ``result_backend_transport_options={"results": ...}`` or in ``AZTASK_RESULTS``.
 
 Rules
 1. A success is never overwritten. Every write is compare-and-set.
