@@ -25,12 +25,12 @@ house = _house()
 # What each figure may be at most. A change that makes one better lowers it here.
 LIMITS = {
     "rooms": 34,
-    "files": 542,
-    "lines of code": 65_997,
+    "files": 523,
+    "lines of code": 65_888,
     "longest file": 414,
-    "files with one importer": 109,
+    "files with one importer": 104,
     "corridors": 0,
-    "imports, % of code": 10.8,
+    "imports, % of code": 10.7,
     "class names given twice": 58,
     "cycles of files": 0,
     "cycles of packages": 0,
