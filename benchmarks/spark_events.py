@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aztask.spark.events.compactfiles import ORIGIN_KEY, Origin
+from aztask.spark.events.compactfiles import ORIGIN_KEY, CompactedOrigin
 from aztask.spark.events.lines import ARROW, EVENT_COLUMNS
 from aztask.stores.events.event import Event, quote, to_line
 
@@ -118,7 +118,7 @@ def write_compacted(directory: Path, number: int) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         with pq.ParquetWriter(path, ARROW, compression="zstd") as writer:
             writer.write_table(table)
-            writer.add_key_value_metadata({ORIGIN_KEY.decode(): Origin().to_json()})
+            writer.add_key_value_metadata({ORIGIN_KEY.decode(): CompactedOrigin().to_json()})
         size += path.stat().st_size
     return size
 

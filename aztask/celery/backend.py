@@ -39,7 +39,7 @@ from celery.backends.base import KeyValueStoreBackend
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError, ImproperlyConfigured
 
-from aztask.celery.embedded.chords import Chords, ChordState, Part
+from aztask.celery.embedded.chords import ChordPart, Chords, ChordState
 from aztask.config import read_environment
 from aztask.errors import BrokerUnavailable, ConfigurationError, EncodeError
 from aztask.message.codec import Codec
@@ -286,9 +286,9 @@ class Backend(KeyValueStoreBackend):
         if index is None:
             index = _WITHOUT_PLACE + zlib.crc32(str(request.id).encode())
         if state == states.SUCCESS:
-            part = Part(int(index), str(request.id), self._value(result))
+            part = ChordPart(int(index), str(request.id), self._value(result))
         else:
-            part = Part(int(index), str(request.id), None, _text(result))
+            part = ChordPart(int(index), str(request.id), None, _text(result))
         chord = chords.ended(group, part)
         if chord is None:
             chords.start(group)

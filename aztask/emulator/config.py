@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aztask.emulator.broker.access import Rule
-from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, SubscriptionRule
+from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, EntityKind, SubscriptionRule
 from aztask.emulator.broker.filters import CorrelationFilter, Filter, SqlFilter, TrueFilter
 from aztask.errors import ConfigurationError, did_you_mean
 
@@ -108,9 +108,11 @@ def entities_of(document: Any) -> list[Entity]:
     if len(namespaces) != 1:
         raise ConfigurationError(f"Namespaces has {len(namespaces)} entries; exactly one is used")
     namespace = namespaces[0]
-    entities = [_entity(item, _name(item), Kind.QUEUE) for item in _part(namespace, "Queues", list)]
+    entities = [
+        _entity(item, _name(item), EntityKind.QUEUE) for item in _part(namespace, "Queues", list)
+    ]
     for topic in _part(namespace, "Topics", list):
-        entities.append(_entity(topic, _name(topic), Kind.TOPIC))
+        entities.append(_entity(topic, _name(topic), EntityKind.TOPIC))
         entities += _subscriptions(topic)
     return list(_in_order(entities))
 
@@ -128,7 +130,7 @@ def _in_order(entities: list[Entity]) -> Iterator[Entity]:
 
 
 def _needs(entity: Entity) -> Iterator[str]:
-    topic = [entity.path.split(SUBSCRIPTIONS)[0]] if entity.kind is Kind.SUBSCRIPTION else []
+    topic = [entity.path.split(SUBSCRIPTIONS)[0]] if entity.kind is EntityKind.SUBSCRIPTION else []
     targets = [entity.forward_to, entity.forward_dead_letters_to, *topic]
     return (target.lower() for target in targets if target)
 
@@ -137,7 +139,7 @@ def _subscriptions(topic: Any) -> Iterator[Entity]:
     for item in _part(topic, "Subscriptions", list):
         path = f"{_name(topic)}{SUBSCRIPTIONS}{_name(item)}"
         rules = tuple(_rule(path, rule) for rule in _part(item, "Rules", list))
-        yield _entity(item, path, Kind.SUBSCRIPTION, rules)
+        yield _entity(item, path, EntityKind.SUBSCRIPTION, rules)
 
 
 def _part(value: Any, name: str, kind: type) -> Any:
@@ -158,7 +160,9 @@ def _name(item: Any) -> str:
     return name
 
 
-def _entity(item: Any, path: str, kind: Kind, rules: tuple[SubscriptionRule, ...] = ()) -> Entity:
+def _entity(
+    item: Any, path: str, kind: EntityKind, rules: tuple[SubscriptionRule, ...] = ()
+) -> Entity:
     properties = _part(item, "Properties", dict)
     for name in properties:
         if name not in _KNOWN:

@@ -15,7 +15,7 @@ from typing import Any
 from aztask.emulator.admin.routes import AdminServer
 from aztask.emulator.amqp.connection import ConnectionLimits
 from aztask.emulator.broker.access import Access
-from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.dispatch import Committer, DeliveryDispatcher
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.forwarding import Forwarder
@@ -144,7 +144,7 @@ class Emulator:
         self.namespace = Namespace(self.database, engine, self.clock)
         forwarder = Forwarder(engine, self.namespace, self.clock)
         dispatcher = DeliveryDispatcher(engine, self.clock, forwarder)
-        self.broker = Broker(
+        self.broker = Service(
             engine,
             self.namespace,
             Committer(self.database, lambda call: asyncio.get_running_loop().call_soon(call)),

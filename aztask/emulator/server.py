@@ -1,8 +1,8 @@
 """The AMQP listener: sockets and the tick.
 
 Rules
-1. `Connection` interprets the bytes; this module only moves them. Output is written once per turn
-   of the loop, after the turn's transaction is committed.
+1. `AmqpConnection` interprets the bytes; this module only moves them. Output is written once per
+   turn of the loop, after the turn's transaction is committed.
 2. While a socket's write buffer is full, its connection is not read and gets no deliveries.
 3. If only one client is active, its bytes are answered at once. With several, one transaction per
    turn of the loop holds the changes of all of them.
@@ -20,8 +20,13 @@ from functools import partial
 from typing import Any
 
 from aztask.emulator.amqp import CONNECTION_FORCED, INTERNAL_ERROR, AmqpError
-from aztask.emulator.amqp.connection import Connection, ConnectionLimits, State, Tracer
-from aztask.emulator.broker.broker import Broker
+from aztask.emulator.amqp.connection import (
+    AmqpConnection,
+    ConnectionLimits,
+    ConnectionState,
+    Tracer,
+)
+from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.client import Client
 
 log = logging.getLogger(__name__)
@@ -33,7 +38,9 @@ HANDSHAKE_SECONDS = 30.0
 CLOSING_SECONDS = 5.0
 READ_BYTES = 256 * 1024
 WRITE_HIGH_WATER = 4 * 1024 * 1024
-_CLOSED = State.CLOSED  # compared twice per read; an attribute of an Enum is slow to look up
+_CLOSED = (
+    ConnectionState.CLOSED
+)  # compared twice per read; an attribute of an Enum is slow to look up
 
 
 class Endpoint(asyncio.BufferedProtocol):
@@ -45,7 +52,7 @@ class Endpoint(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self.client = Client(server.broker)
         tracer = server.tracer
-        self.connection = Connection(
+        self.connection = AmqpConnection(
             self.client,
             CONTAINER,
             server.limits,
@@ -127,10 +134,10 @@ class Endpoint(asyncio.BufferedProtocol):
     def check(self, now: float) -> None:
         """Enforce the time-outs of the handshake, of the close and of idle connections."""
         state = self.connection.state
-        if state is State.OPEN:
+        if state is ConnectionState.OPEN:
             self._check_open(now)
             return
-        closing = state is State.CLOSING
+        closing = state is ConnectionState.CLOSING
         waited = now - (self.last_write if closing else self.since)
         if waited > (CLOSING_SECONDS if closing else HANDSHAKE_SECONDS):
             self.abort()
@@ -152,7 +159,7 @@ class Server:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Service,
         limits: ConnectionLimits | None = None,
         tracer: Callable[[str, str, int, Any], None] | None = None,
     ) -> None:

@@ -38,7 +38,7 @@ class EntityView:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class EmulatorView:
     """The emulator at one moment. links: the number over all connections."""
 
     entities: tuple[EntityView, ...]
@@ -73,7 +73,7 @@ def _row(entity: EntityView) -> tuple[str, ...]:
     return (entity.name, *(str(count) for count in (*counts, *others)))
 
 
-def take_view(emulator: Emulator) -> View:
+def take_view(emulator: Emulator) -> EmulatorView:
     """Return the current state of an emulator."""
     broker = emulator.broker
     entities = []
@@ -96,7 +96,7 @@ def take_view(emulator: Emulator) -> View:
             )
         )
     endpoints = emulator.server.endpoints
-    return View(
+    return EmulatorView(
         tuple(entities), len(endpoints), sum(endpoint.client.links for endpoint in endpoints)
     )
 

@@ -35,7 +35,7 @@ from aztask.operate.orphans import payload_findings
 from aztask.operate.owners import owner_findings
 from aztask.operate.queuechecks import judge
 from aztask.operate.queues import LeftOut, all_queues
-from aztask.queues.base import Broker, Inspectable, Inspector, QueueFacts, Right
+from aztask.queues.base import Broker, Inspectable, Inspector, Permission, QueueFacts
 from aztask.sending.queueplan import QueuePlan
 from aztask.stores.records.base import Provisioned, State, WorkerRecord
 from aztask.support.display import plural
@@ -244,7 +244,7 @@ def _of_queue(
         yield fine(subject, "speed", f"these checks took {spent:.1f} s")
 
 
-def _of_permissions(subject: str, permissions: Sequence[Right]) -> Iterator[Finding]:
+def _of_permissions(subject: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
     granted = [each.name for each in permissions if each.known and each.error is None]
     if granted:
         yield fine(subject, "permissions", f"permissions found: {', '.join(granted)}")

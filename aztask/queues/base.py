@@ -492,7 +492,7 @@ class QueueFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class Permission:
     """A permission, named by one word such as ``receive``. error: None if it is granted.
 
     known: False if the permission could not be checked without using it.
@@ -513,7 +513,7 @@ class Inspector(Protocol):
         """
         ...
 
-    def rights(self, queue: str) -> Sequence[Right]:
+    def rights(self, queue: str) -> Sequence[Permission]:
         """Which permissions we have on the queue, checked without changing anything."""
         ...
 

@@ -63,7 +63,7 @@ PAUSE_SECONDS: Final = 0.5
 TEXT: Final = "text/plain; charset=utf-8"
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """The answer to a request. status: of HTTP."""
 
     status: int
@@ -81,7 +81,7 @@ class Answer(NamedTuple):
         return head.encode("latin-1") + (self.body if body else b"")
 
 
-BROKEN: Final = Answer(500, b"error, see the log\n")
+BROKEN: Final = HttpAnswer(500, b"error, see the log\n")
 
 
 class Connection:
@@ -108,11 +108,11 @@ class Connection:
 class PageMaker:
     """Makes pages on a thread of its own, one at a time (rule 5)."""
 
-    def __init__(self, pages: Mapping[str, Callable[[], Answer]], part: Part) -> None:
+    def __init__(self, pages: Mapping[str, Callable[[], HttpAnswer]], part: Part) -> None:
         self._pages = pages
         self._part = part
         self._wanted: SimpleQueue[str | None] = SimpleQueue()
-        self._made: deque[Answer] = deque()
+        self._made: deque[HttpAnswer] = deque()
         self.reader, self._writer = socket.socketpair()
         self.reader.setblocking(False)
         self._writer.setblocking(False)
@@ -126,7 +126,7 @@ class PageMaker:
         """Make this page; its answer is announced at `reader`."""
         self._wanted.put(path)
 
-    def made(self) -> list[Answer]:
+    def made(self) -> list[HttpAnswer]:
         """The pages that were made since the last call."""
         with suppress(BlockingIOError):
             self.reader.recv(4096)
@@ -146,7 +146,7 @@ class PageMaker:
         self.reader.close()
         self._writer.close()
 
-    def make(self, path: str) -> Answer:
+    def make(self, path: str) -> HttpAnswer:
         """Make one page now; its error is logged (rule 6)."""
         try:
             return self._pages[path]()
@@ -173,7 +173,7 @@ class PageServer:
         self,
         host: str,
         port: int,
-        pages: Mapping[str, Callable[[], Answer]],
+        pages: Mapping[str, Callable[[], HttpAnswer]],
         *,
         quick: Collection[str] = (),
         seconds: float = SECONDS,
@@ -197,7 +197,7 @@ class PageServer:
         # Both in the order in which their connections end.
         self._reading: dict[socket.socket, Connection] = {}
         self._answering: dict[socket.socket, Connection] = {}
-        self._ready: dict[str, tuple[float, Answer]] = {}
+        self._ready: dict[str, tuple[float, HttpAnswer]] = {}
         self._next: dict[str, list[Connection]] = {}  # wait for a page that is not begun
         self._making: tuple[str, list[Connection]] | None = None
 
@@ -302,13 +302,13 @@ class PageServer:
         method, path = _request_line(connection.received)
         connection.body = method != "HEAD"
         if not connection.complete:
-            self._answer(connection, Answer(431, b"the request is too long\n"))
+            self._answer(connection, HttpAnswer(431, b"the request is too long\n"))
         elif not path.startswith("/"):
-            self._answer(connection, Answer(400, b"this is no HTTP request\n"))
+            self._answer(connection, HttpAnswer(400, b"this is no HTTP request\n"))
         elif method not in ("GET", "HEAD"):
-            self._answer(connection, Answer(501, b"only GET and HEAD are answered\n"))
+            self._answer(connection, HttpAnswer(501, b"only GET and HEAD are answered\n"))
         elif path not in self._paths:
-            self._answer(connection, Answer(404, b"not found\n"))
+            self._answer(connection, HttpAnswer(404, b"not found\n"))
         elif path in self._quick:
             self._answer(connection, self._quick_answer(path))
         else:
@@ -317,7 +317,7 @@ class PageServer:
             self._next.setdefault(path, []).append(connection)
             self._begin_page()
 
-    def _quick_answer(self, path: str) -> Answer:
+    def _quick_answer(self, path: str) -> HttpAnswer:
         now = time.monotonic()
         at, answer = self._ready.get(path, (float("-inf"), None))
         if answer is None or now - at >= FRESH_SECONDS:
@@ -343,7 +343,7 @@ class PageServer:
                     self._answer(connection, answer)
         self._begin_page()
 
-    def _answer(self, connection: Connection, answer: Answer) -> None:
+    def _answer(self, connection: Connection, answer: HttpAnswer) -> None:
         connection.left = answer.encoded(body=connection.body)
         self._go_on(connection)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from programs import need_node
 
-from aztask.emulator.broker.entities import Entity, Kind
+from aztask.emulator.broker.entities import Entity, EntityKind
 from aztask.testing import emulator
 
 FOLDER = Path(__file__).parent / "node"
@@ -32,8 +32,8 @@ def node():
 def test_queues_sessions_and_subscriptions(node, bus, queue):
     plain, with_sessions = queue(), queue(sessions=True)
     namespace = bus._emulator.namespace
-    namespace.create(Entity("js-topic", Kind.TOPIC))
-    namespace.create(Entity("js-topic/Subscriptions/one", Kind.SUBSCRIPTION))
+    namespace.create(Entity("js-topic", EntityKind.TOPIC))
+    namespace.create(Entity("js-topic/Subscriptions/one", EntityKind.SUBSCRIPTION))
     done = subprocess.run(
         [node, "scenario.js", bus.connection_string, plain, with_sessions, "js-topic"],
         cwd=FOLDER,

@@ -6,10 +6,10 @@ from aztask.spark.report import charts
 from aztask.spark.report.charts import (
     MAX_LENGTH,
     Circle,
-    Group,
     Label,
     Line,
     LogScale,
+    MarkGroup,
     Rect,
     round_up,
 )
@@ -61,7 +61,7 @@ def test_a_spread_goes_from_the_median_to_the_longest():
     row = {"task": "a", "run_p50": 0.1, "run_p90": 1.0, "run_p99": 10.0, "run_max": 100.0}
     none = {"task": "b", **dict.fromkeys(("run_p50", "run_p90", "run_p99", "run_max"))}
     chart = charts.spreads("Run times by task", [row, none], "task", "run")
-    (group,) = [mark for mark in chart.marks if isinstance(mark, Group)]
+    (group,) = [mark for mark in chart.marks if isinstance(mark, MarkGroup)]
     assert group.tip == "a: median 100 ms, 90th percentile 1 s, 99th 10 s, longest 100 s"
     p90, p99 = of(chart, Rect)
     assert p90.x + p90.width == pytest.approx(p99.x)

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 from aztask.azure.container import container_client
 from aztask.errors import AztaskError, ConfigurationError
 from aztask.spark import compact, place_of, stream_events
-from aztask.spark.events.compactfiles import Origin
+from aztask.spark.events.compactfiles import CompactedOrigin
 from aztask.spark.events.stream import EventFilesStream
 
 FOLDER = "date=2026-09-21/hour=10"
@@ -131,7 +131,7 @@ def undivide(monkeypatch):
     def to_json(self):
         return json.dumps({"sources": self.sources, "duplicates": self.duplicates})
 
-    monkeypatch.setattr(Origin, "to_json", to_json)
+    monkeypatch.setattr(CompactedOrigin, "to_json", to_json)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aztask.spark.submission.send import FIRST_PAUSE, MAX_PAUSE, Backoff, Pace
+from aztask.spark.submission.send import FIRST_PAUSE, MAX_PAUSE, Backoff, SendingPace
 
 
 class Time:
@@ -23,7 +23,7 @@ def time():
 
 
 def pace(time, rate):
-    return Pace(rate, clock=time.clock, sleep=time.sleep)
+    return SendingPace(rate, clock=time.clock, sleep=time.sleep)
 
 
 @pytest.mark.parametrize("rate", [0.5, 3.0, 400.0, 1e6])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aztask.emulator.amqp import DECODE_ERROR, AmqpError, encode
-from aztask.emulator.amqp.connection import Connection, ConnectionLimits
+from aztask.emulator.amqp.connection import AmqpConnection, ConnectionLimits
 from aztask.emulator.amqp.decode import decode
 from aztask.emulator.amqp.link import ReceivingLink, SendingLink
 from aztask.emulator.amqp.outgoing import (
@@ -74,7 +74,7 @@ class Wire:
 
     def __init__(self, handler=None, **limits):
         self.handler = handler or Recorder()
-        self.connection = Connection(self.handler, "server", ConnectionLimits(**limits))
+        self.connection = AmqpConnection(self.handler, "server", ConnectionLimits(**limits))
         self._splitter = Splitter(2**31)
 
     def feed(self, *parts):

@@ -26,12 +26,12 @@ house = _house()
 LIMITS = {
     "rooms": 34,
     "files": 523,
-    "lines of code": 65_888,
+    "lines of code": 65_939,
     "longest file": 414,
     "files with one importer": 104,
     "corridors": 0,
     "imports, % of code": 10.7,
-    "class names given twice": 58,
+    "class names given twice": 36,
     "cycles of files": 0,
     "cycles of packages": 0,
     "callables in constructors": 26,  # six of them are in what moved into stores and workflows

@@ -34,7 +34,7 @@ LONGEST_PAUSE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChordPart:
     """The end of a member.
 
     * `index`: its place in the header.
@@ -61,7 +61,7 @@ class ChordState:
     size: int | None
     ended: frozenset[int]
     sent: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ChordPart, ...] = ()
 
     @property
     def full(self) -> bool:
@@ -104,7 +104,7 @@ class Chords:
         """Whether the chord was started in this store."""
         return self._store.read([(chord_name(group), DOCUMENT)])[0] is not None
 
-    def ended(self, group: str, part: Part) -> ChordState | None:
+    def ended(self, group: str, part: ChordPart) -> ChordState | None:
         """Note the end of a member; the state has all parts if it is full now.
 
         None if the chord is not known here: it was deleted, or started with another store.
@@ -129,7 +129,7 @@ class Chords:
         name, indexes = chord_name(group), sorted(state.ended)
         found = self._store.read([(name, _part_name(index)) for index in indexes])
         parts = [
-            _read_part(index, each.data) if each is not None else Part(index, "", None, "lost")
+            _read_part(index, each.data) if each is not None else ChordPart(index, "", None, "lost")
             for index, each in zip(indexes, found, strict=True)
         ]
         return replace(state, parts=tuple(parts))
@@ -187,12 +187,12 @@ def _read(data: bytes) -> ChordState:
     return ChordState(size, frozenset(ended), sent)
 
 
-def _packed_part(part: Part) -> bytes:
+def _packed_part(part: ChordPart) -> bytes:
     packed: bytes = msgpack.packb([VERSION, part.task_id, part.value, part.error])
     return packed
 
 
-def _read_part(index: int, data: bytes) -> Part:
+def _read_part(index: int, data: bytes) -> ChordPart:
     found = Columns({"part": data}).unpacked("part")
     if not isinstance(found, list) or len(found) != 4 or found[0] != VERSION:
         raise Damaged("the value of a chord's member is unknown or wrong")
@@ -200,4 +200,4 @@ def _read_part(index: int, data: bytes) -> Part:
     texts = isinstance(task_id, str) and isinstance(error, str)
     if not texts or not (value is None or isinstance(value, bytes)):
         raise Damaged("the value of a chord's member is damaged")
-    return Part(index, task_id, value, error)
+    return ChordPart(index, task_id, value, error)

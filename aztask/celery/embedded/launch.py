@@ -150,7 +150,7 @@ class Launched(NamedTuple):
     delay: float
 
 
-class Chord(NamedTuple):
+class EmbeddedChord(NamedTuple):
     """A chord that was started: its group, its body, and how many members it waits for."""
 
     group: str
@@ -186,7 +186,7 @@ class Launch:
     queue_of: QueueOf
     now: float
     messages: list[Launched] = field(default_factory=list)
-    chords: list[Chord] = field(default_factory=list)
+    chords: list[EmbeddedChord] = field(default_factory=list)
     full: list[str] = field(default_factory=list)
 
     def follow(
@@ -266,7 +266,7 @@ class Launch:
         membership = Membership(group, body)
         self._members(members, values, seed, membership, depth)
         if membership.size:
-            self.chords.append(Chord(group, body, membership.size))
+            self.chords.append(EmbeddedChord(group, body, membership.size))
         else:
             self._launch(body, [[]], f"{seed}:body", chain, None, depth + 1)
 

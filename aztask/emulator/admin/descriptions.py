@@ -22,7 +22,7 @@ from aztask.emulator.amqp.encode import Described, Timestamp
 from aztask.emulator.broker.entities import (
     DEFAULT_RULE,
     Entity,
-    Kind,
+    EntityKind,
     Status,
     SubscriptionRule,
     check_window,
@@ -123,9 +123,9 @@ def children(element: ElementTree.Element) -> dict[str, ElementTree.Element]:
 
 
 NAMES = {
-    Kind.QUEUE: "QueueDescription",
-    Kind.TOPIC: "TopicDescription",
-    Kind.SUBSCRIPTION: "SubscriptionDescription",
+    EntityKind.QUEUE: "QueueDescription",
+    EntityKind.TOPIC: "TopicDescription",
+    EntityKind.SUBSCRIPTION: "SubscriptionDescription",
 }
 _WINDOW = "DuplicateDetectionHistoryTimeWindow"
 _DEFAULT_WINDOW = 600.0
@@ -196,7 +196,7 @@ _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def created_from(element: ElementTree.Element, path: str, kind: Kind) -> Entity:
+def created_from(element: ElementTree.Element, path: str, kind: EntityKind) -> Entity:
     """Return the new entity that a description asks for. Raises ConfigurationError."""
     entity = _entity(element, Entity(path, kind))
     rule = children(element).get("DefaultRuleDescription")
@@ -250,7 +250,11 @@ def description_of(shown: EntitySnapshot) -> str:
     """Return the description of an entity, in XML."""
     entity = shown.entity
     name = NAMES[entity.kind]
-    write = {Kind.QUEUE: _queue, Kind.TOPIC: _topic, Kind.SUBSCRIPTION: _subscription}
+    write = {
+        EntityKind.QUEUE: _queue,
+        EntityKind.TOPIC: _topic,
+        EntityKind.SUBSCRIPTION: _subscription,
+    }
     body = "".join(write[entity.kind](shown))
     return f'<{name} xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{body}</{name}>'
 

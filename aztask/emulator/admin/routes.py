@@ -20,8 +20,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from aztask.emulator.admin import descriptions
 from aztask.emulator.admin.descriptions import EntitySnapshot
 from aztask.emulator.amqp import AmqpError
-from aztask.emulator.broker.broker import Broker
-from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, SubscriptionRule
+from aztask.emulator.broker.broker import Service
+from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, EntityKind, SubscriptionRule
 from aztask.emulator.broker.filters import CorrelationFilter
 from aztask.emulator.broker.namespace import EntityExists
 from aztask.emulator.config import is_loopback
@@ -92,7 +92,7 @@ class Routes:
     deleted: called with the path of every deleted entity. secure: write URLs with https.
     """
 
-    def __init__(self, broker: Broker, deleted: Callable[[str], None], secure: bool) -> None:
+    def __init__(self, broker: Service, deleted: Callable[[str], None], secure: bool) -> None:
         self._broker = broker
         self._namespace = broker.namespace
         self._deleted = deleted
@@ -127,7 +127,7 @@ class Routes:
         if lowered == "$namespaceinfo":
             return self._namespace_info(request)
         if lowered in ("$resources/queues", "$resources/topics"):
-            kind = Kind.QUEUE if lowered.endswith("queues") else Kind.TOPIC
+            kind = EntityKind.QUEUE if lowered.endswith("queues") else EntityKind.TOPIC
             return self._list(request, self._namespace.all(kind))
         at = [part.lower() for part in parts]
         if "subscriptions" in at[1:]:
@@ -171,20 +171,20 @@ class Routes:
             return self._shown(request, self._namespace.update(changed))
         if current is not None:
             raise EntityExists(f"the messaging entity {current.path!r} exists already")
-        kind = Kind.SUBSCRIPTION if subscription else self._kind(request.body)
+        kind = EntityKind.SUBSCRIPTION if subscription else self._kind(request.body)
         element = descriptions.description(request.body, descriptions.NAMES[kind])
         created = self._namespace.create(descriptions.created_from(element, path, kind))
         return self._shown(request, created, 201)
 
     @staticmethod
-    def _kind(body: bytes) -> Kind:
-        return Kind.TOPIC if b"TopicDescription" in body else Kind.QUEUE
+    def _kind(body: bytes) -> EntityKind:
+        return EntityKind.TOPIC if b"TopicDescription" in body else EntityKind.QUEUE
 
     def _shown(self, request: HttpRequest, entity: Entity, status: int = 200) -> HttpResponse:
         return HttpResponse(status, self._entry(request, entity))
 
     def _entry(self, request: HttpRequest, entity: Entity) -> str:
-        below = self._namespace.subscriptions(entity) if entity.kind is Kind.TOPIC else []
+        below = self._namespace.subscriptions(entity) if entity.kind is EntityKind.TOPIC else []
         host = request.headers.get("host", "localhost")
         counts = self._broker.engine.stats(entity.path)
         filters = _filter_counts(below)
@@ -311,7 +311,7 @@ class _BadRequest(Exception):
 class AdminServer:
     """Listens for administration clients. deleted: called with the path of a deleted entity."""
 
-    def __init__(self, broker: Broker, deleted: Callable[[str], None]) -> None:
+    def __init__(self, broker: Service, deleted: Callable[[str], None]) -> None:
         self._broker = broker
         self._deleted = deleted
         self._routes = Routes(broker, deleted, secure=False)

@@ -1,8 +1,8 @@
 """One AMQP connection as a state machine: bytes in, calls to a handler, bytes out.
 
 Rules
-1. `State` lists the states. `_ACCEPTED` lists the performatives that each state accepts; any other
-   performative is an error.
+1. `ConnectionState` lists the states. `_ACCEPTED` lists the performatives that each state accepts;
+   any other performative is an error.
 2. After our close, only the peer's close matters. Everything else is dropped.
 3. Links, buffered bytes and channels of one connection are limited (`ConnectionLimits`), so that a
    peer cannot use unlimited memory.
@@ -55,7 +55,7 @@ from aztask.emulator.amqp.performatives import (
     SaslInit,
     Transfer,
 )
-from aztask.emulator.amqp.session import Session, SessionHandler
+from aztask.emulator.amqp.session import AmqpSession, SessionHandler
 
 SASL_MECHANISMS = ["MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL"]
 SASL_OK, SASL_FAILED = 0, 1
@@ -77,7 +77,7 @@ class ConnectionLimits:
     idle_timeout: int = 240_000
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """What the connection waits for."""
 
     START = "waiting for a protocol header"
@@ -89,7 +89,7 @@ class State(Enum):
     CLOSED = "closed"
 
 
-class Handler(SessionHandler, Protocol):
+class ConnectionHandler(SessionHandler, Protocol):
     """The calls that a connection makes, in addition to those of its sessions."""
 
     def authenticated(self, user: str, password: str) -> bool:
@@ -103,39 +103,39 @@ Tracer = Callable[[str, int, Any], None]
 """(direction: "->" in or "<-" out, channel, performative or bytes)"""
 
 # Every frame compares the state. An attribute of an Enum takes ten times as long to look up.
-_OPEN, _CLOSING, _CLOSED = State.OPEN, State.CLOSING, State.CLOSED
+_OPEN, _CLOSING, _CLOSED = ConnectionState.OPEN, ConnectionState.CLOSING, ConnectionState.CLOSED
 
-_IN_SESSION: dict[type, Callable[[Session, Any], None]] = {
-    Flow: Session.on_flow,
-    Transfer: Session.on_transfer,
-    Disposition: Session.on_disposition,
-    Detach: Session.on_detach,
+_IN_SESSION: dict[type, Callable[[AmqpSession, Any], None]] = {
+    Flow: AmqpSession.on_flow,
+    Transfer: AmqpSession.on_transfer,
+    Disposition: AmqpSession.on_disposition,
+    Detach: AmqpSession.on_detach,
 }
 _WHEN_OPEN = frozenset((*_IN_SESSION, Begin, Attach, End, Close))
-_ACCEPTED: dict[State, frozenset[type]] = {
-    State.OPENING: frozenset((Open,)),
-    State.OPEN: _WHEN_OPEN,
-    State.CLOSING: frozenset((Close,)),
+_ACCEPTED: dict[ConnectionState, frozenset[type]] = {
+    ConnectionState.OPENING: frozenset((Open,)),
+    ConnectionState.OPEN: _WHEN_OPEN,
+    ConnectionState.CLOSING: frozenset((Close,)),
 }
 
 
-class Connection:
+class AmqpConnection:
     """The server's end of one connection."""
 
     def __init__(
         self,
-        handler: Handler,
+        handler: ConnectionHandler,
         container: str,
         limits: ConnectionLimits,
         tracer: Tracer | None = None,
     ) -> None:
         self.handler = handler
         self.limits = limits
-        self.state = State.START
+        self.state = ConnectionState.START
         self.trusted = False
         self.peer: Open | None = None
         self.peer_frame_size = MIN_MAX_FRAME_SIZE
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, AmqpSession] = {}
         self._container = container
         self._tracer = tracer
         self._splitter = Splitter(MIN_MAX_FRAME_SIZE)
@@ -189,9 +189,9 @@ class Connection:
 
         Returns False when the buffer holds no complete header or frame.
         """
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             return False
-        if self.state in (State.START, State.HEADER):
+        if self.state in (ConnectionState.START, ConnectionState.HEADER):
             header = self._splitter.header()
             if header is not None:
                 self._on_header(header)
@@ -199,7 +199,7 @@ class Connection:
         part = self._splitter.frame()
         if part is None:
             return False
-        if self.state is State.SASL:
+        if self.state is ConnectionState.SASL:
             self._on_sasl(part)
         else:
             self._on_part(*part)
@@ -211,24 +211,24 @@ class Connection:
         if header == HEADER_AMQP:
             self._put(HEADER_AMQP)
             self._splitter.max_frame_size = self.limits.max_frame_size
-            self.state = State.OPENING
-        elif header == HEADER_SASL and self.state is State.START:
+            self.state = ConnectionState.OPENING
+        elif header == HEADER_SASL and self.state is ConnectionState.START:
             self._put(HEADER_SASL)
             self._put(outgoing.sasl_mechanisms(SASL_MECHANISMS))
-            self.state = State.SASL
+            self.state = ConnectionState.SASL
         else:  # part 2.2: answer with the supported header, then close the socket
-            self._put(HEADER_SASL if self.state is State.START else HEADER_AMQP)
-            self.state = State.CLOSED
+            self._put(HEADER_SASL if self.state is ConnectionState.START else HEADER_AMQP)
+            self.state = ConnectionState.CLOSED
 
     def _on_sasl(self, part: Frame) -> None:
         kind, _, body = part
         init = performatives.parse_sasl(body) if kind == TYPE_SASL else None
         if not isinstance(init, SaslInit):
-            self.state = State.CLOSED
+            self.state = ConnectionState.CLOSED
             return
         accepted = self._authenticate(init)
         self._put(outgoing.sasl_outcome(SASL_OK if accepted else SASL_FAILED))
-        self.state = State.HEADER if accepted else State.CLOSED
+        self.state = ConnectionState.HEADER if accepted else ConnectionState.CLOSED
 
     def _authenticate(self, init: SaslInit) -> bool:
         """Return whether the connection may continue; see rule 4."""
@@ -272,7 +272,7 @@ class Connection:
     def _on_open(self, _channel: int, peer: Open, _body: bytes) -> None:
         self.peer = peer
         limits = self.limits
-        self.state = State.OPEN
+        self.state = ConnectionState.OPEN
         self.write_frame(
             0,
             outgoing.open_(
@@ -292,14 +292,16 @@ class Connection:
             raise AmqpError(ILLEGAL_STATE, f"channel {channel} has a session already")
         if channel > self.limits.channel_max or begin.remote_channel is not None:
             raise AmqpError(NOT_ALLOWED, f"no session can begin on channel {channel}")
-        self.sessions[channel] = Session(self, channel, begin, self.limits.handle_max)
+        self.sessions[channel] = AmqpSession(self, channel, begin, self.limits.handle_max)
 
     def _on_attach(self, channel: int, attach: Attach, body: bytes) -> None:
         raw = raw_fields(body) + [NULL] * 7  # absent fields at the end are null
         source, target = raw[5], raw[6]
         self._in_session(channel, lambda session, a: session.on_attach(a, source, target), attach)
 
-    def _in_session(self, channel: int, action: Callable[[Session, Any], None], value: Any) -> None:
+    def _in_session(
+        self, channel: int, action: Callable[[AmqpSession, Any], None], value: Any
+    ) -> None:
         """Call `action` on the channel's session. A SessionError ends that session only."""
         session = self.sessions.get(channel)
         if session is None:
@@ -318,22 +320,22 @@ class Connection:
         session.end()
 
     def _on_close(self, _channel: int, _close: Close, _body: bytes) -> None:
-        if self.state is State.OPEN:
+        if self.state is ConnectionState.OPEN:
             self.write_frame(0, outgoing.close())
-        self.state = State.CLOSED
+        self.state = ConnectionState.CLOSED
         self.lost()
 
     # -- ending
 
     def close(self, reason: AmqpError | None = None) -> None:
         """Close from this side, with a close performative if the state allows one."""
-        if self.state in (State.OPENING, State.OPEN):
-            if self.state is State.OPENING:
+        if self.state in (ConnectionState.OPENING, ConnectionState.OPEN):
+            if self.state is ConnectionState.OPENING:
                 self.write_frame(0, outgoing.open_(self._container, 512, 0, 0))
             self.write_frame(0, outgoing.close(reason))
-            self.state = State.CLOSING
+            self.state = ConnectionState.CLOSING
         else:
-            self.state = State.CLOSED
+            self.state = ConnectionState.CLOSED
         self.lost()
 
     def lost(self) -> None:
@@ -344,7 +346,7 @@ class Connection:
 
     def keep_alive(self) -> None:
         """Write an empty frame, so that the peer's idle timeout does not expire."""
-        if self.state is State.OPEN:
+        if self.state is ConnectionState.OPEN:
             self._put(EMPTY_FRAME)
 
     # -- for the sessions

@@ -156,7 +156,7 @@ class LinkState(Enum):
     DETACHED = "detached"
 
 
-class Channel(Protocol):
+class LinkChannel(Protocol):
     """The part of a session that its links and the broker use."""
 
     unsettled: dict[int, Outbound]
@@ -178,17 +178,17 @@ class Channel(Protocol):
     def settle(self, delivery: Outbound) -> None:
         """Forget a delivery that is settled."""
 
-    def forget(self, link: Link) -> None:
+    def forget(self, link: AmqpLink) -> None:
         """Release everything that the session holds for a link that ended."""
 
 
-class Link:
+class AmqpLink:
     """The common part of both directions. The broker stores its own object in `context`."""
 
     receiving = False
 
     def __init__(
-        self, session: Channel, attach: Attach, source: Terminus | None, target: Terminus | None
+        self, session: LinkChannel, attach: Attach, source: Terminus | None, target: Terminus | None
     ) -> None:
         self.session = session
         self.name = attach.name
@@ -275,13 +275,13 @@ class Inbound:
         self.too_large = False
 
 
-class ReceivingLink(Link):
+class ReceivingLink(AmqpLink):
     """The peer sends, we receive: assembles messages from transfer frames."""
 
     receiving = True
 
     def __init__(
-        self, session: Channel, attach: Attach, source: Terminus | None, target: Terminus | None
+        self, session: LinkChannel, attach: Attach, source: Terminus | None, target: Terminus | None
     ) -> None:
         super().__init__(session, attach, source, target)
         self.max_message_size = 0
@@ -391,11 +391,11 @@ class Outbound:
         self.settling = False
 
 
-class SendingLink(Link):
+class SendingLink(AmqpLink):
     """We send, the peer receives: tracks its credit and its unsettled deliveries."""
 
     def __init__(
-        self, session: Channel, attach: Attach, source: Terminus | None, target: Terminus | None
+        self, session: LinkChannel, attach: Attach, source: Terminus | None, target: Terminus | None
     ) -> None:
         super().__init__(session, attach, source, target)
         self.delivery_count = 0

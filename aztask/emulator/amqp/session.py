@@ -25,8 +25,8 @@ from aztask.emulator.amqp import (
 )
 from aztask.emulator.amqp.link import (
     SERIAL,
+    AmqpLink,
     Inbound,
-    Link,
     LinkState,
     Outbound,
     ReceivingLink,
@@ -51,7 +51,7 @@ _PERFORMATIVE_ROOM = 128  # bytes of a frame kept for its header and performativ
 class SessionHandler(Protocol):
     """The calls that a session makes."""
 
-    def attached(self, link: Link) -> None:
+    def attached(self, link: AmqpLink) -> None:
         """The peer asks for this link: accept or refuse it, now or later."""
 
     def received(self, link: ReceivingLink, message: Inbound) -> None:
@@ -63,7 +63,7 @@ class SessionHandler(Protocol):
     def settled(self, deliveries: list[Outbound], disposition: Disposition) -> None:
         """The peer settles these deliveries, or asks to settle them."""
 
-    def detached(self, link: Link) -> None:
+    def detached(self, link: AmqpLink) -> None:
         """The link ended; called once per link, whatever ended it."""
 
 
@@ -89,7 +89,7 @@ class SessionConnection(Protocol):
         """Whether the connection has room for one more link."""
 
 
-class Session:
+class AmqpSession:
     """One session; its channel number is the same in both directions."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Session:
     ) -> None:
         self.carrier = carrier
         self.channel = channel
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, AmqpLink] = {}
         self.unsettled: dict[int, Outbound] = {}
         self.ended = False
         self._handle_max = min(handle_max, begin.handle_max)
@@ -171,7 +171,7 @@ class Session:
         self.unsettled.pop(delivery.delivery_id, None)
         delivery.link.unsettled.pop(delivery.delivery_id, None)
 
-    def forget(self, link: Link) -> None:
+    def forget(self, link: AmqpLink) -> None:
         """Release everything held for a link that ended; called once per link.
 
         Its deliveries are forgotten. A later disposition of them must be ignored, because the peer
@@ -306,7 +306,7 @@ class Session:
                 link.state = LinkState.DETACHED
                 self.forget(link)
 
-    def _link(self, handle: int) -> Link:
+    def _link(self, handle: int) -> AmqpLink:
         link = self.links.get(handle)
         if link is None:
             raise SessionError(UNATTACHED_HANDLE, f"handle {handle} is not attached")

@@ -52,7 +52,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class TokenClaim:
     """Permissions for every entity at or below `path`.
 
     path: in lower case, "" for the whole namespace. expires: UTC epoch seconds.
@@ -106,14 +106,14 @@ class Access:
         """Return whether the password of SASL PLAIN is the main key."""
         return self._key is None or hmac.compare_digest(password.encode(), self._key.encode())
 
-    def claim(self, token: str, kind: str, audience: str) -> Claim:
+    def claim(self, token: str, kind: str, audience: str) -> TokenClaim:
         """Verify a token that was put to ``$cbs``, and return the claim that it proves.
 
         kind: the token's type. audience: the resource that the client asks for. Raises AmqpError
         (unauthorized-access).
         """
         if self._key is None:
-            return Claim("", float("inf"))
+            return TokenClaim("", float("inf"))
         if not token.startswith(SAS_PREFIX):
             raise denied(
                 f"a token of type {kind[:40]!r} cannot be verified here: connect with the"
@@ -124,7 +124,7 @@ class Access:
             raise denied(f"the token's resource does not cover {audience[:200]!r}")
         return claim
 
-    def _verified(self, token: str) -> Claim:
+    def _verified(self, token: str) -> TokenClaim:
         fields = {name: values[0] for name, values in parse_qs(token[len(SAS_PREFIX) :]).items()}
         raw = dict(
             part.split("=", 1) for part in token[len(SAS_PREFIX) :].split("&") if "=" in part
@@ -143,7 +143,7 @@ class Access:
             raise denied(
                 f"the token expired {self._wall() - expiry:.0f} s ago by the emulator's clock"
             )
-        return Claim(resource_path(resource), expiry, rule.rights)
+        return TokenClaim(resource_path(resource), expiry, rule.rights)
 
     def bearer(self, header: str | None, audience: str) -> None:
         """Check an HTTP Authorization header for Manage. Raises AmqpError (unauthorized-access)."""
@@ -159,16 +159,16 @@ def sign(key: str, text: str) -> str:
     return base64.b64encode(hmac.digest(key.encode(), text.encode(), hashlib.sha256)).decode()
 
 
-class Claims:
+class TokenClaims:
     """The claims that one connection has proved with tokens put to ``$cbs``."""
 
     def __init__(self, access: Access, wall: Callable[[], float]) -> None:
         self._access = access
         self._wall = wall
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, TokenClaim] = {}
         self.trusted = False
 
-    def add(self, audience: str, claim: Claim) -> None:
+    def add(self, audience: str, claim: TokenClaim) -> None:
         """Remember a claim; a newer one for the same audience replaces it."""
         if len(self._claims) >= MAX_CLAIMS and audience not in self._claims:
             raise denied("too many tokens on one connection")

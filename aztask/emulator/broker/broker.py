@@ -14,7 +14,7 @@ from aztask.support.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class Service:
     """The store and everything around it that does not belong to one connection."""
 
     engine: Engine

@@ -11,17 +11,17 @@ from __future__ import annotations
 from aztask.emulator.amqp import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.amqp.link import (
     COORDINATOR,
+    AmqpLink,
     Inbound,
-    Link,
     Outbound,
     ReceivingLink,
     SendingLink,
 )
 from aztask.emulator.amqp.performatives import Disposition, Open
-from aztask.emulator.broker.access import Claims, Right, denied
-from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.access import Right, TokenClaims, denied
+from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.consumer import Consumer, PendingSession, receivable
-from aztask.emulator.broker.dispatch import Source
+from aztask.emulator.broker.dispatch import MessageSource
 from aztask.emulator.broker.entities import Address, parse_address
 from aztask.emulator.broker.forwarding import sendable
 from aztask.emulator.broker.nodes import CbsLink, ManagementLink, Replies, RequestLink, Responder
@@ -34,17 +34,17 @@ CBS_NODE = "$cbs"
 class Client:
     """Handles the events of one connection."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Service) -> None:
         self.broker = broker
-        self.claims = Claims(broker.access, broker.clock.wall)
+        self.claims = TokenClaims(broker.access, broker.clock.wall)
         self.container = ""
         self._paused = False
-        self._producers: dict[Link, Producer] = {}
-        self._consumers: dict[Link, Consumer] = {}
-        self._requests: dict[Link, RequestLink] = {}
+        self._producers: dict[AmqpLink, Producer] = {}
+        self._consumers: dict[AmqpLink, Consumer] = {}
+        self._requests: dict[AmqpLink, RequestLink] = {}
         self._responders: list[Responder] = []
-        self._accepting: dict[Link, PendingSession] = {}
-        self._addresses: dict[Link, Address] = {}
+        self._accepting: dict[AmqpLink, PendingSession] = {}
+        self._addresses: dict[AmqpLink, Address] = {}
 
     # -- the connection
 
@@ -72,7 +72,7 @@ class Client:
 
     # -- links
 
-    def attached(self, link: Link) -> None:
+    def attached(self, link: AmqpLink) -> None:
         """Accept the link, refuse it, or let it wait for a session."""
         end = link.target if link.receiving else link.source
         try:
@@ -133,18 +133,18 @@ class Client:
             self._accepting[link] = accepting
             accepting.submit()
             return
-        consumer = Consumer(self.broker, link, Source(entity.path, address.dead))
+        consumer = Consumer(self.broker, link, MessageSource(entity.path, address.dead))
         consumer.paused = self._paused
         self._consumers[link] = link.context = consumer
         self.broker.dispatcher.join(consumer)
         link.accept(max_message_size=entity.max_message_bytes)
 
-    def _accepted(self, link: Link, consumer: Consumer) -> None:
+    def _accepted(self, link: AmqpLink, consumer: Consumer) -> None:
         self._accepting.pop(link, None)
         consumer.paused = self._paused
         self._consumers[link] = consumer
 
-    def _check(self, link: Link, address: Address, right: Right | None = None) -> None:
+    def _check(self, link: AmqpLink, address: Address, right: Right | None = None) -> None:
         self.claims.check(address.claimed, right)
         self._addresses[link] = address
 
@@ -166,7 +166,7 @@ class Client:
             if consumer is not None:
                 consumer.settled(deliveries, disposition)
             return
-        by_link: dict[Link, list[Outbound]] = {}
+        by_link: dict[AmqpLink, list[Outbound]] = {}
         for delivery in deliveries:
             by_link.setdefault(delivery.link, []).append(delivery)
         for link, own in by_link.items():
@@ -174,7 +174,7 @@ class Client:
             if consumer is not None:
                 consumer.settled(own, disposition)
 
-    def detached(self, link: Link) -> None:
+    def detached(self, link: AmqpLink) -> None:
         """Forget a link that ended."""
         self._addresses.pop(link, None)
         self._producers.pop(link, None)

@@ -20,10 +20,10 @@ from aztask.emulator.amqp import (
     AmqpError,
     encode,
 )
-from aztask.emulator.amqp.link import Link, Outbound, SendingLink, with_filter
+from aztask.emulator.amqp.link import AmqpLink, Outbound, SendingLink, with_filter
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.conditions import (
     ENTITY_DISABLED,
     SESSION_CANNOT_BE_LOCKED,
@@ -31,8 +31,8 @@ from aztask.emulator.broker.conditions import (
     TIMEOUT,
     as_amqp,
 )
-from aztask.emulator.broker.dispatch import Change, Source
-from aztask.emulator.broker.entities import Address, Entity, Kind
+from aztask.emulator.broker.dispatch import MessageSource, StoreChange
+from aztask.emulator.broker.entities import Address, Entity, EntityKind
 from aztask.emulator.broker.locks import Lock
 from aztask.emulator.broker.settlement import DispositionSettler, action_of
 from aztask.errors import AztaskError, LeaseLost
@@ -56,7 +56,11 @@ class Consumer:
     """
 
     def __init__(
-        self, broker: Broker, link: SendingLink, source: Source, lease: SessionLease | None = None
+        self,
+        broker: Service,
+        link: SendingLink,
+        source: MessageSource,
+        lease: SessionLease | None = None,
     ) -> None:
         self.broker = broker
         self.link = link
@@ -197,10 +201,10 @@ class Consumer:
             self.lease = renewed or self.lease
 
 
-class _SessionRelease(Change):
+class _SessionRelease(StoreChange):
     """Releases a session, so that other links can accept it."""
 
-    def __init__(self, broker: Broker, queue: str, lease: SessionLease) -> None:
+    def __init__(self, broker: Service, queue: str, lease: SessionLease) -> None:
         self._broker, self._queue, self._lease = broker, queue, lease
 
     def execute(self) -> None:
@@ -209,7 +213,7 @@ class _SessionRelease(Change):
             self._broker.queue_changed(self._queue)
 
 
-class _SessionRenewal(Change):
+class _SessionRenewal(StoreChange):
     """Renews the session lock of a receive-and-delete link, unless its queue was deleted."""
 
     def __init__(self, consumer: Consumer) -> None:
@@ -225,14 +229,14 @@ def guid_bytes(key: bytes) -> bytes:
     return _GUID.pack(*_UUID.unpack(key))
 
 
-def receivable(broker: Broker, address: Address, link: Link) -> Entity:
+def receivable(broker: Service, address: Address, link: AmqpLink) -> Entity:
     """Return the entity if this link may receive from it. Raises AmqpError otherwise."""
     entity = broker.namespace.find(address.entity)
     if entity is None:
         raise AmqpError(
             NOT_FOUND, f"the messaging entity {address.entity[:300]!r} could not be found"
         )
-    if entity.kind is Kind.TOPIC:
+    if entity.kind is EntityKind.TOPIC:
         raise AmqpError(NOT_ALLOWED, f"{entity.path!r} is a topic: receive from a subscription")
     if not entity.status.receives:
         raise AmqpError(ENTITY_DISABLED, f"{entity.path!r} is {entity.status.value}")
@@ -253,7 +257,7 @@ def receivable(broker: Broker, address: Address, link: Link) -> Entity:
     return broker.namespace.transfer(entity) if address.transfer else entity
 
 
-class PendingSession(Change):
+class PendingSession(StoreChange):
     """A link that waits for a session: a named one, or the next one with messages.
 
     accepted: called with the consumer when the link has got its session.
@@ -261,7 +265,7 @@ class PendingSession(Change):
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Service,
         link: SendingLink,
         entity: Entity,
         accepted: Callable[[Consumer], None],
@@ -334,7 +338,7 @@ class PendingSession(Change):
             properties=encode.map_of([(encode.symbol(LOCKED_UNTIL_PROPERTY), encode.long(ticks))]),
         )
         consumer = Consumer(
-            self._broker, self.link, Source(self.entity.path, False, lease.session), lease
+            self._broker, self.link, MessageSource(self.entity.path, False, lease.session), lease
         )
         self.link.context = consumer
         self._accepted(consumer)

@@ -24,7 +24,7 @@ BATCH_BYTES = 2 * 1024 * 1024
 DEAD_LETTERS_EVERY = 0.1  # seconds between two checks for expired messages
 
 
-class Source(NamedTuple):
+class MessageSource(NamedTuple):
     """What a consumer reads.
 
     queue: the engine's name of the queue. dead: read its dead letters. session: read this session.
@@ -35,10 +35,10 @@ class Source(NamedTuple):
     session: str | None = None
 
 
-class Consumer(Protocol):
+class WaitingConsumer(Protocol):
     """A link that receives, as the dispatcher uses it."""
 
-    source: Source
+    source: MessageSource
     delete: bool
 
     def capacity(self) -> int:
@@ -75,20 +75,20 @@ class DeliveryDispatcher:
         self._engine = engine
         self._clock = clock
         self._forwarding = forwarding
-        self._waiting: dict[Source, list[Consumer]] = {}
-        self._by_queue: dict[tuple[str, bool], set[Source]] = {}
-        self._marked: set[Source] = set()
-        self._sizes: dict[Source, int] = {}
-        self._quiet_until: dict[Source, float] = {}
+        self._waiting: dict[MessageSource, list[WaitingConsumer]] = {}
+        self._by_queue: dict[tuple[str, bool], set[MessageSource]] = {}
+        self._marked: set[MessageSource] = set()
+        self._sizes: dict[MessageSource, int] = {}
+        self._quiet_until: dict[MessageSource, float] = {}
         self.plan_flush: Callable[[], None] = lambda: None
 
-    def join(self, consumer: Consumer) -> None:
+    def join(self, consumer: WaitingConsumer) -> None:
         """Add a consumer to those that wait at its source."""
         source = consumer.source
         self._waiting.setdefault(source, []).append(consumer)
         self._by_queue.setdefault((source.queue, source.dead), set()).add(source)
 
-    def leave(self, consumer: Consumer) -> None:
+    def leave(self, consumer: WaitingConsumer) -> None:
         """Remove a consumer whose link ended."""
         source = consumer.source
         consumers = self._waiting.get(source, [])
@@ -100,7 +100,7 @@ class DeliveryDispatcher:
             self._quiet_until.pop(source, None)
             self._by_queue[source.queue, source.dead].discard(source)
 
-    def consumers(self, queue: str) -> list[Consumer]:
+    def consumers(self, queue: str) -> list[WaitingConsumer]:
         """Return the consumers of a queue, of its dead letters and of its sessions."""
         return [
             consumer
@@ -109,13 +109,13 @@ class DeliveryDispatcher:
             for consumer in consumers
         ]
 
-    def wake(self, source: Source) -> None:
+    def wake(self, source: MessageSource) -> None:
         """Check this source at the end of the turn."""
         if source in self._waiting:
             self._mark(source)
             self.plan_flush()
 
-    def _mark(self, source: Source) -> None:
+    def _mark(self, source: MessageSource) -> None:
         self._marked.add(source)
         self._quiet_until.pop(source, None)
 
@@ -135,7 +135,7 @@ class DeliveryDispatcher:
         if self._marked:
             self.plan_flush()
 
-    def _check_due(self, source: Source, now: float) -> None:
+    def _check_due(self, source: MessageSource, now: float) -> None:
         """Mark the source if a message is due, else remember when to check it again.
 
         The engine moves expired messages to the dead letters only when the queue is read. A peek at
@@ -172,7 +172,9 @@ class DeliveryDispatcher:
     def rolled_back(self) -> None:
         """All receives were rolled back; the next tick checks the sources again."""
 
-    def _collect(self, source: Source, offset: float, deliveries: list[Callable[[], None]]) -> None:
+    def _collect(
+        self, source: MessageSource, offset: float, deliveries: list[Callable[[], None]]
+    ) -> None:
         consumers = self._waiting.get(source)
         if not consumers:
             return
@@ -191,13 +193,13 @@ class DeliveryDispatcher:
         if not dry and any(consumer.capacity() for consumer in consumers):
             deliveries.append(_WakeAgain(self, source))
 
-    def _take(self, consumer: Consumer, limit: int) -> list[Leased]:
+    def _take(self, consumer: WaitingConsumer, limit: int) -> list[Leased]:
         try:
             return consumer.take(self._engine, limit)
         except QueueNotFound:
             return []
 
-    def _batch(self, source: Source) -> int:
+    def _batch(self, source: MessageSource) -> int:
         return max(1, min(BATCH_MESSAGES, BATCH_BYTES // (self._sizes.get(source, 0) + 1)))
 
 
@@ -206,7 +208,7 @@ class _Delivery:
 
     __slots__ = ("_consumer", "_messages", "_offset")
 
-    def __init__(self, consumer: Consumer, messages: list[Leased], offset: float) -> None:
+    def __init__(self, consumer: WaitingConsumer, messages: list[Leased], offset: float) -> None:
         self._consumer, self._messages, self._offset = consumer, messages, offset
 
     def __call__(self) -> None:
@@ -218,7 +220,7 @@ class _WakeAgain:
 
     __slots__ = ("_dispatcher", "_source")
 
-    def __init__(self, dispatcher: DeliveryDispatcher, source: Source) -> None:
+    def __init__(self, dispatcher: DeliveryDispatcher, source: MessageSource) -> None:
         self._dispatcher, self._source = dispatcher, source
 
     def __call__(self) -> None:
@@ -230,8 +232,9 @@ class _WakeAgain:
 # Group commit: all changes of one turn of the event loop share one transaction.
 #
 # Rules
-# 1. A `Change` is executed inside the transaction and answered after its commit, so a change that
-#    was confirmed is on disk. If the process dies before the commit, no client has got an answer.
+# 1. A `StoreChange` is executed inside the transaction and answered after its commit, so a change
+#    that was confirmed is on disk. If the process dies before the commit, no client has got an
+#    answer.
 # 2. If the transaction fails, each change is tried in a transaction of its own. One bad change (for
 #    a deleted queue, say) does not fail its neighbours.
 # 3. Deliveries are collected last in the same transaction, so that a message that was just sent or
@@ -240,7 +243,7 @@ class _WakeAgain:
 log = logging.getLogger(__name__)
 
 
-class Change:
+class StoreChange:
     """One change of the store, and the answer to the client that asked for it.
 
     atomic: `execute` makes a single call of the engine, which is a transaction by itself.
@@ -282,14 +285,14 @@ class Committer:
     def __init__(self, database: Database, soon: Callable[[Callable[[], None]], object]) -> None:
         self._database = database
         self._soon = soon
-        self._changes: list[Change] = []
+        self._changes: list[StoreChange] = []
         self._flush_planned = False
         self.reading = False  # no flush is planned between here and `finish_reading`
         self.flushing = False
         self.collector: Collector | None = None
         self.after_flush: Callable[[], None] = lambda: None
 
-    def submit(self, change: Change) -> None:
+    def submit(self, change: StoreChange) -> None:
         """Make this change at the end of the turn."""
         self._changes.append(change)
         if not self._flush_planned:
@@ -331,7 +334,7 @@ class Committer:
             if self._flush_planned:
                 self._soon(self.flush)
 
-    def _together(self, changes: list[Change]) -> None:
+    def _together(self, changes: list[StoreChange]) -> None:
         """Make all changes and collect deliveries in one transaction."""
         deliveries: list[Callable[[], None]] = []
         try:
@@ -350,7 +353,7 @@ class Committer:
             for deliver in deliveries:
                 deliver()
 
-    def _alone(self, change: Change) -> None:
+    def _alone(self, change: StoreChange) -> None:
         """Make a change that needs no transaction around it."""
         try:
             change.execute()
@@ -359,7 +362,7 @@ class Committer:
         else:
             change.succeed()
 
-    def _one_by_one(self, changes: list[Change], error: AztaskError) -> None:
+    def _one_by_one(self, changes: list[StoreChange], error: AztaskError) -> None:
         if len(changes) == 1 or isinstance(error, BrokerUnavailable):
             for change in changes:
                 change.fail(error)

@@ -30,7 +30,7 @@ SUBSCRIPTIONS = "/Subscriptions/"
 DEFAULT_RULE = "$Default"
 
 
-class Kind(Enum):
+class EntityKind(Enum):
     """The three kinds of entities."""
 
     QUEUE = "queue"
@@ -80,7 +80,7 @@ class Entity:
     """
 
     path: str
-    kind: Kind = Kind.QUEUE
+    kind: EntityKind = EntityKind.QUEUE
     lock_seconds: float = 60.0
     max_deliveries: int = 10
     time_to_live: float | None = None
@@ -115,7 +115,7 @@ class Entity:
     @property
     def stores(self) -> bool:
         """Whether receivers can attach to the entity."""
-        return self.kind is not Kind.TOPIC
+        return self.kind is not EntityKind.TOPIC
 
 
 def check(entity: Entity) -> Entity:
@@ -144,13 +144,13 @@ def check_window(path: str, seconds: float) -> None:
 
 def with_default_rule(entity: Entity) -> Entity:
     """Return the entity; a subscription without rules gets one that matches everything."""
-    if entity.kind is not Kind.SUBSCRIPTION or entity.rules:
+    if entity.kind is not EntityKind.SUBSCRIPTION or entity.rules:
         return entity
     return replace(entity, rules=(SubscriptionRule(DEFAULT_RULE, TrueFilter(), entity.created),))
 
 
 def _check_name(entity: Entity) -> None:
-    if entity.kind is Kind.SUBSCRIPTION:
+    if entity.kind is EntityKind.SUBSCRIPTION:
         fits = len(entity.name) <= MAX_SHORT_NAME and bool(_SHORT_NAME.match(entity.name))
         rule = f"1 to {MAX_SHORT_NAME} letters, digits, '.', '-' and '_'"
     else:
@@ -178,7 +178,7 @@ def to_json(entity: Entity) -> str:
 def from_json(text: str) -> Entity:
     """Return the entity of a document that `to_json` wrote."""
     document: dict[str, Any] = json.loads(text)
-    document["kind"], document["status"] = Kind(document["kind"]), Status(document["status"])
+    document["kind"], document["status"] = EntityKind(document["kind"]), Status(document["status"])
     document["rules"] = tuple(
         SubscriptionRule(rule["name"], filter_from(rule["filter"]), rule["created"])
         for rule in document["rules"]

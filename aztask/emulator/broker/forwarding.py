@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 from aztask.emulator.amqp import MESSAGE_SIZE_EXCEEDED, NOT_ALLOWED, NOT_FOUND, AmqpError, sections
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.conditions import ENTITY_DISABLED
-from aztask.emulator.broker.entities import Entity, Kind
+from aztask.emulator.broker.entities import Entity, EntityKind
 from aztask.emulator.broker.namespace import Namespace
 from aztask.queues.engine import Engine, Leased, NewMessage
 from aztask.support.clock import Clock
@@ -33,7 +33,7 @@ from aztask.support.clock import Clock
 # 3. The reason of `NO_SESSION` is the service's. For the other causes the service documents no
 #    text; their reasons are the names of its errors.
 
-_TOPIC = Kind.TOPIC  # used for each message; an attribute of an Enum is slow to look up
+_TOPIC = EntityKind.TOPIC  # used for each message; an attribute of an Enum is slow to look up
 
 
 class Cause(NamedTuple):
@@ -88,7 +88,7 @@ def closed(path: str, entity: Entity | None) -> Refusal | None:
     if entity is None:
         text = f"the messaging entity {path[:300]!r} could not be found"
         return Refusal(MISSING, text, text)
-    if entity.kind is Kind.SUBSCRIPTION:
+    if entity.kind is EntityKind.SUBSCRIPTION:
         text = f"{entity.path!r} is a subscription: send to its topic"
         return Refusal(WRONG_KIND, text, text)
     return disabled(entity)
@@ -202,7 +202,7 @@ class Forwarder:
             self._revision = self._namespace.revision
             self._routes = []
             for entity in self._namespace.all():
-                if entity.kind is Kind.TOPIC or entity.forward_to:
+                if entity.kind is EntityKind.TOPIC or entity.forward_to:
                     self._routes.append(_Route(entity, False))
                 if entity.forward_dead_letters_to:
                     self._routes.append(_Route(entity, True))
@@ -236,7 +236,7 @@ class Forwarder:
                 source.path, BATCH, _LEASE_SECONDS, dead_letter=route.dead
             )
             for message in messages:
-                if source.kind is Kind.TOPIC and not route.dead:
+                if source.kind is EntityKind.TOPIC and not route.dead:
                     reached |= self._fan_out(source, message)
                 else:
                     reached |= self._forward(route, message)

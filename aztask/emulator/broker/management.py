@@ -17,7 +17,7 @@ from uuid import UUID
 
 from aztask.emulator.amqp import NOT_IMPLEMENTED, AmqpError, encode
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.conditions import (
     ARGUMENT_ERROR,
     LOCK_LOST,
@@ -49,7 +49,7 @@ class ManagementCall:
     its sessions.
     """
 
-    broker: Broker
+    broker: Service
     entity: Entity
     dead: bool
     body: dict[str, Any]

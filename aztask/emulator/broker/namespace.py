@@ -16,7 +16,7 @@ from dataclasses import replace
 from aztask.emulator.broker.entities import (
     SUBSCRIPTIONS,
     Entity,
-    Kind,
+    EntityKind,
     SubscriptionRule,
     check,
     from_json,
@@ -113,7 +113,7 @@ class Namespace:
             )
         return entity
 
-    def all(self, kind: Kind | None = None) -> list[Entity]:
+    def all(self, kind: EntityKind | None = None) -> list[Entity]:
         """Return all entities, or those of one kind, sorted by path."""
         entities = sorted(self._entities.values(), key=lambda entity: entity.key)
         return [entity for entity in entities if kind is None or entity.kind is kind]
@@ -152,7 +152,10 @@ class Namespace:
         entity = with_default_rule(check(replace(entity, created=now, updated=now)))
         if entity.key in self._entities:
             raise EntityExists(f"the messaging entity {entity.path!r} exists already")
-        if entity.kind is Kind.SUBSCRIPTION and self.get(entity.topic).kind is not Kind.TOPIC:
+        if (
+            entity.kind is EntityKind.SUBSCRIPTION
+            and self.get(entity.topic).kind is not EntityKind.TOPIC
+        ):
             raise ConfigurationError(f"{entity.topic!r} is not a topic")
         self._check_targets(entity)
         with self.database.transaction():
@@ -185,7 +188,7 @@ class Namespace:
         """Delete an entity with its messages, and a topic's subscriptions; return all of them."""
         entity = self.get(path)
         deleted = [entity]
-        if entity.kind is Kind.TOPIC:
+        if entity.kind is EntityKind.TOPIC:
             deleted += self.subscriptions(entity)
         with self.database.transaction() as connection:
             queues = set(self.engine.queues())
@@ -254,7 +257,7 @@ class Namespace:
                 " it, or create it without sessions"
             )
         for target in (entity.forward_to, entity.forward_dead_letters_to):
-            if target and self.get(target).kind is Kind.SUBSCRIPTION:
+            if target and self.get(target).kind is EntityKind.SUBSCRIPTION:
                 raise ConfigurationError(f"{target!r} is a subscription; forward to its topic")
 
     def _write(self, entity: Entity) -> None:
@@ -274,7 +277,7 @@ def _settings(entity: Entity) -> QueueSettings:
 
     A topic never has sessions: its messages only pass through, and its subscriptions decide.
     """
-    topic = entity.kind is Kind.TOPIC
+    topic = entity.kind is EntityKind.TOPIC
     return QueueSettings(
         lease_seconds=entity.lock_seconds,
         max_deliveries=entity.max_deliveries,

@@ -24,12 +24,18 @@ from aztask.emulator.amqp.decode import skip
 from aztask.emulator.amqp.encode import Described, undescribed
 from aztask.emulator.amqp.link import Inbound, ReceivingLink, SendingLink, raw_fields
 from aztask.emulator.amqp.sections import Sections
-from aztask.emulator.broker.access import Claims, Right
-from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.access import Right, TokenClaims
+from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.conditions import ARGUMENT_ERROR, as_amqp, status_of
 from aztask.emulator.broker.consumer import Consumer
-from aztask.emulator.broker.dispatch import Change
-from aztask.emulator.broker.entities import Address, Entity, Kind, SubscriptionRule, parse_address
+from aztask.emulator.broker.dispatch import StoreChange
+from aztask.emulator.broker.entities import (
+    Address,
+    Entity,
+    EntityKind,
+    SubscriptionRule,
+    parse_address,
+)
 from aztask.emulator.broker.filters import (
     CorrelationFilter,
     FalseFilter,
@@ -228,7 +234,7 @@ def rule_operation(
     namespace: Namespace, entity: Entity, operation: str, body: dict[str, Any]
 ) -> tuple[int, bytes]:
     """Run one operation at once; return status and body. Raises AmqpError, AztaskError."""
-    if entity.kind is not Kind.SUBSCRIPTION:
+    if entity.kind is not EntityKind.SUBSCRIPTION:
         raise AmqpError(NOT_ALLOWED, f"{entity.path!r} is not a subscription: it has no rules")
     if operation.endswith("enumerate-rules"):
         return _enumerate(entity, body)
@@ -357,7 +363,7 @@ class RequestLink(ABC):
 class CbsLink(RequestLink):
     """Requests to ``$cbs``; the one operation is put-token."""
 
-    def __init__(self, replies: Replies, broker: Broker, claims: Claims) -> None:
+    def __init__(self, replies: Replies, broker: Service, claims: TokenClaims) -> None:
         super().__init__(replies)
         self._broker = broker
         self._claims = claims
@@ -397,9 +403,9 @@ class ManagementLink(RequestLink):
     def __init__(
         self,
         replies: Replies,
-        broker: Broker,
+        broker: Service,
         address: Address,
-        claims: Claims,
+        claims: TokenClaims,
         consumers: Callable[[], Sequence[Consumer]],
     ) -> None:
         super().__init__(replies)
@@ -445,7 +451,7 @@ class ManagementLink(RequestLink):
         self.replies.send(request, failure(request, MANAGEMENT_NAMES, error))
 
 
-class _RunOperation(Change):
+class _RunOperation(StoreChange):
     """Runs the operation of one management request and replies to it."""
 
     def __init__(

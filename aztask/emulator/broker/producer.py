@@ -16,9 +16,9 @@ from aztask.emulator.amqp import (
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
 from aztask.emulator.amqp.sections import Sections
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.conditions import as_amqp
-from aztask.emulator.broker.dispatch import Change
+from aztask.emulator.broker.dispatch import StoreChange
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.forwarding import error_of, refused, sendable
 from aztask.emulator.broker.namespace import Namespace
@@ -112,7 +112,7 @@ CREDIT = 1000
 class Producer:
     """A client's link that sends to a queue or topic."""
 
-    def __init__(self, broker: Broker, link: ReceivingLink, path: str) -> None:
+    def __init__(self, broker: Service, link: ReceivingLink, path: str) -> None:
         self.broker = broker
         self.link = link
         self.path = path
@@ -146,7 +146,7 @@ class Producer:
             self.link.session.write(outgoing.disposition(True, delivery_id, delivery_id, state))
 
 
-class _StoreMessages(Change):
+class _StoreMessages(StoreChange):
     """Stores the messages of one transfer, all of them or none."""
 
     def __init__(

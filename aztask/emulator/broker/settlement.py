@@ -12,9 +12,9 @@ from aztask.emulator.amqp.encode import Described
 from aztask.emulator.amqp.link import Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.conditions import DEAD_LETTER, LOCK_LOST, SESSION_LOST, as_amqp
-from aztask.emulator.broker.dispatch import Change
+from aztask.emulator.broker.dispatch import StoreChange
 from aztask.emulator.broker.locks import Lock
 from aztask.errors import AztaskError
 from aztask.queues.engine import Engine
@@ -142,14 +142,14 @@ def _modify(
     engine.update(queue, *lease, payload, dead_letter=dead)
 
 
-class DispositionSettler(Change):
+class DispositionSettler(StoreChange):
     """Settles deliveries of one link, as one disposition of the client asks."""
 
     __slots__ = ("_action", "_answer", "_broker", "_deliveries", "_held", "_link", "atomic")
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Service,
         link: SendingLink,
         deliveries: list[Outbound],
         action: SettlementAction,

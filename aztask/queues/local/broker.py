@@ -60,7 +60,7 @@ from aztask.support.clock import SYSTEM_CLOCK, Clock
 #    renews it; after it expired, the next receive accepts the session again.
 
 
-class SessionReceiver(LocalReceiver):
+class LocalSessionReceiver(LocalReceiver):
     """Receives one session, or one session after another. Renewing one delivery renews all.
 
     Closing the receiver releases the session, and its leased messages go back uncounted. The
@@ -237,7 +237,7 @@ class LocalBroker(BrokerSkeleton):
         """A missing queue is created, with sessions if the options name one."""
         session, queue = options.session, options.queue
         self._ensure(queue, sessions=session is not None)
-        kind = LocalReceiver if session is None or options.dead_letter else SessionReceiver
+        kind = LocalReceiver if session is None or options.dead_letter else LocalSessionReceiver
         return kind(self.engine, self.wakeup(queue), options)
 
     def _stats(self, queue: str) -> QueueStats:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from aztask.errors import QueueNotFound
-from aztask.queues.base import QueueFacts, Right
+from aztask.queues.base import Permission, QueueFacts
 from aztask.queues.engine import IN_MEMORY, Engine
 from aztask.queues.engine.filesystem import MOUNTINFO, file_bytes, file_system
 from aztask.queues.local.kind import KIND
@@ -50,9 +50,9 @@ class LocalInspector:
             active=True,
         )
 
-    def rights(self, queue: str) -> list[Right]:
+    def rights(self, queue: str) -> list[Permission]:
         """Always granted: a process that opened the file may read and write it."""
-        return [Right("read and write")]
+        return [Permission("read and write")]
 
     def clock_offset(self, queue: str) -> float | None:
         """Always None: the queue uses this machine's clock."""

@@ -43,7 +43,7 @@ from aztask.queues.base import (
 from aztask.queues.delivery import Settled
 from aztask.queues.servicebus.admin import Administration
 from aztask.queues.servicebus.client import BusClient
-from aztask.queues.servicebus.clock import ClockCalibration, ServiceClock
+from aztask.queues.servicebus.clock import BusClock, ClockCalibration
 from aztask.queues.servicebus.errors import SDK_ERRORS
 from aztask.queues.servicebus.inspection import BusInspector
 from aztask.queues.servicebus.kind import CAPABILITIES, KIND, MESSAGE_LIMIT
@@ -52,7 +52,7 @@ from aztask.queues.servicebus.mailboxes import BusMailboxes
 from aztask.queues.servicebus.peeking import NOT_ALLOWED, PAGE, Peeking
 from aztask.queues.servicebus.receiver import BusReceiver
 from aztask.queues.servicebus.senders import Senders
-from aztask.queues.servicebus.session import SessionReceiver
+from aztask.queues.servicebus.session import BusSessionReceiver
 from aztask.queues.servicebus.wire import message_of
 from aztask.queues.skeleton import BrokerSkeleton
 from aztask.settlement import Complete
@@ -170,7 +170,7 @@ class ServiceBusBroker(BrokerSkeleton):
         )
         self._admin = Administration(address, credential=credential, admin=admin)
         self._clock = clock
-        self._service_clock = ServiceClock(clock)
+        self._service_clock = BusClock(clock)
         self._address = address
         self._senders: dict[str, Senders] = {}
         self._peeking = Peeking(self._client)
@@ -230,7 +230,9 @@ class ServiceBusBroker(BrokerSkeleton):
             if session is None:
                 return BusReceiver(self._client, options, self.send, clock=self._clock)
             peek = partial(self._peeking.messages, queue, limit=1, sessions=True)
-            return SessionReceiver(self._client, options, self.send, peek=peek, clock=self._clock)
+            return BusSessionReceiver(
+                self._client, options, self.send, peek=peek, clock=self._clock
+            )
 
         purge = Purge(queue, open_receiver, self._peeking, self._senders_of(queue))
         return purge.waiting() if dead_letter else purge.all()
@@ -283,7 +285,7 @@ class ServiceBusBroker(BrokerSkeleton):
         if session is None or dead_letter:
             receiver = BusReceiver(self._client, options, self.send, clock=self._clock, watch=watch)
         else:
-            receiver = SessionReceiver(
+            receiver = BusSessionReceiver(
                 self._client,
                 options,
                 self.send,

@@ -55,7 +55,7 @@ class ClockBounds:
         return replace(self, low=self.low - drifted, high=self.high + drifted)
 
 
-class ServiceClock:
+class BusClock:
     """Estimates the service's time. Any thread may call."""
 
     def __init__(self, clock: Clock) -> None:
@@ -182,7 +182,7 @@ class ClockCalibration:
 
     def __init__(
         self,
-        service_clock: ServiceClock,
+        service_clock: BusClock,
         clock: Clock,
         probe: Callable[[], None],
         peek: Callable[[int], ServiceBusReceivedMessage | None],

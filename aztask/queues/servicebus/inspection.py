@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from aztask.address.addresses import ServiceBusAddress
 from aztask.errors import AztaskError, BrokerError, BrokerUnavailable, QueueNotFound
-from aztask.queues.base import QueueFacts, Right
+from aztask.queues.base import Permission, QueueFacts
 from aztask.queues.servicebus import private
 from aztask.queues.servicebus.admin import Administration
-from aztask.queues.servicebus.clock import ServiceClock
+from aztask.queues.servicebus.clock import BusClock
 from aztask.queues.servicebus.kind import KIND
 from aztask.support.finding import Finding, fine, warning
 
@@ -40,7 +40,7 @@ class BusInspector:
         self,
         address: ServiceBusAddress,
         admin: Administration,
-        clock: ServiceClock,
+        clock: BusClock,
         *,
         listen: Callable[[str], Any],
         send: Callable[[str], Any],
@@ -84,7 +84,7 @@ class BusInspector:
             facts = replace(facts, duplicate_window=window)
         return replace(facts, lease_seconds=_seconds(known.lock_duration))
 
-    def rights(self, queue: str) -> list[Right]:
+    def rights(self, queue: str) -> list[Permission]:
         """The permissions Listen and Send. Raises BrokerUnavailable."""
         found = []
         for name, attempt in (("listen", self._listen), ("send", self._send)):
@@ -93,9 +93,9 @@ class BusInspector:
             except BrokerUnavailable:
                 raise
             except AztaskError as error:
-                found.append(Right(name, error))
+                found.append(Permission(name, error))
             else:
-                found.append(Right(name))
+                found.append(Permission(name))
         return found
 
     def clock_offset(self, queue: str) -> float | None:

@@ -21,7 +21,7 @@ from azure.servicebus._pyamqp.receiver import ReceiverLink
 
 from aztask.queues.servicebus.values import (
     ERRORS,
-    Unreadable,
+    UnreadableValue,
     check_items,
     end_of,
     pairs_of,
@@ -38,8 +38,8 @@ from aztask.support.display import one_line
 # decimal64), reads decimal128 wrongly, does not compare sizes with the available bytes, and raises
 # in the middle of a receive.
 #
-# If a message cannot be read, the result is `Damaged`: it holds the sections that can be read, the
-# reason why another one cannot, and all bytes. The receiver decides what to do with it.
+# If a message cannot be read, the result is `DamagedMessage`: it holds the sections that can be
+# read, the reason why another one cannot, and all bytes. The receiver decides what to do with it.
 #
 # The service writes header and annotations in front of the sender's bytes. So if one of these
 # sections comes twice, the first one counts: a sender cannot replace a lock token or a time.
@@ -52,22 +52,22 @@ MOST_ITEMS: Final = 262_144
 """Values in one section of a message, in all levels: at most about 20 MB of memory."""
 
 
-class Damaged(Message):
+class DamagedMessage(Message):
     """A message with an unreadable section. problem: why it is unreadable. raw: all its bytes."""
 
     problem: str = ""
     raw: bytes = b""
 
 
-def damaged(raw: bytes, problem: str, **sections: Any) -> Damaged:
+def damaged(raw: bytes, problem: str, **sections: Any) -> DamagedMessage:
     """A message that cannot be read, with the sections that can."""
-    message = Damaged(**sections)
+    message = DamagedMessage(**sections)
     message.problem, message.raw = one_line(problem, 300), raw
     return message
 
 
 def read_message(payload: bytes | bytearray | memoryview) -> Message:
-    """The message in `payload`; `Damaged` if it cannot be read."""
+    """The message in `payload`; `DamagedMessage` if it cannot be read."""
     raw = bytes(payload)
     sections: _Sections = {}
     problem, position = "", 0
@@ -96,14 +96,14 @@ def read_message(payload: bytes | bytearray | memoryview) -> Message:
 def _descriptor(raw: bytes, position: int) -> tuple[int, int]:
     """(code of the section, position of its value): the descriptor is a number or a symbol."""
     if raw[position] != 0:
-        raise Unreadable(f"0x{raw[position]:02x} is not the start of a section")
+        raise UnreadableValue(f"0x{raw[position]:02x} is not the start of a section")
     if raw[position + 1] == 0x53:
         return raw[position + 2], position + 3
     descriptor, end = read_value(raw, position + 1)
     if isinstance(descriptor, bytes):
         descriptor = _CODES.get(descriptor)
     if not isinstance(descriptor, int):
-        raise Unreadable("its descriptor is unknown")
+        raise UnreadableValue("its descriptor is unknown")
     return descriptor, end
 
 
@@ -114,7 +114,7 @@ def _ignore(sections: _Sections, value: Any) -> None:
 def _keep_header(sections: _Sections, value: Any) -> None:
     fields = _fields(value, 5)
     if any(field is not None and not isinstance(field, int) for field in fields):
-        raise Unreadable("one of its fields has a wrong type")
+        raise UnreadableValue("one of its fields has a wrong type")
     sections.setdefault("header", Header(*fields))
 
 
@@ -124,14 +124,14 @@ def _keep_properties(sections: _Sections, value: Any) -> None:
 
 def _fields(value: Any, limit: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > limit:
-        raise Unreadable(f"it is not a list of at most {limit} fields")
+        raise UnreadableValue(f"it is not a list of at most {limit} fields")
     return value
 
 
 def _keep_map(name: str) -> Callable[[_Sections, Any], None]:
     def keep(sections: _Sections, value: Any) -> None:
         if not isinstance(value, dict):
-            raise Unreadable("it is not a map")
+            raise UnreadableValue("it is not a map")
         sections.setdefault(name, {}).update(value)
 
     return keep
@@ -142,7 +142,7 @@ def _keep_first(name: str) -> Callable[[_Sections, Any], None]:
 
     def keep(sections: _Sections, value: Any) -> None:
         if not isinstance(value, dict):
-            raise Unreadable("it is not a map")
+            raise UnreadableValue("it is not a map")
         sections[name] = value | sections.get(name, {})
 
     return keep
@@ -151,7 +151,7 @@ def _keep_first(name: str) -> Callable[[_Sections, Any], None]:
 def _keep_each(name: str, kind: type) -> Callable[[_Sections, Any], None]:
     def keep(sections: _Sections, value: Any) -> None:
         if not isinstance(value, kind):
-            raise Unreadable(f"it is not of the type {kind.__name__}")
+            raise UnreadableValue(f"it is not of the type {kind.__name__}")
         sections.setdefault(name, []).append(value)
 
     return keep
@@ -217,10 +217,10 @@ def _build(
         return make(damaged(b"", f"the SDK cannot read it: {type(error).__name__}: {error}"))
 
 
-def damage_of(message: ServiceBusReceivedMessage) -> Damaged | None:
+def damage_of(message: ServiceBusReceivedMessage) -> DamagedMessage | None:
     """The damage of a message that could not be read; None for a readable message."""
     inner = getattr(message, "_message", None)
-    return inner if isinstance(inner, Damaged) else None
+    return inner if isinstance(inner, DamagedMessage) else None
 
 
 def decode_here(link: Any) -> None:

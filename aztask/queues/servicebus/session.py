@@ -57,7 +57,7 @@ GONE: Final = Lost("we no longer hold the session")
 UNCONFIRMED: Final = Unknown("the session's connection broke before the settlement was confirmed")
 
 
-class SessionReceiver(BusReceiver):
+class BusSessionReceiver(BusReceiver):
     """Receives one session, or one session after another. Renewing one delivery renews all.
 
     Closing the receiver releases the session, and its leased messages go back.

@@ -31,7 +31,7 @@ Reader = Callable[[bytes, int, int], tuple[Any, int]]
 """(buffer, position after the constructor, depth) -> (value, position after the value)"""
 
 
-class Unreadable(ValueError):
+class UnreadableValue(ValueError):
     """These bytes are not an AMQP value, or exceed a limit."""
 
 
@@ -103,7 +103,7 @@ def check_items(buffer: bytes, position: int, limit: int) -> None:
         else:
             position = end_of(buffer, position)
         if items > limit:
-            raise Unreadable(f"it holds more than {limit:,} values")
+            raise UnreadableValue(f"it holds more than {limit:,} values")
 
 
 def _described(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
@@ -115,7 +115,7 @@ def _described(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
 
 def _check_depth(depth: int) -> None:
     if depth >= MAX_DEPTH:
-        raise Unreadable(f"values are nested more than {MAX_DEPTH} deep")
+        raise UnreadableValue(f"values are nested more than {MAX_DEPTH} deep")
 
 
 def _constant(value: Any) -> Reader:
@@ -141,7 +141,7 @@ def _octet(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
 
 def _boolean(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
     if buffer[position] > 1:
-        raise Unreadable(f"0x{buffer[position]:02x} is not a boolean")
+        raise UnreadableValue(f"0x{buffer[position]:02x} is not a boolean")
     return buffer[position] == 1, position + 1
 
 
@@ -149,7 +149,7 @@ def _char(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
     """One Unicode character; half of a surrogate pair is refused."""
     number: int = _UINT.unpack_from(buffer, position)[0]
     if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise Unreadable(f"0x{number:x} is not a Unicode character")
+        raise UnreadableValue(f"0x{number:x} is not a Unicode character")
     return chr(number), position + 4
 
 
@@ -168,7 +168,7 @@ def _decimal(width: int, exponent_bits: int, digits: int, bias: int) -> Reader:
     def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
         data = buffer[position : position + width]
         if len(data) != width:
-            raise Unreadable(f"a decimal has {width} bytes")
+            raise UnreadableValue(f"a decimal has {width} bytes")
         number = int.from_bytes(data)
         sign, top = number >> (bits - 1), number >> (bits - 6) & 0x1F
         if top >= 0x1E:
@@ -212,7 +212,7 @@ def _short(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
     """Bytes with a length prefix of one byte."""
     end = position + 1 + buffer[position]
     if end > len(buffer):
-        raise Unreadable(_CUT.format(end - position - 1, len(buffer) - position - 1))
+        raise UnreadableValue(_CUT.format(end - position - 1, len(buffer) - position - 1))
     return buffer[position + 1 : end], end
 
 
@@ -220,7 +220,7 @@ def _long(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
     """Bytes with a length prefix of four bytes."""
     end = position + 4 + int(_UINT.unpack_from(buffer, position)[0])
     if end > len(buffer):
-        raise Unreadable(_CUT.format(end - position - 4, len(buffer) - position - 4))
+        raise UnreadableValue(_CUT.format(end - position - 4, len(buffer) - position - 4))
     return buffer[position + 4 : end], end
 
 
@@ -242,20 +242,20 @@ def _head(buffer: bytes, position: int, depth: int, width: int) -> tuple[int, in
     size, count = (_TWO_OCTETS if width == 1 else _TWO_UINTS).unpack_from(buffer, position)
     end = position + width + size
     if end > len(buffer) or size < width:
-        raise Unreadable(_CUT.format(size, len(buffer) - position - width))
+        raise UnreadableValue(_CUT.format(size, len(buffer) - position - width))
     return count, position + 2 * width, end
 
 
 def _items(buffer: bytes, start: int, end: int, count: int, depth: int) -> list[Any]:
     """Read `count` values, which must fill the bytes from `start` to `end` exactly."""
     if count > end - start:
-        raise Unreadable(f"{count} values do not fit into {end - start} bytes")
+        raise UnreadableValue(f"{count} values do not fit into {end - start} bytes")
     items, readers, position = [], _READERS, start
     for _ in range(count):
         item, position = readers[buffer[position]](buffer, position + 1, depth)
         items.append(item)
     if position != end:
-        raise Unreadable("its values and its size disagree")
+        raise UnreadableValue("its values and its size disagree")
     return items
 
 
@@ -271,7 +271,7 @@ def _map(width: int) -> Reader:
     def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
         count, start, end = _head(buffer, position, depth, width)
         if count % 2:
-            raise Unreadable("a map needs a value for every key")
+            raise UnreadableValue("a map needs a value for every key")
         items = _items(buffer, start, end, count, depth + 1)
         return dict(zip(items[::2], items[1::2], strict=True)), end
 
@@ -306,13 +306,13 @@ def _array(width: int) -> Reader:
             _, start = read_value(buffer, start + 1, depth)
         reader, start = _READERS[buffer[start]], start + 1
         if count > max(end - start, MAX_WEIGHTLESS):
-            raise Unreadable(f"{count} values do not fit into {end - start} bytes")
+            raise UnreadableValue(f"{count} values do not fit into {end - start} bytes")
         items = []
         for _ in range(count):
             item, start = reader(buffer, start, depth + 1)
             items.append(item)
         if start != end:
-            raise Unreadable("its values and its size disagree")
+            raise UnreadableValue("its values and its size disagree")
         return items, end
 
     return read
@@ -320,7 +320,7 @@ def _array(width: int) -> Reader:
 
 def _unknown(code: int) -> Reader:
     def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-        raise Unreadable(f"0x{code:02x} is not an AMQP type")
+        raise UnreadableValue(f"0x{code:02x} is not an AMQP type")
 
     return read
 

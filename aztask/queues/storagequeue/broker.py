@@ -39,7 +39,7 @@ from aztask.queues.base import (
 )
 from aztask.queues.skeleton import BrokerSkeleton
 from aztask.queues.storagequeue.delivery import CONNECTIONS, FailedRequest, QueueRequests
-from aztask.queues.storagequeue.errors import Effect, Failure, failure_of
+from aztask.queues.storagequeue.errors import Effect, RequestFailure, failure_of
 from aztask.queues.storagequeue.inspection import StorageInspector
 from aztask.queues.storagequeue.kind import (
     KIND,
@@ -80,7 +80,7 @@ class MessageSender:
         self._requests = requests
         self._thread_pool = thread_pool
 
-    def put_all(self, texts: Sequence[tuple[str, float]]) -> list[Failure | None]:
+    def put_all(self, texts: Sequence[tuple[str, float]]) -> list[RequestFailure | None]:
         """Put messages, each with its delay in seconds; returns the failure of each, or None.
 
         Crash window: if the process dies, some messages are stored, and the caller does not learn
@@ -98,14 +98,14 @@ class MessageSender:
                 failures[n] = failure
         return failures
 
-    def _put_once(self, texts: Sequence[tuple[str, float]]) -> list[Failure | None]:
+    def _put_once(self, texts: Sequence[tuple[str, float]]) -> list[RequestFailure | None]:
         if len(texts) > 1:
             failures = self._requests.put_all(texts, SEND_SECONDS)
             if failures is not None:
                 return failures
         return self._thread_pool.map(self._put, texts)
 
-    def _put(self, text: tuple[str, float]) -> Failure | None:
+    def _put(self, text: tuple[str, float]) -> RequestFailure | None:
         try:
             self._requests.put(*text, SEND_SECONDS)
         except FailedRequest as failed:
@@ -113,17 +113,19 @@ class MessageSender:
         return None
 
 
-def _is_retryable(failure: Failure) -> bool:
+def _is_retryable(failure: RequestFailure) -> bool:
     """Whether a retry within this call may succeed and cannot store the message twice."""
     return failure.effect is Effect.NONE and _retry_after(failure) <= MAX_RETRY_AFTER
 
 
-def _retry_after(failure: Failure | None) -> float:
+def _retry_after(failure: RequestFailure | None) -> float:
     """The pause in seconds that the service asks for; 0 without one."""
     return getattr(failure.error, "retry_after", None) or 0.0 if failure else 0.0
 
 
-def judge(queue: str, envelopes: Sequence[Envelope], failures: Sequence[Failure | None]) -> None:
+def judge(
+    queue: str, envelopes: Sequence[Envelope], failures: Sequence[RequestFailure | None]
+) -> None:
     """Raise the error for a batch with these failures, if any; see `Broker.send`."""
     failed = [(envelope, each) for envelope, each in zip(envelopes, failures, strict=True) if each]
     if not failed:

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from azure.core.exceptions import AzureError
 
 from aztask.queues.delivery import OwnDelivery
-from aztask.queues.storagequeue.errors import Effect, Failure, failure_of
+from aztask.queues.storagequeue.errors import Effect, RequestFailure, failure_of
 from aztask.queues.storagequeue.messages import QueueMessages
 from aztask.queues.storagequeue.wire import whole_seconds
 from aztask.support.clock import Clock
@@ -37,7 +37,7 @@ LONGEST_PAUSE: Final = 1.0
 class FailedRequest(Exception):
     """A request that failed; `failure` says what is known about its effect."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: RequestFailure) -> None:
         super().__init__(str(failure.error))
         self.failure = failure
 
@@ -122,7 +122,7 @@ class QueueRequests:
 
     def put_all(
         self, texts: Sequence[tuple[str, float]], seconds: float
-    ) -> list[Failure | None] | None:
+    ) -> list[RequestFailure | None] | None:
         """Put messages with their delays in parallel; returns the failure of each, or None.
 
         Returns None instead of a list if the caller must put them one by one.
@@ -134,7 +134,7 @@ class QueueRequests:
 
     def delete_all(
         self, deliveries: Sequence[StorageDelivery], seconds: float
-    ) -> list[Failure | None] | None:
+    ) -> list[RequestFailure | None] | None:
         """Delete messages in parallel; returns as `put_all`."""
 
         def late(delivery: StorageDelivery) -> bool:
@@ -145,7 +145,9 @@ class QueueRequests:
             self._messages.delete_all(leases, connections=CONNECTIONS, seconds=seconds)
         )
 
-    def _failures(self, errors: list[AzureError | None] | None) -> list[Failure | None] | None:
+    def _failures(
+        self, errors: list[AzureError | None] | None
+    ) -> list[RequestFailure | None] | None:
         if errors is None:
             return None
         return [failure_of(error, self.queue) if error else None for error in errors]
@@ -163,8 +165,11 @@ def reading_time(deadline: float, now: float) -> float:
 
 
 def persist(
-    call: Callable[[float], object], deadline: float, clock: Clock, stop: Callable[[Failure], bool]
-) -> Failure | None:
+    call: Callable[[float], object],
+    deadline: float,
+    clock: Clock,
+    stop: Callable[[RequestFailure], bool],
+) -> RequestFailure | None:
     """Repeat `call` until it succeeds, is refused, or no time is left.
 
     call: gets its time-out in seconds.

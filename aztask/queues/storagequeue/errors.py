@@ -64,7 +64,7 @@ class Effect(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RequestFailure:
     """A failed request.
 
     * code: the service's error code, or "".
@@ -83,17 +83,19 @@ class Failure:
         return self.code in _GONE
 
 
-def failure_of(error: AzureError, queue: str | None) -> Failure:
+def failure_of(error: AzureError, queue: str | None) -> RequestFailure:
     """Classify `error`, which the SDK raised for a request to `queue`; None for all queues."""
     text = _one_line(error)
     name = "all queues" if queue is None else f"queue {queue!r}"
     if isinstance(error, ClientAuthenticationError) and error.response is None:
-        return Failure(Effect.REFUSED, "", ConfigurationError(f"no credential for {name}: {text}"))
+        return RequestFailure(
+            Effect.REFUSED, "", ConfigurationError(f"no credential for {name}: {text}")
+        )
     if isinstance(error, HttpResponseError) and error.response is not None:
         return _answered(error, queue or "", name, text)
     if isinstance(error, ServiceRequestError):
-        return Failure(Effect.NONE, "", _unavailable(text))
-    return Failure(Effect.UNSURE, "", _unavailable(text))
+        return RequestFailure(Effect.NONE, "", _unavailable(text))
+    return RequestFailure(Effect.UNSURE, "", _unavailable(text))
 
 
 def code_of(error: HttpResponseError) -> str:
@@ -108,19 +110,19 @@ def _header(error: HttpResponseError, name: str) -> str | None:
     return value
 
 
-def _answered(error: HttpResponseError, queue: str, name: str, text: str) -> Failure:
+def _answered(error: HttpResponseError, queue: str, name: str, text: str) -> RequestFailure:
     code, status = code_of(error), error.status_code or 0
     if code in _NO_QUEUE:
-        return Failure(Effect.REFUSED, code, _not_found(queue))
+        return RequestFailure(Effect.REFUSED, code, _not_found(queue))
     if code in _DENIED or status in (401, 403):
-        return Failure(Effect.REFUSED, code, ConfigurationError(_denied(error, name, code)))
+        return RequestFailure(Effect.REFUSED, code, ConfigurationError(_denied(error, name, code)))
     if code == "RequestBodyTooLarge" or status == 413:
-        return Failure(Effect.REFUSED, code, MessageTooLarge())
+        return RequestFailure(Effect.REFUSED, code, MessageTooLarge())
     if code in _BUSY or status in (429, 503):
-        return Failure(Effect.NONE, code, _unavailable(text, _retry_after(error)))
+        return RequestFailure(Effect.NONE, code, _unavailable(text, _retry_after(error)))
     if status >= 500 or status == 408:
-        return Failure(Effect.UNSURE, code, _unavailable(text), answered=True)
-    return Failure(Effect.REFUSED, code, BrokerError(f"{name}: {code or status}: {text}"))
+        return RequestFailure(Effect.UNSURE, code, _unavailable(text), answered=True)
+    return RequestFailure(Effect.REFUSED, code, BrokerError(f"{name}: {code or status}: {text}"))
 
 
 def _not_found(queue: str) -> QueueNotFound:

@@ -21,7 +21,7 @@ from azure.core.exceptions import AzureError
 
 from aztask.address.addresses import StorageQueueAddress
 from aztask.errors import BrokerUnavailable, ConfigurationError
-from aztask.queues.base import QueueFacts, Right
+from aztask.queues.base import Permission, QueueFacts
 from aztask.queues.storagequeue.errors import failure_of
 from aztask.queues.storagequeue.kind import KIND, poison_name
 from aztask.queues.storagequeue.messages import StorageClient
@@ -72,7 +72,7 @@ class StorageInspector:
         self._client.learn_time(response.http_response.headers)
         self._learned = True
 
-    def rights(self, queue: str) -> list[Right]:
+    def rights(self, queue: str) -> list[Permission]:
         """The permissions that a worker needs: get, add, update and delete.
 
         Raises BrokerUnavailable.
@@ -94,17 +94,17 @@ class StorageInspector:
             ),
         ]
 
-    def _written(self, name: str, letter: str) -> Right:
+    def _written(self, name: str, letter: str) -> Permission:
         """The permission as the key or the signature states it."""
         address = self._client.address
         if address.key is not None:
-            return Right(name)
+            return Permission(name)
         granted = _part(address, "sp")
         if granted is None:
-            return Right(name, known=False)
+            return Permission(name, known=False)
         if letter in granted:
-            return Right(name)
-        return Right(
+            return Permission(name)
+        return Permission(
             name,
             ConfigurationError(
                 f"the signature lacks {letter!r} ({name} messages); create one that has it"
@@ -149,7 +149,7 @@ def _part(address: StorageQueueAddress, name: str) -> str | None:
     return parts[name][-1] if name in parts else None
 
 
-def _tried(name: str, queue: str, attempt: Callable[[], object]) -> Right:
+def _tried(name: str, queue: str, attempt: Callable[[], object]) -> Permission:
     try:
         attempt()
     except AzureError as error:
@@ -157,5 +157,5 @@ def _tried(name: str, queue: str, attempt: Callable[[], object]) -> Right:
         if isinstance(failure.error, BrokerUnavailable):
             raise failure.error from None
         if isinstance(failure.error, ConfigurationError):
-            return Right(name, failure.error)
-    return Right(name)
+            return Permission(name, failure.error)
+    return Permission(name)

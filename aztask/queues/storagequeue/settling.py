@@ -29,7 +29,7 @@ from aztask.queues.storagequeue.delivery import (
     persist,
     reading_time,
 )
-from aztask.queues.storagequeue.errors import MESSAGE_NOT_FOUND, Effect, Failure
+from aztask.queues.storagequeue.errors import MESSAGE_NOT_FOUND, Effect, RequestFailure
 from aztask.queues.storagequeue.messages import StorageClient
 from aztask.queues.storagequeue.wire import TEXT_LIMIT, dead_text_of, text_of
 from aztask.settlement import (
@@ -148,7 +148,7 @@ class Renewals:
         return None
 
     def _failed(
-        self, delivery: StorageDelivery, attempt: PendingRenewal, failure: Failure
+        self, delivery: StorageDelivery, attempt: PendingRenewal, failure: RequestFailure
     ) -> Outcome | None:
         """The meaning of a failed attempt; None while another answer can still come."""
         others = delivery.attempts
@@ -357,7 +357,7 @@ class StorageSettler:
 
     def _put(
         self, requests: QueueRequests, text: str, delay: float, until: float
-    ) -> Failure | None:
+    ) -> RequestFailure | None:
         """Put a dead letter or a replay. After a lost answer it is put again, so maybe twice."""
         return persist(
             lambda seconds: requests.put(text, delay, seconds),
@@ -379,13 +379,15 @@ def _simple(delivery: StorageDelivery, now: float) -> bool:
     return not busy and delivery.deadline - now >= SHORTEST_LEFT
 
 
-def _note(delivery: StorageDelivery, failure: Failure) -> bool:
+def _note(delivery: StorageDelivery, failure: RequestFailure) -> bool:
     """Note what a failed request may have done; returns True if a retry is useless."""
     delivery.unsure |= failure.effect is Effect.UNSURE
     return failure.gone
 
 
-def _decided(delivery: StorageDelivery, failure: Failure | None) -> Settled | Lost | Unknown | None:
+def _decided(
+    delivery: StorageDelivery, failure: RequestFailure | None
+) -> Settled | Lost | Unknown | None:
     """The answer after a request with this outcome; None if the request may be repeated.
 
     After a renewal in doubt, a refusal may only mean that this renewal took effect. A message that

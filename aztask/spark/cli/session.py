@@ -30,7 +30,7 @@ class SessionOptions:
     py_files: tuple[str, ...] = ()
 
 
-class Setting(click.ParamType[tuple[str, str]]):
+class SparkSetting(click.ParamType[tuple[str, str]]):
     """An option's text of the form ``spark.key=value``."""
 
     name = "setting"
@@ -55,7 +55,7 @@ def session_options(function: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option(
         "--conf",
-        type=Setting(),
+        type=SparkSetting(),
         multiple=True,
         help="Set a Spark property, spark.key=value; may be given several times.",
     )
@@ -148,7 +148,7 @@ BROKER_VARIABLE = "AZTASK_BROKER"
 FORMATS = ("parquet", "csv", "json")
 
 
-class Columns(click.ParamType[dict[str, str]]):
+class ColumnList(click.ParamType[dict[str, str]]):
     """``path,width=w``: arguments, each with its column if the names differ."""
 
     name = "columns"
@@ -180,7 +180,7 @@ _SHARED = (
     click.option("--key", required=True, help="A column of unique values; makes the task ids."),
     click.option(
         "--columns",
-        type=Columns(),
+        type=ColumnList(),
         help="The arguments: path,width=column. [default: every column, if the app is known]",
     ),
     click.option("-q", "--queue", help="Send them to this queue. [default: the task's]"),

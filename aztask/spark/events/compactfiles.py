@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from aztask.spark.events.files import EventFile, Listing
+from aztask.spark.events.files import EventFile, FileListing
 from aztask.spark.events.lines import ARROW, DAMAGED, NOT_AN_EVENT, TEXTS, odd_table
 from aztask.spark.events.places import EventPlace
 
@@ -40,7 +40,7 @@ _DAMAGE: Final = (pa.ArrowException, OSError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CompactedOrigin:
     """What a compacted file was made from.
 
     sources: names of the files, relative to the place. duplicates: further copies of events in
@@ -64,7 +64,7 @@ class Origin:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_metadata(cls, metadata: pq.FileMetaData) -> Origin:
+    def from_metadata(cls, metadata: pq.FileMetaData) -> CompactedOrigin:
         """The origin that a footer records; empty for a file of another program."""
         text = (metadata.metadata or {}).get(ORIGIN_KEY)
         if text is None:
@@ -75,17 +75,17 @@ class Origin:
 
 
 @dataclass(slots=True)
-class Plan:
+class ReadingPlan:
     """Which files to read, no line twice. superseded: sources to skip. listing: all files found."""
 
     lines: list[EventFile]
     compacted: list[EventFile]
     superseded: list[EventFile]
     duplicates: int
-    listing: Listing = field(default_factory=Listing)
+    listing: FileListing = field(default_factory=FileListing)
 
 
-def plan_of(place: EventPlace) -> Plan:
+def plan_of(place: EventPlace) -> ReadingPlan:
     """List the place, read the footers, and decide which files to read."""
     listing = place.list()
     compacted: list[EventFile] = []
@@ -103,34 +103,34 @@ def plan_of(place: EventPlace) -> Plan:
     superseded = [file for file in written if file.name in sources]
     if superseded:
         listing.skipped[SUPERSEDED] += len(superseded)
-    return Plan(lines, compacted, superseded, duplicates, listing)
+    return ReadingPlan(lines, compacted, superseded, duplicates, listing)
 
 
 def _origins(
     place: EventPlace, files: Sequence[EventFile]
-) -> Iterable[tuple[EventFile, Origin | None]]:
+) -> Iterable[tuple[EventFile, CompactedOrigin | None]]:
     with ThreadPoolExecutor(THREADS) as pool:
         return list(
             zip(files, pool.map(lambda file: _origin(place, file.name), files), strict=True)
         )
 
 
-def _origin(place: EventPlace, name: str) -> Origin | None:
+def _origin(place: EventPlace, name: str) -> CompactedOrigin | None:
     """As `origin_of`; empty for a file that was removed since: reading it will report that."""
     try:
         return origin_of(place, name)
     except FileNotFoundError:
-        return Origin()
+        return CompactedOrigin()
 
 
-def origin_of(place: EventPlace, name: str) -> Origin | None:
+def origin_of(place: EventPlace, name: str) -> CompactedOrigin | None:
     """What a compacted file was made from; None if its footer cannot be read.
 
     Raises FileNotFoundError.
     """
     try:
         with place.open_seekable(name) as stream:
-            return Origin.from_metadata(pq.read_metadata(stream))
+            return CompactedOrigin.from_metadata(pq.read_metadata(stream))
     except FileNotFoundError:
         raise
     except (*_DAMAGE, KeyError, TypeError) as error:

@@ -1,9 +1,9 @@
 """Compacts the lines of closed hours into Parquet files: smaller, and much faster to read.
 
 Rules
-1. A compacted file appears atomically and is never replaced. It names its sources (`Origin`), which
-   are removed only after it exists. Whenever a compaction dies, nothing is lost or counted twice,
-   and the next compaction finishes the work.
+1. A compacted file appears atomically and is never replaced. It names its sources
+   (`CompactedOrigin`), which are removed only after it exists. Whenever a compaction dies, nothing
+   is lost or counted twice, and the next compaction finishes the work.
 2. Its name is derived from its sources' names, so a repeated compaction makes the same file. Two
    compactions at the same time may divide an hour differently: readers then drop the second copy
    of each event like any duplicate.
@@ -34,7 +34,7 @@ from pyspark.sql import SparkSession
 
 from aztask.errors import ConfigurationError
 from aztask.spark.dealing import deal
-from aztask.spark.events.compactfiles import ORIGIN_KEY, Origin, origin_of, plan_of
+from aztask.spark.events.compactfiles import ORIGIN_KEY, CompactedOrigin, origin_of, plan_of
 from aztask.spark.events.files import PARQUET, EventFile
 from aztask.spark.events.lines import ARROW, read_lines
 from aztask.spark.events.places import EventPlace
@@ -228,7 +228,7 @@ def _chunk(folder: str, files: Sequence[EventFile]) -> Chunk:
 
 def _origin_of(
     chunk: Chunk, report: CompactionReport, unreadable: set[str], rows: dict[str, int]
-) -> Origin:
+) -> CompactedOrigin:
     """What the written file was made from.
 
     Rows of an unreadable source are in the file and belong to no source: they follow the rows of
@@ -237,9 +237,9 @@ def _origin_of(
     """
     sources = tuple(name for name in chunk.names if name not in unreadable)
     if any(rows[name] for name in unreadable):
-        return Origin(sources, report.duplicates)
+        return CompactedOrigin(sources, report.duplicates)
     moments = dict(zip(chunk.names, chunk.moments, strict=True))
-    return Origin(
+    return CompactedOrigin(
         sources,
         report.duplicates,
         tuple(moments[name] for name in sources),

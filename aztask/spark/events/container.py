@@ -27,7 +27,7 @@ from aztask.address.urls import parse_container
 from aztask.azure.container import container_client
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError
-from aztask.spark.events.files import Listing
+from aztask.spark.events.files import FileListing
 
 ACCOUNT_VARIABLE: Final = "AZTASK_EVENTS_ACCOUNT"
 PIECE: Final = 4 << 20
@@ -62,9 +62,9 @@ class Container:
             )
         return parse_container(self.text, account)
 
-    def list(self) -> Listing:
+    def list(self) -> FileListing:
         """List the blobs in the container or folder."""
-        listing = Listing()
+        listing = FileListing()
         prefix = self.address().name_of("")
         with self._client() as client:
             for blob in client.list_blobs(name_starts_with=prefix or None):

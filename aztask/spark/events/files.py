@@ -56,7 +56,7 @@ class EventFile:
 
 
 @dataclass(slots=True)
-class Listing:
+class FileListing:
     """files: those to read. skipped: how many others were found, by reason."""
 
     files: list[EventFile] = field(default_factory=list)
@@ -104,9 +104,9 @@ class Directory:
     def __str__(self) -> str:
         return self.path
 
-    def list(self) -> Listing:
+    def list(self) -> FileListing:
         """List the files, sorted by name. Raises ConfigurationError if that fails."""
-        listing = Listing()
+        listing = FileListing()
         try:
             self._list(Path(self.path), "", listing)
         except OSError as error:
@@ -120,7 +120,7 @@ class Directory:
         """This machine's time. A stream waits longer than a network share's clock may differ."""
         return time.time()
 
-    def _list(self, folder: Path, prefix: str, listing: Listing) -> None:
+    def _list(self, folder: Path, prefix: str, listing: FileListing) -> None:
         with os.scandir(folder) as entries:
             for entry in entries:
                 name = prefix + entry.name
@@ -220,7 +220,7 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def _add_entry(listing: Listing, name: str, entry: os.DirEntry[str]) -> None:
+def _add_entry(listing: FileListing, name: str, entry: os.DirEntry[str]) -> None:
     try:
         status = entry.stat(follow_symlinks=False)
     except OSError:

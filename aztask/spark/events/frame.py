@@ -21,7 +21,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from aztask.spark.events.compactfiles import Plan, plan_of
+from aztask.spark.events.compactfiles import ReadingPlan, plan_of
 from aztask.spark.events.files import Directory, EventFile
 from aztask.spark.events.lines import CLOCK_BACK, DDL, EVENT_COLUMNS, ODD_COLUMNS
 from aztask.spark.events.places import EventPlace, place_of
@@ -61,7 +61,13 @@ class Events:
     """
 
     def __init__(
-        self, spark: SparkSession, place: EventPlace, plan: Plan, *, unique: bool, check: bool
+        self,
+        spark: SparkSession,
+        place: EventPlace,
+        plan: ReadingPlan,
+        *,
+        unique: bool,
+        check: bool,
     ) -> None:
         self.place = place
         self._spark = spark
@@ -224,7 +230,7 @@ def _moment() -> Column:
 
 
 def _rows(
-    spark: SparkSession, place: EventPlace, plan: Plan, *, check: bool
+    spark: SparkSession, place: EventPlace, plan: ReadingPlan, *, check: bool
 ) -> tuple[DataFrame, DataFrame]:
     """(every row of the planned files, the part of them that Spark persists).
 

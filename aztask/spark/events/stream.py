@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from aztask.errors import AztaskError
-from aztask.spark.events.compactfiles import Origin, origin_of
+from aztask.spark.events.compactfiles import CompactedOrigin, origin_of
 from aztask.spark.events.files import EventFile
 from aztask.spark.events.places import EventPlace
 from aztask.spark.events.source import Portion, portions, read_portion
@@ -54,7 +54,7 @@ class EventFilesStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settle = SETTLE_SECONDS if settle is None else settle
         self._undivided = undivided
         self._target: float | None = None
-        self._origins: dict[str, Origin | None] = {}
+        self._origins: dict[str, CompactedOrigin | None] = {}
         self._last: dict[str, int] = {}  # the moments of the lines of the last listing
         self._moments: dict[str, int] = {}  # and of the one before
         self._read_before: set[str] = set()  # undivided files, all of whose sources were read
@@ -115,7 +115,7 @@ class EventFilesStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 files.append(replace(file, appeared=(begin + 1) / 1e6))
         return files
 
-    def _was_read(self, file: EventFile, origin: Origin, begin: int) -> bool:
+    def _was_read(self, file: EventFile, origin: CompactedOrigin, begin: int) -> bool:
         """Whether this run has read all sources of an undivided file, or will read their lines."""
         if all(self._moments.get(name, begin + 1) <= begin for name in origin.sources):
             self._read_before.add(file.name)
@@ -133,7 +133,7 @@ class EventFilesStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last, self._moments = lines, {**self._last, **lines}
         return list(found.values())
 
-    def _origin(self, name: str) -> Origin | None:
+    def _origin(self, name: str) -> CompactedOrigin | None:
         if name not in self._origins:  # a compacted file is never replaced
             try:
                 self._origins[name] = origin_of(self._place, name)
@@ -158,7 +158,7 @@ class EventFilesStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _parts(
-    file: EventFile, origin: Origin, written: set[str], begin: int, until: int
+    file: EventFile, origin: CompactedOrigin, written: set[str], begin: int, until: int
 ) -> Iterator[EventFile]:
     """A compacted file's removed sources that appeared between the times, as parts of the file."""
     first = 0

@@ -43,7 +43,7 @@ class TaskTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PathStep:
     """One task of a critical path.
 
     * `wait_seconds`: from the end of the step before it to its start; 0 for the first step.
@@ -55,7 +55,7 @@ class Step:
     run_seconds: float
 
 
-def critical_path(workflow: str, tasks: Iterable[TaskTimes]) -> list[Step]:
+def critical_path(workflow: str, tasks: Iterable[TaskTimes]) -> list[PathStep]:
     """The steps of one workflow's critical path, the first task first.
 
     tasks: those that have ended.
@@ -84,14 +84,14 @@ def _number(workflow: str, task_id: str) -> int | None:
     return int(number) if name == workflow and number.isascii() and number.isdigit() else None
 
 
-def _steps(path: list[TaskTimes]) -> list[Step]:
-    steps: list[Step] = []
+def _steps(path: list[TaskTimes]) -> list[PathStep]:
+    steps: list[PathStep] = []
     before: float | None = None
     for task in path:
         start = task.ended if task.started is None else min(task.started, task.ended)
         # clocks of two machines may differ: a wait is never shown as negative
         wait = 0.0 if before is None else max(0.0, start - before)
-        steps.append(Step(task.task_id, wait, task.ended - start))
+        steps.append(PathStep(task.task_id, wait, task.ended - start))
         before = task.ended
     return steps
 

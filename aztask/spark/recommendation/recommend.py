@@ -405,7 +405,7 @@ TRIES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class AdvicePublication:
     """The result of a publication. revision: of the document now. queues: with changed advice."""
 
     recommendations: tuple[Recommendation, ...]
@@ -437,7 +437,7 @@ def publish(
     bounds: Bounds = Bounds(),
     queues: Sequence[str] = (),
     at: float | None = None,
-) -> Publication:
+) -> AdvicePublication:
     """`recommend` with the document in `store`, and publish the leases that change.
 
     Another writer's document is never overwritten: it is read, and the decisions are made again.
@@ -471,16 +471,16 @@ def publish_evidence(
     bounds: Bounds = Bounds(),
     queues: Sequence[str] = (),
     at: float | None = None,
-) -> Publication:
+) -> AdvicePublication:
     """As `publish`, with evidence that was collected before."""
     for _ in range(TRIES):
         stored = store.load()
         found = decide_queues(evidence, stored.document, bounds, queues=queues, at=at)
         changed = {each.queue: each.advice for each in found if _changes_lease(each)}
         if not changed:
-            return Publication(found, stored.document.revision, ())
+            return AdvicePublication(found, stored.document.revision, ())
         if publish_advice(store, changed, stored):
-            return Publication(found, stored.document.revision + 1, tuple(changed))
+            return AdvicePublication(found, stored.document.revision + 1, tuple(changed))
     raise AztaskError(
         f"nothing was published: another writer published first {TRIES} times; try again"
     )

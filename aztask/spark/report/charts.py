@@ -85,7 +85,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MarkGroup:
     """Marks that share one tip."""
 
     tip: str
@@ -93,7 +93,7 @@ class Group:
     kind: str = "group"
 
 
-Mark: TypeAlias = Rect | Line | Circle | Path | Label | Group
+Mark: TypeAlias = Rect | Line | Circle | Path | Label | MarkGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,13 +277,13 @@ def spreads(title: str, rows: Sequence[Row], key: str, measure: str) -> Chart:
     return Chart(f"{measure}_by_{key}", title, WIDTH, height, marks)
 
 
-def _spread(row: Row, y: float, key: str, measure: str, scale: LogScale) -> Group:
+def _spread(row: Row, y: float, key: str, measure: str, scale: LogScale) -> MarkGroup:
     durations = [row[f"{measure}_{part}"] for part in ("p50", "p90", "p99", "max")]
     median, p90, p99, longest = (scale.at(value) for value in durations)
     names = ("median", "90th percentile", "99th", "longest")
     figures = zip(names, durations, strict=True)
     tip = ", ".join(f"{name} {seconds(value)}" for name, value in figures)
-    return Group(
+    return MarkGroup(
         f"{clean(row[key])}: {tip}",
         [
             Label(0, y + 14, short(row[key]), "label"),
@@ -340,14 +340,14 @@ def margins(rows: Sequence[Row]) -> Chart:
     return Chart("margin_by_queue", title, WIDTH, height, marks)
 
 
-def _margin(row: Row, y: float, at: Callable[[float], float]) -> Group:
+def _margin(row: Row, y: float, at: Callable[[float], float]) -> MarkGroup:
     least, p01, p10, median = (row[f"margin_{part}"] for part in ("min", "p01", "p10", "p50"))
     tip = (
         f"{row['queue']}: least {seconds(least)}, 1 % below {seconds(p01)}, "
         f"10 % below {seconds(p10)}, median {seconds(median)}, lease {seconds(row['lease_max'])}"
     )
     end = at(row["lease_max"] or median)
-    return Group(
+    return MarkGroup(
         clean(tip),
         [
             Label(0, y + 14, short(row["queue"]), "label"),

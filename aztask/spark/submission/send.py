@@ -61,7 +61,7 @@ FIRST_PAUSE = 0.2
 MAX_PAUSE = 30.0
 
 
-class Pace:
+class SendingPace:
     """The sending rate of one partition, in messages a second; None: unlimited."""
 
     def __init__(
@@ -202,7 +202,7 @@ def send_partition(
     # Otherwise each garbage collection goes through all loaded modules while rows are sent.
     gc.freeze()
     try:
-        return _Partition(submission, app, partition, Pace(rate)).send(batches)
+        return _Partition(submission, app, partition, SendingPace(rate)).send(batches)
     finally:
         gc.unfreeze()
         app.close()
@@ -216,7 +216,7 @@ class _Partition:
         submission: Submission,
         app: App,
         partition: int,
-        pace: Pace,
+        pace: SendingPace,
         patience: Backoff | None = None,
     ) -> None:
         self._submission = submission

@@ -25,7 +25,7 @@ from aztask.errors import AztaskError
 from aztask.queues.base import MessageState, QueueStats
 from aztask.stores.records.base import WorkerRecord
 from aztask.support.parts import Part
-from aztask.telemetry.http import Answer, PageServer
+from aztask.telemetry.http import HttpAnswer, PageServer
 from aztask.telemetry.labels import cleaned
 from aztask.telemetry.prometheus.worker import METRICS_TYPE, PROBES
 
@@ -191,16 +191,16 @@ def exporting(
             part.rest()
             stopping.wait(interval)
 
-    def ready() -> Answer:
+    def ready() -> HttpAnswer:
         if time.monotonic() - depths.turned_at > STALE_TURNS * interval + PATIENCE_SECONDS:
-            return Answer(503, b"the queues have not been read for a while, see the log\n")
-        return Answer(200, b"ok\n")
+            return HttpAnswer(503, b"the queues have not been read for a while, see the log\n")
+        return HttpAnswer(200, b"ok\n")
 
     server = PageServer(
         *address,
         {
-            "/metrics": lambda: Answer(200, generate_latest(registry), METRICS_TYPE),
-            "/healthz": lambda: Answer(200, b"ok\n"),
+            "/metrics": lambda: HttpAnswer(200, generate_latest(registry), METRICS_TYPE),
+            "/healthz": lambda: HttpAnswer(200, b"ok\n"),
             "/readyz": ready,
         },
         quick=PROBES,

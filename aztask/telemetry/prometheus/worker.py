@@ -30,7 +30,7 @@ from aztask.hooks import WorkerStatus
 from aztask.stores.events.event import Event
 from aztask.support.parts import all_parts, failures
 from aztask.telemetry.health import Health
-from aztask.telemetry.http import Answer, PageServer
+from aztask.telemetry.http import HttpAnswer, PageServer
 from aztask.telemetry.labels import TaskLabels, cleaned
 from aztask.telemetry.prometheus.metrics import WorkerMetrics
 
@@ -213,16 +213,16 @@ def serving(
         health.stop()
 
 
-def _metrics(registry: CollectorRegistry, backlog: Backlog) -> Answer:
+def _metrics(registry: CollectorRegistry, backlog: Backlog) -> HttpAnswer:
     backlog.count()
-    return Answer(200, generate_latest(registry), METRICS_TYPE)
+    return HttpAnswer(200, generate_latest(registry), METRICS_TYPE)
 
 
-def _probe(problem: str, failing: str = "") -> Answer:
+def _probe(problem: str, failing: str = "") -> HttpAnswer:
     """503 with the problem, else 200; failing: parts that do not stop the worker's work."""
     status, first = (503, problem) if problem else (200, "ok")
     lines = [first, *(line for line in failing.splitlines() if line not in first)]
-    return Answer(status, ("\n".join(lines) + "\n").encode())
+    return HttpAnswer(status, ("\n".join(lines) + "\n").encode())
 
 
 class PartMetrics(Collector):

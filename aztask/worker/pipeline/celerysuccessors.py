@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aztask.app import App
-from aztask.celery.embedded.chords import Chords, ChordState, Part
+from aztask.celery.embedded.chords import ChordPart, Chords, ChordState
 from aztask.celery.embedded.launch import (
     Embedded,
     Launch,
@@ -136,7 +136,7 @@ class CelerySuccessors:
                 launch.follow(each, [value], f"link:{number}")
             if embedded.chain:
                 launch.follow(embedded.chain[-1], [value], "chain", embedded.chain[:-1])
-            self._join(launch, embedded, Part(_index(message), message.id, data))
+            self._join(launch, embedded, ChordPart(_index(message), message.id, data))
         elif outcome is not None and outcome.state.final:
             self._failed(launch, embedded, outcome)
         elif outcome is None and isinstance(decided.settlement, DeadLetter):
@@ -153,12 +153,12 @@ class CelerySuccessors:
         if outcome.state is State.FAILED:
             self._errbacks(launch, embedded.errbacks, text, outcome.traceback)
         self._bury(message, reversed(embedded.chain), text)
-        self._join(launch, embedded, Part(_index(message), message.id, None, text))
+        self._join(launch, embedded, ChordPart(_index(message), message.id, None, text))
         for each in embedded.chain:
             options = each.get("options") or {}
             if options.get("chord") and options.get("group_id"):
                 last = Embedded(chord=signature(options["chord"], "chord"))
-                part = Part(int(options.get("group_index") or 0), message.id, None, text)
+                part = ChordPart(int(options.get("group_index") or 0), message.id, None, text)
                 self._join(launch, last, part, str(options["group_id"]))
 
     def _errbacks(
@@ -196,7 +196,7 @@ class CelerySuccessors:
     # -- chords ------------------------------------------------------------------------------
 
     def _join(
-        self, launch: Launch, embedded: Embedded, part: Part, group: str | None = None
+        self, launch: Launch, embedded: Embedded, part: ChordPart, group: str | None = None
     ) -> None:
         """Count a member's end, and launch the body if it is the last one."""
         group = group or launch.parent.group

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from aztask.emulator.broker.entities import Kind
+from aztask.emulator.broker.entities import EntityKind
 from aztask.emulator.broker.filters import CorrelationFilter, SqlFilter, TrueFilter
 from aztask.emulator.config import entities_of, read_config
 from aztask.errors import ConfigurationError
@@ -50,7 +50,7 @@ def test_targets_are_sorted_before_their_users():
         document([queue("a", ForwardTo="z"), queue("z")], [subscription(FilterType="True")])
     )
     assert [entity.path for entity in entities] == ["z", "t", "a", "t/Subscriptions/s"]
-    assert entities[3].kind is Kind.SUBSCRIPTION
+    assert entities[3].kind is EntityKind.SUBSCRIPTION
 
 
 def test_a_chain_of_forwards_in_any_order():

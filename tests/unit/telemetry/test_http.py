@@ -19,7 +19,13 @@ from types import SimpleNamespace
 import pytest
 
 from aztask.errors import ConfigurationError
-from aztask.telemetry.http import FRESH_SECONDS, LONGEST_HEAD, MOST_CONNECTIONS, Answer, PageServer
+from aztask.telemetry.http import (
+    FRESH_SECONDS,
+    LONGEST_HEAD,
+    MOST_CONNECTIONS,
+    HttpAnswer,
+    PageServer,
+)
 
 
 def broken():
@@ -28,7 +34,7 @@ def broken():
 
 @pytest.fixture
 def server():
-    pages = {"/ok": lambda: Answer(200, b"ok\n"), "/broken": broken}
+    pages = {"/ok": lambda: HttpAnswer(200, b"ok\n"), "/broken": broken}
     made = PageServer("127.0.0.1", 0, pages)
     made.start()
     yield made
@@ -90,9 +96,9 @@ def paused():
     def slow():
         number = next(numbers)
         go_on.wait(30)
-        return Answer(200, b"%d" % number)
+        return HttpAnswer(200, b"%d" % number)
 
-    pages = {"/ok": lambda: Answer(200, b"ok\n"), "/slow": slow}
+    pages = {"/ok": lambda: HttpAnswer(200, b"ok\n"), "/slow": slow}
     made = PageServer("127.0.0.1", 0, pages, quick=("/ok",))
     made.start()
     yield made, go_on
@@ -112,7 +118,7 @@ def test_a_page_is_made_once_for_all_who_wait(paused):
 
 
 def test_a_client_that_reads_nothing_delays_no_other_one():
-    pages = {"/large": lambda: Answer(200, b"x" * 50_000_000)}
+    pages = {"/large": lambda: HttpAnswer(200, b"x" * 50_000_000)}
     server = PageServer("127.0.0.1", 0, pages, seconds=2.0)
     server.start()
     with connected(server) as lazy:
@@ -130,7 +136,7 @@ def test_a_quick_page_is_made_at_most_ten_times_a_second(monkeypatch):
     now, made = [100.0], []
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
     monkeypatch.setattr("aztask.telemetry.http.time", clock)
-    page = {"/ok": lambda: Answer(200, b"%d" % (made.append(1) or len(made)))}
+    page = {"/ok": lambda: HttpAnswer(200, b"%d" % (made.append(1) or len(made)))}
     server = PageServer("127.0.0.1", 0, page, quick=("/ok",))
     server.start()
     assert [asked(server, "/ok")[1] for _ in range(3)] == [b"1"] * 3
@@ -190,8 +196,8 @@ def flood(address, sent):
 def test_probes_are_answered_during_a_flood_from_their_own_address(kind):
     """Each within the second that Kubernetes gives a probe."""
     pages = {
-        "/healthz": lambda: Answer(200, b"ok\n"),
-        "/page": lambda: Answer(200, b"x" * 100_000),
+        "/healthz": lambda: HttpAnswer(200, b"ok\n"),
+        "/page": lambda: HttpAnswer(200, b"x" * 100_000),
     }
     server = PageServer("127.0.0.1", 0, pages, quick=("/healthz",))
     server.start()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aztask.celery.embedded.chords import Chords, Part, chord_name
+from aztask.celery.embedded.chords import ChordPart, Chords, chord_name
 from aztask.queues.engine import Database
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.local.store import LocalResults
@@ -21,45 +21,45 @@ def chords(tmp_path: Path) -> Chords:
 
 def test_the_last_member_gets_all_parts_in_order(chords: Chords) -> None:
     chords.start("g", 3)
-    assert not chords.ended("g", Part(2, "c", b"2")).full
-    assert not chords.ended("g", Part(0, "a", b"0")).full
-    full = chords.ended("g", Part(1, "b", None, "ValueError: no"))
+    assert not chords.ended("g", ChordPart(2, "c", b"2")).full
+    assert not chords.ended("g", ChordPart(0, "a", b"0")).full
+    full = chords.ended("g", ChordPart(1, "b", None, "ValueError: no"))
     assert full.full and not full.sent
     assert [part.index for part in full.parts] == [0, 1, 2]
-    assert full.parts[1] == Part(1, "b", None, "ValueError: no")
+    assert full.parts[1] == ChordPart(1, "b", None, "ValueError: no")
 
 
 def test_a_member_that_ends_twice_counts_once_and_keeps_its_first_end(chords: Chords) -> None:
     chords.start("g", 2)
-    chords.ended("g", Part(0, "a", b"first"))
-    assert not chords.ended("g", Part(0, "a", b"second")).full
-    full = chords.ended("g", Part(1, "b", b"1"))
+    chords.ended("g", ChordPart(0, "a", b"first"))
+    assert not chords.ended("g", ChordPart(0, "a", b"second")).full
+    full = chords.ended("g", ChordPart(1, "b", b"1"))
     assert [part.value for part in full.parts] == [b"first", b"1"]
-    assert chords.ended("g", Part(1, "b", b"1")) == full, "a repeated end acts again"
+    assert chords.ended("g", ChordPart(1, "b", b"1")) == full, "a repeated end acts again"
 
 
 def test_the_size_may_come_last(chords: Chords) -> None:
     chords.start("g")
     for index in range(2):
-        assert not chords.ended("g", Part(index, "a", b"")).full
+        assert not chords.ended("g", ChordPart(index, "a", b"")).full
     assert chords.start("g", 2).full
 
 
 def test_starting_again_changes_nothing(chords: Chords) -> None:
     chords.start("g", 1)
-    chords.ended("g", Part(0, "a", b"0"))
+    chords.ended("g", ChordPart(0, "a", b"0"))
     assert chords.start("g").full
 
 
 def test_a_body_is_noted_as_sent(chords: Chords) -> None:
     chords.start("g", 1)
-    chords.ended("g", Part(0, "a", b"0"))
+    chords.ended("g", ChordPart(0, "a", b"0"))
     chords.note_sent("g")
-    assert chords.ended("g", Part(0, "a", b"0")).sent
+    assert chords.ended("g", ChordPart(0, "a", b"0")).sent
 
 
 def test_an_unknown_chord_is_none(chords: Chords) -> None:
-    assert chords.ended("g", Part(0, "a", b"")) is None
+    assert chords.ended("g", ChordPart(0, "a", b"")) is None
     assert chords._store.read([(chord_name("g"), "part-0")]) == [None], "nothing is left behind"
     assert not chords.known("g")
 
@@ -69,7 +69,7 @@ def test_members_that_end_at_once_fill_it_once_each(chords: Chords) -> None:
     full = []
 
     def end(index: int) -> None:
-        if chords.ended("g", Part(index, str(index), b"")).full:
+        if chords.ended("g", ChordPart(index, str(index), b"")).full:
             full.append(index)
 
     threads = [threading.Thread(target=end, args=(index,)) for index in range(16)]

@@ -17,7 +17,7 @@ from aztask.emulator.admin.descriptions import (
     description_of,
     updated_from,
 )
-from aztask.emulator.broker.entities import Entity, Kind, Status
+from aztask.emulator.broker.entities import Entity, EntityKind, Status
 from aztask.emulator.broker.filters import FalseFilter
 from aztask.errors import ConfigurationError
 from aztask.queues.engine import Counts
@@ -25,7 +25,7 @@ from aztask.queues.engine import Counts
 COUNTS = Counts(active=1, leased=2, scheduled=3, deferred=4, dead=5)
 
 
-def element(inner="", kind=Kind.QUEUE):
+def element(inner="", kind=EntityKind.QUEUE):
     name = NAMES[kind]
     text = f'<{name} xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{inner}</{name}>'
     return description(text.encode(), name)
@@ -54,7 +54,7 @@ FULL = Entity(
 
 @pytest.mark.parametrize("entity", [FULL, Entity("q")], ids=["full", "plain"])
 def test_a_queue_is_read_back_as_it_was_written(entity):
-    again = created_from(written(entity), "q", Kind.QUEUE)
+    again = created_from(written(entity), "q", EntityKind.QUEUE)
     assert again.kept.items() >= entity.kept.items()
     for name in Entity.__dataclass_fields__:
         if name != "kept":
@@ -75,7 +75,7 @@ def test_counts():
 
 
 def test_a_topic_counts_its_subscriptions_and_their_filters():
-    parts = children(written(Entity("t", Kind.TOPIC)))
+    parts = children(written(Entity("t", EntityKind.TOPIC)))
     found = [
         parts[name].text
         for name in ("SubscriptionCount", "SqlFilterCount", "CorrelationFilterCount")
@@ -86,7 +86,9 @@ def test_a_topic_counts_its_subscriptions_and_their_filters():
 def test_a_new_subscription_may_bring_its_first_rule():
     parts = '<Filter i:type="FalseFilter"/><Name>r</Name>'
     rule = f"<DefaultRuleDescription>{parts}</DefaultRuleDescription>"
-    entity = created_from(element(rule, Kind.SUBSCRIPTION), "t/Subscriptions/s", Kind.SUBSCRIPTION)
+    entity = created_from(
+        element(rule, EntityKind.SUBSCRIPTION), "t/Subscriptions/s", EntityKind.SUBSCRIPTION
+    )
     assert [(each.name, each.filter) for each in entity.rules] == [("r", FalseFilter())]
 
 
@@ -98,7 +100,9 @@ def test_an_update_resets_absent_properties_and_keeps_fixed_ones():
 
 
 def test_a_forwarding_target_may_be_a_url():
-    entity = created_from(element("<ForwardTo>https://host:1/a%20b/</ForwardTo>"), "q", Kind.QUEUE)
+    entity = created_from(
+        element("<ForwardTo>https://host:1/a%20b/</ForwardTo>"), "q", EntityKind.QUEUE
+    )
     assert entity.forward_to == "a b"
 
 
@@ -116,4 +120,4 @@ def test_a_forwarding_target_may_be_a_url():
 )
 def test_bad_values_are_explained(inner, said):
     with pytest.raises(ConfigurationError, match=said):
-        created_from(element(inner), "q", Kind.QUEUE)
+        created_from(element(inner), "q", EntityKind.QUEUE)

@@ -6,7 +6,7 @@ import pytest
 from amqpwire import Wire, names
 
 from aztask.emulator.amqp import AmqpError, encode
-from aztask.emulator.amqp.connection import State
+from aztask.emulator.amqp.connection import ConnectionState
 from aztask.emulator.amqp.decode import decode
 from aztask.emulator.amqp.outgoing import (
     HEADER_AMQP,
@@ -26,7 +26,7 @@ def test_headers_and_sasl():
     init = encode.fields(0x41, [encode.symbol("ANONYMOUS")])
     wire.feed(frame(0, init, TYPE_SASL), HEADER_AMQP)
     assert decode(_next_sasl(wire))[0].value == [0]
-    assert wire.connection.state is State.OPENING
+    assert wire.connection.state is ConnectionState.OPENING
 
 
 def _next_sasl(wire):
@@ -53,13 +53,13 @@ def test_sasl_mechanisms(mechanism, response, code, trusted):
     wire.feed(frame(0, encode.fields(0x41, items), TYPE_SASL))
     assert decode(_next_sasl(wire))[0].value == [code]
     assert wire.connection.trusted is trusted
-    assert wire.connection.state is (State.CLOSED if code else State.HEADER)
+    assert wire.connection.state is (ConnectionState.CLOSED if code else ConnectionState.HEADER)
 
 
 def test_an_unsupported_header_is_answered_with_ours():
     wire = Wire().feed(HEADER_TLS)
     assert wire.headers() == [HEADER_SASL]
-    assert wire.connection.state is State.CLOSED
+    assert wire.connection.state is ConnectionState.CLOSED
 
 
 def test_bytes_may_come_one_at_a_time():
@@ -67,7 +67,7 @@ def test_bytes_may_come_one_at_a_time():
     opened = frame(0, encode.fields(0x10, [encode.string("c")]))
     for byte in HEADER_AMQP + opened:
         wire.feed(bytes([byte]))
-    assert wire.connection.state is State.OPEN
+    assert wire.connection.state is ConnectionState.OPEN
     assert wire.handler.peer.container_id == "c"
 
 
@@ -77,7 +77,7 @@ def test_only_open_comes_first(kind):
     wire = Wire().feed(HEADER_AMQP, frame(0, encode.fields(kind, items)))
     wire.headers()
     assert names(wire.frames())[-1] == "Close"
-    assert wire.connection.state is State.CLOSING
+    assert wire.connection.state is ConnectionState.CLOSING
 
 
 def test_after_our_close_only_the_peers_close_counts():
@@ -85,9 +85,9 @@ def test_after_our_close_only_the_peers_close_counts():
     wire.connection.close(AmqpError("amqp:internal-error", "over"))
     assert wire.frames()[0].error.value == ["amqp:internal-error", "over", None]
     wire.feed(frame(0, encode.fields(0x12, [])), frame(0, b"\x00"))
-    assert wire.connection.state is State.CLOSING
+    assert wire.connection.state is ConnectionState.CLOSING
     wire.feed(frame(0, encode.fields(0x18, [])))
-    assert wire.connection.state is State.CLOSED
+    assert wire.connection.state is ConnectionState.CLOSED
 
 
 def test_incomplete_messages_of_a_connection_are_limited():
@@ -106,7 +106,7 @@ def test_partial_bytes_are_released_when_the_link_ends():
         wire.transfer(turn, bytes(800), more=True)
         wire.feed(frame(0, encode.fields(0x16, [encode.uint(0), encode.TRUE])))
         assert names(wire.frames())[-1] == "Detach"
-    assert wire.connection.state is State.OPEN
+    assert wire.connection.state is ConnectionState.OPEN
 
 
 def test_output_wakes_its_owner_once():

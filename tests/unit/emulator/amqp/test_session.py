@@ -6,7 +6,7 @@ import pytest
 from amqpwire import TAG, Wire, dispose, names, sending
 
 from aztask.emulator.amqp import encode
-from aztask.emulator.amqp.connection import State
+from aztask.emulator.amqp.connection import ConnectionState
 from aztask.emulator.amqp.outgoing import (
     frame,
 )
@@ -78,10 +78,10 @@ def test_a_sessions_error_ends_the_session_only(breach, condition):
     answers = breach(wire) or wire.frames()
     assert answers[-1].error.value[0] == condition
     assert type(answers[-1]).__name__ == "End"
-    assert wire.connection.state is State.OPEN
+    assert wire.connection.state is ConnectionState.OPEN
     assert len(wire.handler.detached_) == 1
     wire.feed(frame(0, encode.fields(0x16, [encode.uint(0)])))  # frames after the end are dropped
-    assert wire.connection.state is State.OPEN
+    assert wire.connection.state is ConnectionState.OPEN
 
 
 def test_the_window_is_renewed_and_kept():

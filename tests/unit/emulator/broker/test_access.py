@@ -7,7 +7,15 @@ from urllib.parse import quote_plus
 import pytest
 
 from aztask.emulator.amqp import AmqpError
-from aztask.emulator.broker.access import Access, Claim, Claims, Right, Rule, resource_path, sign
+from aztask.emulator.broker.access import (
+    Access,
+    Right,
+    Rule,
+    TokenClaim,
+    TokenClaims,
+    resource_path,
+    sign,
+)
 from aztask.emulator.broker.entities import parse_address
 
 NOW = 1000.0
@@ -26,7 +34,7 @@ def access():
 
 def test_a_valid_token(access):
     claim = access.claim(token(), "type", "sb://other-name:5672/queue")
-    assert claim == Claim("queue", 2000.0)
+    assert claim == TokenClaim("queue", 2000.0)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +61,7 @@ def test_without_a_key_everything_is_allowed():
     access = Access(None, lambda: NOW)
     assert access.claim("anything", "jwt", "x").covers("any/thing")
     assert access.password("a", "b")
-    claims = Claims(access, lambda: NOW)
+    claims = TokenClaims(access, lambda: NOW)
     claims.check("anything")
 
 
@@ -68,20 +76,20 @@ def test_without_a_key_everything_is_allowed():
     ],
 )
 def test_claims_cover_paths(claim, path, covered):
-    assert Claim(claim, 1.0).covers(path) is covered
+    assert TokenClaim(claim, 1.0).covers(path) is covered
 
 
 def test_claims_of_a_connection_expire_and_are_replaced(access):
     clock = [NOW]
-    claims = Claims(access, lambda: clock[0])
+    claims = TokenClaims(access, lambda: clock[0])
     with pytest.raises(AmqpError):
         claims.check("queue")
-    claims.add("a", Claim("queue", 1500.0))
+    claims.add("a", TokenClaim("queue", 1500.0))
     claims.check("queue")
     clock[0] = 1500.0
     with pytest.raises(AmqpError):
         claims.check("queue")
-    claims.add("a", Claim("queue", 1600.0))
+    claims.add("a", TokenClaim("queue", 1600.0))
     claims.check("queue")
     assert claims.expiry("other") == 0.0
     claims.trusted = True
@@ -92,7 +100,7 @@ def test_a_key_with_fewer_permissions(access):
     access = Access("key", lambda: NOW, {"name": Rule("small", frozenset({Right.LISTEN}))})
     claim = access.claim(token(key="small"), "type", "sb://host/queue")
     assert claim.rights == {Right.LISTEN}
-    claims = Claims(access, lambda: NOW)
+    claims = TokenClaims(access, lambda: NOW)
     claims.add("a", claim)
     claims.check("queue")
     claims.check("queue", Right.LISTEN)
@@ -106,7 +114,7 @@ def test_a_key_with_fewer_permissions(access):
 
 
 def test_a_token_for_the_dead_letters_alone_covers_them():
-    claim = Claim(resource_path("sb://host/queue/$DeadLetterQueue"), 1.0)
+    claim = TokenClaim(resource_path("sb://host/queue/$DeadLetterQueue"), 1.0)
     assert claim.covers(parse_address("queue/$DeadLetterQueue/$management").claimed)
     assert not claim.covers(parse_address("queue").claimed)
     assert (

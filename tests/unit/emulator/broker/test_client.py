@@ -9,7 +9,7 @@ from emulatorbench import Bench, message
 from aztask.emulator.amqp import encode, outgoing
 from aztask.emulator.amqp.link import COORDINATOR
 from aztask.emulator.amqp.outgoing import frame
-from aztask.emulator.broker.access import Claim
+from aztask.emulator.broker.access import TokenClaim
 
 
 @pytest.mark.parametrize("receive", [True, False])
@@ -71,7 +71,7 @@ def test_with_a_key_a_link_needs_a_claim_at_attach_and_later():
     client = bench.client()
     assert client.attach(receive=True)[-1].error.value[0] == "amqp:unauthorized-access"
     client.detach(0)
-    client.handler.claims.add("q", Claim("q", bench.now + 10))
+    client.handler.claims.add("q", TokenClaim("q", bench.now + 10))
     assert client.attach(receive=True)[0].source is not None
     client.handler.check_tokens()
     assert client.frames() == []

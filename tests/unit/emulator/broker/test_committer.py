@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from aztask.emulator.broker.dispatch import Change, Committer
+from aztask.emulator.broker.dispatch import Committer, StoreChange
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.queues.engine import IN_MEMORY, Database
 
 
-class Insert(Change):
+class Insert(StoreChange):
     """Inserts a number, then raises `error` if there is one."""
 
     def __init__(self, number, log, error=None):

@@ -10,7 +10,7 @@ from emulatorbench import body_of, message
 
 from aztask.emulator.amqp import encode, outgoing
 from aztask.emulator.broker.consumer import SESSION_FILTER, guid_bytes
-from aztask.emulator.broker.entities import Kind, Status
+from aztask.emulator.broker.entities import EntityKind, Status
 
 KEY = bytes(range(16))
 
@@ -59,12 +59,12 @@ def test_a_receive_and_delete_link_locks_nothing(bench):
     ("settings", "address", "filters", "condition"),
     [
         ({}, "missing", None, "amqp:not-found"),
-        ({"kind": Kind.TOPIC}, "q", None, "amqp:not-allowed"),
+        ({"kind": EntityKind.TOPIC}, "q", None, "amqp:not-allowed"),
         ({"status": Status.DISABLED}, "q", None, "com.microsoft:entity-disabled"),
         ({"sessions": True}, "q", None, "amqp:not-allowed"),
         ({}, "q", NEXT_SESSION, "amqp:not-allowed"),
         ({"sessions": True}, "q/$DeadLetterQueue", NEXT_SESSION, "amqp:not-allowed"),
-        ({"kind": Kind.TOPIC}, "q/$Transfer/$DeadLetterQueue", None, "amqp:not-allowed"),
+        ({"kind": EntityKind.TOPIC}, "q/$Transfer/$DeadLetterQueue", None, "amqp:not-allowed"),
     ],
 )
 def test_links_that_are_refused(bench, settings, address, filters, condition):

@@ -6,14 +6,14 @@ import pytest
 from emulatorbench import message
 
 from aztask.emulator.broker import dispatch
-from aztask.emulator.broker.dispatch import Source
+from aztask.emulator.broker.dispatch import MessageSource
 
 
 class Taker:
     """A consumer with unlimited credit, or with as much as `credit`."""
 
     def __init__(self, queue, credit=1000, *, dead=False):
-        self.source, self.delete, self.credit = Source(queue, dead), True, credit
+        self.source, self.delete, self.credit = MessageSource(queue, dead), True, credit
         self.batches, self.drained = [], 0
 
     def capacity(self):

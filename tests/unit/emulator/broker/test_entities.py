@@ -6,7 +6,7 @@ import pytest
 
 from aztask.emulator.broker.entities import (
     Entity,
-    Kind,
+    EntityKind,
     SubscriptionRule,
     check,
     from_json,
@@ -27,8 +27,8 @@ from aztask.errors import ConfigurationError
         Entity("a\n"),
         Entity("$cbs"),
         Entity("a/$management"),
-        Entity("t/Subscriptions/a b", Kind.SUBSCRIPTION),
-        Entity("t/Subscriptions/" + "a" * 51, Kind.SUBSCRIPTION),
+        Entity("t/Subscriptions/a b", EntityKind.SUBSCRIPTION),
+        Entity("t/Subscriptions/" + "a" * 51, EntityKind.SUBSCRIPTION),
         Entity("q", lock_seconds=301),
         Entity("q", lock_seconds=0),
         Entity("q", max_deliveries=0),
@@ -46,6 +46,6 @@ def test_entities_are_kept_as_text():
         SubscriptionRule("b", CorrelationFilter({"Label": "l"})),
     )
     entity = Entity(
-        "t/Subscriptions/s", Kind.SUBSCRIPTION, time_to_live=5.0, rules=rules, kept={"A": "b"}
+        "t/Subscriptions/s", EntityKind.SUBSCRIPTION, time_to_live=5.0, rules=rules, kept={"A": "b"}
     )
     assert from_json(to_json(entity)) == entity

@@ -12,7 +12,7 @@ from emulatorbench import message
 from aztask.emulator.amqp import AmqpError
 from aztask.emulator.amqp.sections import cut
 from aztask.emulator.broker import forwarding, stored
-from aztask.emulator.broker.entities import Entity, Kind, Status, SubscriptionRule
+from aztask.emulator.broker.entities import Entity, EntityKind, Status, SubscriptionRule
 from aztask.emulator.broker.filters import SqlFilter
 from aztask.emulator.broker.producer import new_message
 from aztask.errors import ConfigurationError
@@ -28,10 +28,10 @@ def run(bench):
 
 
 def test_a_topic_copies_to_the_subscriptions_whose_rules_match(bench):
-    bench.create("t", kind=Kind.TOPIC)
+    bench.create("t", kind=EntityKind.TOPIC)
     some = (SubscriptionRule("r", SqlFilter("n = 1")),)
-    bench.create("t/Subscriptions/all", kind=Kind.SUBSCRIPTION)
-    bench.create("t/Subscriptions/some", kind=Kind.SUBSCRIPTION, rules=some)
+    bench.create("t/Subscriptions/all", kind=EntityKind.SUBSCRIPTION)
+    bench.create("t/Subscriptions/some", kind=EntityKind.SUBSCRIPTION, rules=some)
     bench.put("t", message(n=1), message(n=2))
     assert run(bench) == {("t/Subscriptions/all", False), ("t/Subscriptions/some", False)}
     assert active(bench, "t", "t/Subscriptions/all", "t/Subscriptions/some") == [0, 2, 1]
@@ -71,10 +71,10 @@ def missing(bench):
 
 
 def wrong_kind(bench):  # no target of a forwarding is one: it is checked when it is created
-    bench.create("t", kind=Kind.TOPIC)
-    bench.create("b", kind=Kind.QUEUE)
+    bench.create("t", kind=EntityKind.TOPIC)
+    bench.create("b", kind=EntityKind.QUEUE)
     bench.create("a", forward_to="b", forward_dead_letters_to="b")
-    bench.namespace._entities["b"] = Entity("b", kind=Kind.SUBSCRIPTION)
+    bench.namespace._entities["b"] = Entity("b", kind=EntityKind.SUBSCRIPTION)
     return message()
 
 
@@ -99,9 +99,9 @@ def no_session(bench):
 
 
 def no_session_below_a_topic(bench):
-    target(bench, kind=Kind.TOPIC)
-    bench.create("b/Subscriptions/plain", kind=Kind.SUBSCRIPTION)
-    bench.create("b/Subscriptions/s", kind=Kind.SUBSCRIPTION, sessions=True)
+    target(bench, kind=EntityKind.TOPIC)
+    bench.create("b/Subscriptions/plain", kind=EntityKind.SUBSCRIPTION)
+    bench.create("b/Subscriptions/s", kind=EntityKind.SUBSCRIPTION, sessions=True)
     return message()
 
 
@@ -179,10 +179,10 @@ def test_a_dead_letter_past_the_limit_of_hops_becomes_a_transfer_dead_letter(ben
     ],
 )
 def test_what_a_subscription_cannot_take_is_its_dead_letter(bench, settings, reason):
-    bench.create("t", kind=Kind.TOPIC)
-    bench.create("t/Subscriptions/plain", kind=Kind.SUBSCRIPTION)
+    bench.create("t", kind=EntityKind.TOPIC)
+    bench.create("t/Subscriptions/plain", kind=EntityKind.SUBSCRIPTION)
     bench.put("t", message())  # before there was a subscription that refuses it
-    bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION, **settings)
+    bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION, **settings)
     assert run(bench) == {("t/Subscriptions/plain", False), ("t/Subscriptions/s", True)}
     assert active(bench, "t", "t/Subscriptions/plain", "t/Subscriptions/s") == [0, 1, 0]
     (dead,) = buried(bench, "t/Subscriptions/s")

@@ -8,7 +8,7 @@ from emulatorbench import body_of, message
 from aztask.emulator.amqp import AmqpError, encode, sections
 from aztask.emulator.amqp.sections import cut
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.entities import Kind, Status
+from aztask.emulator.broker.entities import EntityKind, Status
 from aztask.emulator.broker.forwarding import sendable
 from aztask.emulator.broker.producer import BATCH_FORMAT, messages_of, new_message
 
@@ -18,13 +18,13 @@ from aztask.emulator.broker.producer import BATCH_FORMAT, messages_of, new_messa
     [
         ({}, "missing", "amqp:not-found"),
         ({"status": Status.SEND_DISABLED}, "q", "com.microsoft:entity-disabled"),
-        ({"kind": Kind.TOPIC}, "q/Subscriptions/s", "amqp:not-allowed"),
+        ({"kind": EntityKind.TOPIC}, "q/Subscriptions/s", "amqp:not-allowed"),
     ],
 )
 def test_entities_that_accept_no_messages(bench, settings, path, condition):
     bench.create("q", **settings)
     if settings.get("kind"):
-        bench.create("q/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+        bench.create("q/Subscriptions/s", kind=EntityKind.SUBSCRIPTION)
     with pytest.raises(AmqpError) as caught:
         sendable(bench.namespace, path)
     assert caught.value.condition == condition
@@ -70,8 +70,8 @@ def test_schedule_and_expiry(bench):
 
 def test_sessions_are_required_where_they_are_needed(bench):
     queue = bench.create("s", sessions=True)
-    topic = bench.create("t", kind=Kind.TOPIC)
-    bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION, sessions=True)
+    topic = bench.create("t", kind=EntityKind.TOPIC)
+    bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION, sessions=True)
     for entity in (queue, topic):
         with pytest.raises(AmqpError, match="requires sessions"):
             new_message(bench.namespace, entity, message(), bench.now)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from emulatorbench import Bench, message
 
-from aztask.emulator.broker.entities import Entity, Kind, SubscriptionRule
+from aztask.emulator.broker.entities import Entity, EntityKind, SubscriptionRule
 from aztask.emulator.broker.filters import FalseFilter, TrueFilter
 from aztask.emulator.broker.namespace import EntityExists
 from aztask.errors import ConfigurationError, QueueNotFound
@@ -24,24 +24,24 @@ def test_entities_are_found_without_regard_to_case(bench):
 
 
 def test_entities_are_sorted_and_selected_by_kind(bench):
-    bench.create("t", kind=Kind.TOPIC)
-    bench.create("t/Subscriptions/b", kind=Kind.SUBSCRIPTION)
-    bench.create("t/Subscriptions/a", kind=Kind.SUBSCRIPTION)
+    bench.create("t", kind=EntityKind.TOPIC)
+    bench.create("t/Subscriptions/b", kind=EntityKind.SUBSCRIPTION)
+    bench.create("t/Subscriptions/a", kind=EntityKind.SUBSCRIPTION)
     bench.create("a")
     topic = bench.namespace.get("t")
     assert [each.name for each in bench.namespace.subscriptions(topic)] == ["a", "b"]
-    assert [each.path for each in bench.namespace.all(Kind.QUEUE)] == ["a"]
+    assert [each.path for each in bench.namespace.all(EntityKind.QUEUE)] == ["a"]
     assert len(bench.namespace.all()) == 4
 
 
 def test_a_subscription_needs_a_topic_and_gets_a_rule(bench):
     bench.create("q")
     with pytest.raises(QueueNotFound):
-        bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+        bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION)
     with pytest.raises(ConfigurationError, match="not a topic"):
-        bench.create("q/Subscriptions/s", kind=Kind.SUBSCRIPTION)
-    bench.create("t", kind=Kind.TOPIC)
-    made = bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+        bench.create("q/Subscriptions/s", kind=EntityKind.SUBSCRIPTION)
+    bench.create("t", kind=EntityKind.TOPIC)
+    made = bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION)
     assert [(rule.name, rule.filter) for rule in made.rules] == [("$Default", TrueFilter())]
 
 
@@ -58,7 +58,7 @@ def test_an_update_keeps_the_messages_and_changes_the_engine(bench):
 
 
 @pytest.mark.parametrize(
-    "change", [{"sessions": True}, {"kind": Kind.TOPIC}, {"duplicate_window": 60.0}]
+    "change", [{"sessions": True}, {"kind": EntityKind.TOPIC}, {"duplicate_window": 60.0}]
 )
 def test_some_settings_cannot_change(bench, change):
     made = bench.create("q")
@@ -67,8 +67,8 @@ def test_some_settings_cannot_change(bench, change):
 
 
 def test_forwarding_needs_a_target_that_accepts_messages(bench):
-    bench.create("t", kind=Kind.TOPIC)
-    bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+    bench.create("t", kind=EntityKind.TOPIC)
+    bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION)
     with pytest.raises(QueueNotFound):
         bench.create("q", forward_to="missing")
     with pytest.raises(ConfigurationError, match="forward to its topic"):
@@ -76,8 +76,8 @@ def test_forwarding_needs_a_target_that_accepts_messages(bench):
 
 
 def test_a_topic_is_deleted_with_its_subscriptions(bench):
-    bench.create("t", kind=Kind.TOPIC)
-    bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+    bench.create("t", kind=EntityKind.TOPIC)
+    bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION)
     assert [each.path for each in bench.namespace.delete("T")] == ["t", "t/Subscriptions/s"]
     assert bench.namespace.all() == []
     with pytest.raises(QueueNotFound):
@@ -90,8 +90,8 @@ def test_ensure_creates_or_updates(bench):
 
 
 def test_rules_are_added_replaced_and_removed(bench):
-    bench.create("t", kind=Kind.TOPIC)
-    path = bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION).path
+    bench.create("t", kind=EntityKind.TOPIC)
+    path = bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION).path
     bench.namespace.add_rule(path, SubscriptionRule("More", TrueFilter()))
     with pytest.raises(EntityExists):
         bench.namespace.add_rule(path, SubscriptionRule("more", TrueFilter()))

@@ -8,8 +8,8 @@ import pytest
 from emulatorbench import Bench, message
 
 from aztask.emulator.amqp import encode
-from aztask.emulator.broker.access import Claim, Right, sign
-from aztask.emulator.broker.entities import Kind
+from aztask.emulator.broker.access import Right, TokenClaim, sign
+from aztask.emulator.broker.entities import EntityKind
 
 PEEK = "com.microsoft:peek-message"
 PEEK_ALL = encode.map_of(
@@ -59,13 +59,13 @@ def test_refused_tokens(secured, options, status, condition):
 def test_operations_need_their_permission(secured):
     client = secured.client()
     claims = client.handler.claims
-    claims.add("q", Claim("q", secured.now + 60, frozenset({Right.SEND})))
+    claims.add("q", TokenClaim("q", secured.now + 60, frozenset({Right.SEND})))
     assert client.request("q/$management", PEEK, PEEK_ALL)[0] == 401
     cancel = encode.map_of([(encode.string("sequence-numbers"), encode.long_array([5]))])
     assert (
         client.request("q/$management", "com.microsoft:cancel-scheduled-message", cancel)[0] == 404
     )
-    claims.add("q", Claim("q", secured.now + 60, frozenset({Right.LISTEN})))
+    claims.add("q", TokenClaim("q", secured.now + 60, frozenset({Right.LISTEN})))
     assert client.request("q/$management", PEEK, PEEK_ALL)[0] == 204
 
 
@@ -85,8 +85,8 @@ def test_requests_to_an_entity_that_does_not_exist(bench):
 
 
 def test_rules_are_reached_through_their_subscription(bench):
-    bench.create("t", kind=Kind.TOPIC)
-    bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+    bench.create("t", kind=EntityKind.TOPIC)
+    bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION)
     node = "t/Subscriptions/s/$management"
     empty = encode.map_of([])
     status, _, body = bench.client().request(node, "com.microsoft:enumerate-rules", empty)

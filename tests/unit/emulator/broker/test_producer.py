@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from emulatorbench import message
 
-from aztask.emulator.broker.entities import Kind
+from aztask.emulator.broker.entities import EntityKind
 from aztask.errors import QueueFull
 
 
@@ -61,8 +61,8 @@ def test_an_error_of_the_store_is_reported(bench, client, monkeypatch):
 
 
 def test_topics_accept_messages(bench):
-    bench.create("t", kind=Kind.TOPIC)
-    bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+    bench.create("t", kind=EntityKind.TOPIC)
+    bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION)
     client = bench.client()
     client.attach(receive=False, address="t")
     assert outcome(client.send(0, message())) == (0x24, None)

@@ -7,7 +7,7 @@ from amqpwire import decode_exactly
 
 from aztask.emulator.amqp import AmqpError
 from aztask.emulator.amqp.encode import Described, undescribed
-from aztask.emulator.broker.entities import Kind
+from aztask.emulator.broker.entities import EntityKind
 from aztask.emulator.broker.filters import CorrelationFilter, FalseFilter, SqlFilter, TrueFilter
 from aztask.emulator.broker.nodes import rule_operation
 
@@ -16,9 +16,9 @@ PATH = "t/Subscriptions/s"
 
 @pytest.fixture
 def run(bench):
-    bench.create("t", kind=Kind.TOPIC)
+    bench.create("t", kind=EntityKind.TOPIC)
     bench.create("q")
-    bench.create(PATH, kind=Kind.SUBSCRIPTION)
+    bench.create(PATH, kind=EntityKind.SUBSCRIPTION)
 
     def operate(name, path=PATH, **body):
         entity = bench.namespace.get(path)

@@ -8,7 +8,7 @@ from aztask.errors import LeaseLost, MessageTooLarge
 from aztask.message.envelope import Envelope
 from aztask.queues.base import ANY_SESSION, QueueOptions, ReceiverOptions, Renewed
 from aztask.queues.engine import Database
-from aztask.queues.local.broker import LocalBroker, SessionReceiver
+from aztask.queues.local.broker import LocalBroker, LocalSessionReceiver
 from aztask.settlement import Complete
 from aztask.support.clock import Clock
 
@@ -28,7 +28,7 @@ class Bench:
 
     def receiver(self, session=ANY_SESSION, **options):
         options = ReceiverOptions("q", LEASE, session, **options)
-        return SessionReceiver(self.broker.engine, self.broker.wakeup("q"), options)
+        return LocalSessionReceiver(self.broker.engine, self.broker.wakeup("q"), options)
 
 
 @pytest.fixture

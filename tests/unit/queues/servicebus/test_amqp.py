@@ -14,8 +14,14 @@ from azure.servicebus._pyamqp.message import Header, Message, Properties
 from hypothesis import assume, given
 from hypothesis import strategies as some
 
-from aztask.queues.servicebus.reading import Damaged, read_message
-from aztask.queues.servicebus.values import ERRORS, MAX_DEPTH, Unreadable, read_value, reason_of
+from aztask.queues.servicebus.reading import DamagedMessage, read_message
+from aztask.queues.servicebus.values import (
+    ERRORS,
+    MAX_DEPTH,
+    UnreadableValue,
+    read_value,
+    reason_of,
+)
 
 HEADER = b"\x00\x53\x70"
 ANNOTATIONS = b"\x00\x53\x72"
@@ -239,7 +245,7 @@ def test_beside_one_broken_property_nothing_else_is_lost(raw: bytes) -> None:
     annotations = ANNOTATIONS + b"\xc1\x08\x02\xa3\x03x-n\x55\x07"
     whole = HEADER + b"\xc0\x02\x01\x41" + annotations + section + BODY
     message = read_message(whole)
-    assert isinstance(message, Damaged)
+    assert isinstance(message, DamagedMessage)
     assert message.problem.startswith("the application properties at byte 20 cannot be read: ")
     assert message.raw == whole
     assert message.header == Header(durable=True)
@@ -252,7 +258,7 @@ def test_of_properties_the_readable_ones_are_kept() -> None:
     pairs = b"\xa1\x01a\x41" + b"\xa1\x01b\x56\x07" + b"\xa1\x01c\xa1\x01\xff" + b"\xa1\x01d\x42"
     raw = APPLICATION + b"\xc1" + bytes((len(pairs) + 1, 8)) + pairs + BODY
     message = read_message(raw)
-    assert isinstance(message, Damaged)
+    assert isinstance(message, DamagedMessage)
     assert message.application_properties == {b"a": True, b"d": False}
     assert message.data == [b"body"]
 
@@ -279,7 +285,7 @@ def test_of_properties_the_readable_ones_are_kept() -> None:
 )
 def test_sections_that_are_none(raw: bytes) -> None:
     message = read_message(raw)
-    assert isinstance(message, Damaged)
+    assert isinstance(message, DamagedMessage)
     assert "cannot be read" in message.problem
     assert message.raw == raw
 
@@ -293,7 +299,7 @@ def test_nesting_has_an_end() -> None:
 
     assert read_value(nested(MAX_DEPTH), 0)
     for depth in (MAX_DEPTH + 1, 5000):
-        with pytest.raises(Unreadable, match="nested more than 64 deep"):
+        with pytest.raises(UnreadableValue, match="nested more than 64 deep"):
             read_value(nested(depth), 0)
 
 
@@ -304,7 +310,7 @@ def test_memory_stays_proportional_to_the_bytes() -> None:
     flat = b"\x45" * 200_000
     lists = b"\xd0" + (len(flat) + 4).to_bytes(4) + len(flat).to_bytes(4) + flat
     tracemalloc.start()
-    assert isinstance(read_message(b"\x00\x53\x77" + body), Damaged)
+    assert isinstance(read_message(b"\x00\x53\x77" + body), DamagedMessage)
     assert read_message(b"\x00\x53\x77" + lists).value == [[]] * 200_000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -363,14 +369,14 @@ def test_a_property_with_millions_of_values_costs_no_memory(flood):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert isinstance(message, Damaged)
+    assert isinstance(message, DamagedMessage)
     assert "holds more than 262,144 values" in message.problem
     assert peak < 2 * len(raw)
 
 
 def test_a_long_body_is_no_flood():
     message = read_message(DATA + b"\xb0" + COUNT.to_bytes(4) + b"\x45" * COUNT)
-    assert not isinstance(message, Damaged)
+    assert not isinstance(message, DamagedMessage)
 
 
 def test_what_the_service_wrote_is_not_replaced_by_what_the_sender_wrote() -> None:
@@ -397,5 +403,5 @@ def test_a_list_or_a_map_as_a_name_beside_a_damaged_value_is_skipped(key: bytes)
     pairs = key + b"\x41" + b"\xa1\x03bad\x2f" + b"\xa1\x03why\xa1\x02so"
     raw = APPLICATION + bytes((0xC1, len(pairs) + 1, 6)) + pairs
     message = read_message(raw + BODY)
-    assert isinstance(message, Damaged)
+    assert isinstance(message, DamagedMessage)
     assert message.application_properties == {b"why": b"so"}

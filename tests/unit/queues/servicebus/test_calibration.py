@@ -7,7 +7,7 @@ from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp.message import Message
 
 from aztask.errors import BrokerUnavailable, ConfigurationError
-from aztask.queues.servicebus.clock import MAX_PEEKS, PARTITIONED, ClockCalibration, ServiceClock
+from aztask.queues.servicebus.clock import MAX_PEEKS, PARTITIONED, BusClock, ClockCalibration
 from aztask.queues.servicebus.reading import damaged
 from aztask.support.clock import Clock
 
@@ -34,7 +34,7 @@ def test_with_the_right_to_send_no_message_is_looked_at() -> None:
         raise AssertionError("looked")
 
     clock = Clock()
-    calibration = ClockCalibration(ServiceClock(clock), clock, lambda: probes.append(1), look)
+    calibration = ClockCalibration(BusClock(clock), clock, lambda: probes.append(1), look)
     calibration.once()
     calibration.once()
     assert len(probes) == 2
@@ -47,7 +47,7 @@ def test_a_probe_is_not_repeated_once_it_was_refused_but_it_is_while_the_service
         raise errors.pop(0)
 
     clock = Clock()
-    calibration = ClockCalibration(ServiceClock(clock), clock, probe, lambda number: None)
+    calibration = ClockCalibration(BusClock(clock), clock, probe, lambda number: None)
     with pytest.raises(BrokerUnavailable):
         calibration.once()
     calibration.once()
@@ -68,7 +68,7 @@ def test_the_end_is_found_in_few_looks(backlog, start) -> None:
         raise ConfigurationError("no right to send")
 
     clock = Clock(monotonic=lambda: 1000.0 + len(looked))
-    service_clock = ServiceClock(clock)
+    service_clock = BusClock(clock)
     calibration = ClockCalibration(service_clock, clock, probe, look)
     calibration.once()
     assert len(looked) <= MAX_PEEKS / 2
@@ -89,7 +89,7 @@ def test_the_end_is_found_in_few_looks(backlog, start) -> None:
 )
 def test_a_message_whose_time_may_be_older_is_no_pin(more) -> None:
     clock = Clock()
-    service_clock = ServiceClock(clock)
+    service_clock = BusClock(clock)
     found: list[ServiceBusReceivedMessage] = []
     calibration = ClockCalibration(
         service_clock, clock, lambda: None, lambda number: next(iter(found), None)
@@ -103,7 +103,7 @@ def test_a_message_whose_time_may_be_older_is_no_pin(more) -> None:
 
 def test_partitions_say_nothing_of_each_other() -> None:
     clock = Clock()
-    service_clock = ServiceClock(clock)
+    service_clock = BusClock(clock)
     calibration = ClockCalibration(service_clock, clock, lambda: None, lambda number: None)
     calibration._may_send = False
     calibration.once()
@@ -115,7 +115,7 @@ def test_partitions_say_nothing_of_each_other() -> None:
 
 def test_a_damaged_message_is_no_pin_and_says_no_number() -> None:
     clock = Clock()
-    service_clock = ServiceClock(clock)
+    service_clock = BusClock(clock)
     calibration = ClockCalibration(service_clock, clock, refused, lambda number: None)
     calibration.once()  # the queue is empty
     inner = damaged(b"", "hostile", message_annotations={b"x-opt-sequence-number": 2**62})

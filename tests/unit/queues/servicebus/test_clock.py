@@ -2,12 +2,12 @@
 
 import pytest
 
-from aztask.queues.servicebus.clock import DRIFT, PIN_SECONDS, STEP_SECONDS, ServiceClock
+from aztask.queues.servicebus.clock import DRIFT, PIN_SECONDS, STEP_SECONDS, BusClock
 from aztask.support.clock import Clock
 
 
-def clock_at(now: float = 1000.0) -> ServiceClock:
-    return ServiceClock(Clock(wall=lambda: now))
+def clock_at(now: float = 1000.0) -> BusClock:
+    return BusClock(Clock(wall=lambda: now))
 
 
 def test_nothing_learned_means_our_own_clock():
@@ -34,7 +34,7 @@ def test_a_clock_that_was_set_back_is_followed():
 
 def test_a_pin_gets_wider_and_is_forgotten():
     now = [1000.0]
-    clock = ServiceClock(Clock(monotonic=lambda: now[0], wall=lambda: 1_800_000_000.0))
+    clock = BusClock(Clock(monotonic=lambda: now[0], wall=lambda: 1_800_000_000.0))
     clock.pin(5000.0, 999.0, 1000.0)
     assert clock.pinned is not None
     assert (clock.pinned.low, clock.pinned.high) == (4000.0, 4001.0)

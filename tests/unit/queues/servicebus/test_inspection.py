@@ -14,7 +14,7 @@ from aztask.errors import (
     QueueNotFound,
 )
 from aztask.queues.servicebus import inspection
-from aztask.queues.servicebus.clock import ServiceClock
+from aztask.queues.servicebus.clock import BusClock
 from aztask.queues.servicebus.inspection import BusInspector
 from aztask.support.clock import Clock
 
@@ -40,7 +40,7 @@ def answer(value):
 
 
 def inspector(*, recent=PROPERTIES, tier="Standard", listen=None, send=None, **options):
-    clock = ServiceClock(Clock(wall=lambda: 1000.0))
+    clock = BusClock(Clock(wall=lambda: 1000.0))
     return BusInspector(
         ServiceBusAddress("shop.servicebus.windows.net", **options),
         SimpleNamespace(recent=answer(recent), tier=answer(tier), hint=lambda: "; set A"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError
 from aztask.queues.servicebus import lock as servicebus_lock
-from aztask.queues.servicebus.clock import DRIFT, ClockCalibration, ServiceClock
+from aztask.queues.servicebus.clock import DRIFT, BusClock, ClockCalibration
 from aztask.queues.servicebus.lock import TOLERANCE, LockWatch
 from aztask.queues.servicebus.reading import damaged
 from aztask.support.clock import Clock
@@ -64,7 +64,7 @@ class World:
         self.clock = Clock(
             monotonic=lambda: 1000.0 + self.passed, wall=lambda: EPOCH + 1000.0 + self.passed
         )
-        self.service_clock = ServiceClock(self.clock)
+        self.service_clock = BusClock(self.clock)
         calibration = ClockCalibration(self.service_clock, self.clock, self.probe, self.look)
         self.watch = LockWatch(
             "q", self.lease, calibration, lambda: self.managed, managed=self.managed is not None

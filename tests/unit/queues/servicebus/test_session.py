@@ -29,10 +29,10 @@ from aztask.queues.base import ANY_SESSION, ReceiverOptions
 from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.queues.servicebus import session as module
 from aztask.queues.servicebus.receiver import request_seconds
-from aztask.queues.servicebus.session import GONE, UNCONFIRMED, SessionReceiver
+from aztask.queues.servicebus.session import GONE, UNCONFIRMED, BusSessionReceiver
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
 
-Make = Callable[..., SessionReceiver]
+Make = Callable[..., BusSessionReceiver]
 
 SLICE, SHORTEST_ACCEPT, LONGEST_ACCEPT, OPEN_SECONDS = 0.02, 0.5, 30.0, 10.0
 STALE = 0.1  # of a lease
@@ -80,7 +80,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> BusService:
 def make(service: BusService) -> Iterator[Make]:
     made = []
 
-    def make(session: Any = "s1", *, left: Any = (), **options: Any) -> SessionReceiver:
+    def make(session: Any = "s1", *, left: Any = (), **options: Any) -> BusSessionReceiver:
         """left: what `look` finds in the queue, by number; or what it raises."""
 
         def send(queue: str, envelopes: Any) -> None:
@@ -95,7 +95,7 @@ def make(service: BusService) -> Iterator[Make]:
 
         watch = options.pop("watch", None)
         terms = ReceiverOptions("q", LEASE, session=session, **options)
-        one = SessionReceiver(
+        one = BusSessionReceiver(
             service.client, terms, send, peek=look, clock=service.clock, watch=watch
         )
         made.append(one)
@@ -106,14 +106,14 @@ def make(service: BusService) -> Iterator[Make]:
         finish(each)
 
 
-def received(service: BusService, receiver: SessionReceiver, count: int = 1) -> list[Any]:
+def received(service: BusService, receiver: BusSessionReceiver, count: int = 1) -> list[Any]:
     service.bring(count, session="s1")
     deliveries = receiver.receive(count, 1.0)
     assert len(deliveries) == count
     return deliveries
 
 
-def settle(receiver: SessionReceiver, deliveries: list[Any], how: Settlement) -> list[Any]:
+def settle(receiver: BusSessionReceiver, deliveries: list[Any], how: Settlement) -> list[Any]:
     return receiver.settle([(each, how) for each in deliveries])
 
 
@@ -123,7 +123,7 @@ def lose(service: BusService) -> None:
     service.locked.clear()
 
 
-def break_off(service: BusService, receiver: SessionReceiver) -> None:
+def break_off(service: BusService, receiver: BusSessionReceiver) -> None:
     """The connection breaks, and the session goes with it."""
     for link in service.links:
         link._running = False

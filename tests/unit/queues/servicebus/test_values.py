@@ -9,7 +9,7 @@ from aztask.queues.servicebus.values import (
     ERRORS,
     MAX_DEPTH,
     MAX_WEIGHTLESS,
-    Unreadable,
+    UnreadableValue,
     end_of,
     pairs_of,
     read_value,
@@ -85,7 +85,7 @@ def test_nesting_is_bounded():
         return value
 
     assert read_value(nested(MAX_DEPTH), 0)
-    with pytest.raises(Unreadable, match="nested"):
+    with pytest.raises(UnreadableValue, match="nested"):
         read_value(nested(MAX_DEPTH + 1), 0)
     with pytest.raises(ERRORS):
         read_value(b"\x00" * 100_000, 0)
@@ -96,7 +96,7 @@ def test_items_that_take_no_bytes_are_bounded():
         return b"\xf0\x00\x00\x00\x05" + count.to_bytes(4) + b"\x40"
 
     assert read_value(nulls(MAX_WEIGHTLESS), 0)[0] == [None] * MAX_WEIGHTLESS
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableValue):
         read_value(nulls(MAX_WEIGHTLESS + 1), 0)
 
 
