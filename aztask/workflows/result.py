@@ -303,29 +303,29 @@ class EmptyWorkflow(WorkflowResult):
 
     @property
     def state(self) -> str:
-        """Always "succeeded"."""
+        """It is "succeeded" from the start."""
         return State.SUCCEEDED.value
 
     @property
     def progress(self) -> Progress:
-        """Nothing of nothing."""
+        """There are no tasks to count."""
         return Progress(0, 0, 0)
 
     def ready(self) -> bool:
-        """Always True."""
+        """It has ended from the start."""
         return True
 
     def get(self, timeout: float | None = None) -> Any:
-        """The value, at once."""
+        """The empty list, without waiting."""
         return self._empty
 
     def members(self) -> Iterator[AsyncResult[Any]]:
-        """None."""
+        """An empty iterator: no task can have a result."""
         return iter(())
 
     @property
     def failures(self) -> list[Failure]:
-        """Always empty."""
+        """There are no tasks that could fail."""
         return []
 
     def cancel(self) -> bool:
