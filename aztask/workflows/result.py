@@ -303,29 +303,29 @@ class EmptyWorkflow(WorkflowResult):
 
     @property
     def state(self) -> str:
-        """It is "succeeded" from the start."""
+        """Always "succeeded": no task of it can fail."""
         return State.SUCCEEDED.value
 
     @property
     def progress(self) -> Progress:
-        """There are no tasks to count."""
+        """No task has ended, and there is none that could."""
         return Progress(0, 0, 0)
 
     def ready(self) -> bool:
-        """It has ended from the start."""
+        """Always True, because nothing is waited for."""
         return True
 
     def get(self, timeout: float | None = None) -> Any:
-        """The empty list, without waiting."""
+        """The value, at once, whatever the timeout."""
         return self._empty
 
     def members(self) -> Iterator[AsyncResult[Any]]:
-        """An empty iterator: no task can have a result."""
+        """An iterator that ends at once, because it has no tasks."""
         return iter(())
 
     @property
     def failures(self) -> list[Failure]:
-        """There are no tasks that could fail."""
+        """Always empty: no task of it can fail."""
         return []
 
     def cancel(self) -> bool:
