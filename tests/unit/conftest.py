@@ -1,5 +1,6 @@
 """Fixtures of the unit tests."""
 
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from aztask import App
 from aztask.operate.cli import main
+from aztask.worker.stopsignals import DRAIN, NOW
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,12 @@ class Cli:
         for name, value in environment.items():
             self._monkeypatch.setenv(name, value)
         self._capsys.readouterr()
-        code = main.run([str(argument) for argument in arguments])
+        before = {number: signal.getsignal(number) for number in (*DRAIN, *NOW)}
+        try:
+            code = main.run([str(argument) for argument in arguments])
+        finally:  # a worker that has ended ignores them for good
+            for number, handler in before.items():
+                signal.signal(number, handler)
         out, err = self._capsys.readouterr()
         return Ended(code, out, err)
 
