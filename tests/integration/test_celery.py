@@ -23,16 +23,13 @@ APP = """
     transport.register()
     app = Celery("celery_app", broker="aztask://")
     app.conf.update(
-        broker_transport_options={
-            "broker": os.environ["BROKER"],
-            "lease": 1.5,
-            "remote_control": "UNCONTROLLED" not in os.environ,
-        },
+        broker_transport_options={"broker": os.environ["BROKER"], "lease": 1.5},
         task_acks_late=True,
         task_ignore_result=True,
         worker_prefetch_multiplier=2,
         worker_proc_alive_timeout=30,
     )
+    app.conf.broker_transport_options["remote_control"] = "UNCONTROLLED" not in os.environ
 
     def note(line):
         with open(os.environ["NOTES"], "a") as file:
