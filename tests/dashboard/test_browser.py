@@ -245,6 +245,7 @@ def test_an_action_is_counted_confirmed_and_in_the_audit(opened, scripts):
     if page.locator("a.act", has_text="Resume").count():
         page.locator("a.act", has_text="Resume").first.click()
         page.locator("main form button").click()
+        page.wait_for_url("**/audit?id=*")  # leaving it earlier would cut it off
         page.goto(page.url.partition("/audit")[0] + "/queues")
     page.locator("a.act", has_text="Pause").first.click()
     asked = page.locator(".ask").inner_text()
