@@ -217,9 +217,9 @@ def test_probes_are_answered_during_a_flood_from_their_own_address(kind):
 
 WITHOUT_FILES = """
 import resource, socket, sys, urllib.request
-from aztask.telemetry.http import Answer, PageServer
+from aztask.telemetry.http import HttpAnswer, PageServer
 
-server = PageServer("127.0.0.1", 0, {"/ok": lambda: Answer(200, b"ok")}, quick=("/ok",))
+server = PageServer("127.0.0.1", 0, {"/ok": lambda: HttpAnswer(200, b"ok")}, quick=("/ok",))
 server.start()
 print(server.server_address[1], flush=True)
 import os
