@@ -1,8 +1,8 @@
-"""Rows about operations in the result store: the audit, jobs, and the items of jobs.
+"""Rows about operations in the result store: the audit.
 
 Rules
 1. Rows belong to the broker, as runs do: whatever program acts on its queues writes to one ledger.
-2. Keys of the audit and of jobs begin with the time, counted backwards: the newest comes first, and
+2. Keys begin with the time, counted backwards: the newest comes first, and
    a page ends with a key behind which the next one begins.
 3. Rows are kept for `KEPT_SECONDS`. Who adds a row removes a few that are older.
 4. A row that another program wrote, or a newer release, is reported as damaged and hides no other.
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.steps.records import KeepsRows
 from aztask.stores.layout import SqlLayout, TablesLayout
+from aztask.stores.owning import move_rows
+from aztask.stores.records.owners import is_other_broker
 from aztask.stores.rows import Change, Kind, Place, Row, RowStore
 from aztask.support import chance
 
@@ -51,7 +52,6 @@ OPERATIONS: Final = Kind(
 )
 
 AUDIT: Final = "audit"
-JOBS: Final = "jobs"
 
 VERSION: Final = 1
 KEPT_SECONDS: Final = 90 * 86400.0
@@ -82,24 +82,6 @@ def unpacked(row: Row) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and found.get("v") == VERSION else None
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerCell:
-    """One row by its place, as `aztask.stores.changing.change` reads and writes it."""
-
-    ledger: Ledger
-    part: str
-    key: str
-
-    def read(self) -> Row | None:
-        """The row; None if there is none."""
-        (found,) = self.ledger.get(self.part, [self.key])
-        return found
-
-    def write(self, data: bytes | None, before: Row | None) -> bool:
-        """Replace the row, or delete it with None."""
-        return self.ledger.write(self.part, self.key, data, before) is not None
 
 
 class Ledger:
@@ -134,10 +116,20 @@ class Ledger:
         self._rows.remove([Place(self._owner, part, key) for key in keys])
 
     def old(self, part: str, at: float) -> list[str]:
-        """Some keys of the audit or of jobs that were kept long enough at this time."""
+        """Some keys of rows that were kept long enough at this time."""
         first = _before(at - KEPT_SECONDS)
         found = self._rows.range(self._owner, part, first, limit=REMOVED, short=True)
         return [row.place.key for row in found]
+
+    def owners(self) -> set[Owner]:
+        """Whose rows are in the store."""
+        return self._rows.owners()
+
+    def adopt(self, old: Owner) -> int:
+        """Make the rows of another owner's broker ours; returns how many were found."""
+        if not is_other_broker(self._owner, old):
+            return 0
+        return move_rows(self._store, self._rows, old.of_broker, self._owner)
 
 
 def ledger_of(results: object) -> Ledger | None:

@@ -12,6 +12,8 @@ from aztask.app import App
 from aztask.errors import AztaskError, ConfigurationError, did_you_mean
 from aztask.leaseadvice.document import adopt as adopt_advice
 from aztask.operate.action import Action, Progress, results_of
+from aztask.operate.ledger import ledger_of
+from aztask.steps.records import steps_of
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.owners import UNOWNED_SECONDS, CountsUnowned, OwnedRows, parts_of
 from aztask.support.display import plural
@@ -23,7 +25,7 @@ _ON: Final = " on "
 def owner_findings(app: App, store: ResultStore) -> Iterator[Finding]:
     """Who owns the rows, and a warning of rows that no owner has adopted for a day."""
     try:
-        owners = _owners(store)
+        owners = _owners(app, store)
         before = time.time() - UNOWNED_SECONDS
         unowned = sum(
             part.unowned(before) for part in parts_of(store) if isinstance(part, CountsUnowned)
@@ -48,12 +50,15 @@ def owner_findings(app: App, store: ResultStore) -> Iterator[Finding]:
         )
 
 
-def _owners(store: ResultStore) -> set[Owner]:
-    found: set[Owner] = set()
-    for part in parts_of(store):
+def _owners(app: App, store: ResultStore) -> set[Owner]:
+    return set().union(*(part.owners() for part in _owned(app, store)))
+
+
+def _owned(app: App, store: ResultStore) -> Iterator[OwnedRows]:
+    """All parts of the store whose rows have owners."""
+    for part in (*parts_of(store), steps_of(store, app.codec), ledger_of(store)):
         if isinstance(part, OwnedRows):
-            found |= part.owners()
-    return found
+            yield part
 
 
 def adoption(app: App, old: str) -> AdoptRows:
@@ -68,7 +73,7 @@ def adoption(app: App, old: str) -> AdoptRows:
         raise ConfigurationError("this app has no owner: name its broker, or set AZTASK_OWNER")
     name, on, broker = old.rpartition(_ON)
     given = Owner(broker, name) if on else Owner(old)
-    known = _owners(results_of(app))
+    known = _owners(app, results_of(app))
     meant = {each for each in known if each == given or _of_broker(given, each)}
     if not meant:
         texts = sorted({str(each) for each in known})
@@ -108,7 +113,7 @@ class AdoptRows(Action[int]):
     def _act(self, progress: Progress) -> int:
         store, leases = results_of(self.app), self.app.leases
         old = self.old if self.old.app else Owner(self.old.broker, self.app.owner.app)
-        moved = sum(part.adopt(old) for part in parts_of(store) if isinstance(part, OwnedRows))
+        moved = sum(part.adopt(old) for part in _owned(self.app, store))
         moved += adopt_advice(leases.store, old) if leases.enabled else 0
         self.done = self.count
         return moved

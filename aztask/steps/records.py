@@ -28,7 +28,9 @@ from aztask.message.codec import Codec
 from aztask.message.message import HISTORY, TaskMessage
 from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.stores.layout import SqlLayout, TablesLayout
+from aztask.stores.owning import move_rows
 from aztask.stores.records.damage import Columns, Damaged
+from aztask.stores.records.owners import is_other_broker
 from aztask.stores.rows import Change, Kind, Place, Row, RowStore
 
 _STEPS: Final = (
@@ -229,6 +231,19 @@ class StepStore:
                 yield self._opened(row)
             except StepsDamaged:
                 continue
+
+    def owners(self) -> set[Owner]:
+        """Whose histories are in the store."""
+        return self._rows.owners()
+
+    def adopt(self, old: Owner) -> int:
+        """Make the histories of another owner's broker ours; returns how many rows were found.
+
+        Without this, an adopted task would run its recorded steps again.
+        """
+        if not is_other_broker(self.owner, old):
+            return 0
+        return move_rows(self._store, self._rows, old.of_broker, self.owner)
 
     def _place(self, task_id: str, history: str, place: tuple[str, ...]) -> Place:
         return Place(self.owner, task_id, f"{history}:{digest_of(*place)}")

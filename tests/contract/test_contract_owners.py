@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import owners
 import pytest
 from owners import FACTORIES, Scenario, Worlds
+
+from aztask.operate.owners import adoption
+from aztask.stores.rows import Change, Kind, Place
 
 PACKAGE = Path(__file__).parents[2] / "aztask"
 
@@ -60,6 +66,52 @@ def test_an_owner_leaves_the_rows_of_another_alone(worlds, name):
     mine, theirs = worlds()
     try:
         SCENARIOS[name](mine, theirs)
+    finally:
+        for each in (mine, theirs):
+            each.app.close()
+
+
+def kinds() -> dict[str, Kind]:
+    """Every kind of rows in the package, by its module and name."""
+    found: dict[str, Kind] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name in re.findall(r"^(\w+): Final = Kind\($", path.read_text(), re.MULTILINE):
+            module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+            found[f"{module}.{name}"] = getattr(importlib.import_module(module), name)
+    return found
+
+
+KINDS = kinds()
+SAMPLES: dict[type, Any] = {bytes: b"{}", str: "text", float: 1.0, int: 1, bool: True}
+DROPPED = {
+    "aztask.stores.records.deadindex.NOTES": "a damaged note: its dead letter is in the queue",
+}
+BESIDE = {
+    "aztask.stores.records.deadindex.READ": "it goes with the notes: how far their queue was read",
+}
+
+
+def test_kinds_of_rows_are_found_by_code():
+    assert {"aztask.steps.records.STEPS", "aztask.operate.ledger.OPERATIONS"} <= KINDS.keys()
+    assert len(KINDS) >= 6
+    assert DROPPED.keys() | BESIDE.keys() <= KINDS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(KINDS.keys() - BESIDE.keys()))
+def test_an_adoption_moves_rows_of_every_kind(worlds, name):
+    """A task whose recorded steps stayed behind would run them again."""
+    kind = KINDS[name]
+    mine, theirs = worlds()
+    try:
+        rows = theirs.store.rows.of(kind)
+        partition = "a" if kind.sql.partition else ""
+        place = Place(theirs.owner.of_broker, partition, "k" if kind.sql.key else "")
+        values = {column: SAMPLES[each] for column, each in kind.columns.items()}
+        assert rows.write(Change(place, values)) is not None
+        adoption(mine.app, theirs.owner.broker).act()
+        assert list(rows.of_owner(theirs.owner.of_broker)) == []
+        moved = [row.place for row in rows.of_owner(mine.owner.of_broker)]
+        assert (place._replace(owner=mine.owner.of_broker) in moved) is (name not in DROPPED)
     finally:
         for each in (mine, theirs):
             each.app.close()

@@ -43,7 +43,7 @@ GROWTH: dict[str, dict[str, int]] = {
     "durable steps": {
         "rooms": 1,
         "files": 10,
-        "lines of code": 1_280,
+        "lines of code": 1_301,
         "files with one importer": 3,
     },
     "the operations page": {
@@ -65,7 +65,7 @@ GROWTH: dict[str, dict[str, int]] = {
     },
     "actions on the page, and their audit": {
         "files": 4,
-        "lines of code": 723,
+        "lines of code": 713,
         "files with one importer": 2,
     },
 }

@@ -18,8 +18,9 @@ from aztask.errors import ForeignId
 from aztask.stores.records.base import WorkerRecord
 
 FOREIGN_ID: Final = "id-of-another-owner"
-OTHER_TASK: Final = "id-of-another-task"
 """The reason of the dead letter of a message whose id another owner uses."""
+OTHER_TASK: Final = "id-of-another-task"
+"""The same of one whose id belongs to a run of another task, or in another queue."""
 
 UNOWNED_SECONDS: Final = 86400.0
 """Seconds after which ``aztask doctor`` lists a row that no owner has adopted."""

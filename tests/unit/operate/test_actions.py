@@ -299,7 +299,7 @@ def adopt(shop):
     action = owners.adoption(shop.app, theirs.broker)
 
     def look():
-        return theirs.broker in {each.broker for each in owners._owners(shop.app.results)}
+        return theirs.broker in {each.broker for each in owners._owners(shop.app, shop.app.results)}
 
     return Case(action, 1, look, True, False)
 
