@@ -35,7 +35,7 @@ class SharedKey:
     """Signs requests with the key of a storage account. Any thread may call.
 
     Why not the SDK's policy: it decodes the key anew for each request, and sorts the headers with a
-    table of Unicode weights [measured: 90 of the 195 µs of CPU time of a delete, 25 here].
+    table of Unicode weights [measured: 30 µs of CPU time for a delete, 7 µs here].
 
     Source: the service's documentation, "Authorize with Shared Key".
     """

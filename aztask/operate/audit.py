@@ -2,7 +2,7 @@
 
 Rules
 1. Every `aztask.operate.action.Action` leaves one entry when it has ended, whatever it ended with.
-   Crash window: a process that dies before leaves none; a job has its row from the beginning.
+   Crash window: a process that dies before leaves none, whatever it has done.
 2. An entry follows the act and never prevents it: if the store is unreachable, a line in the log
    says what was not noted.
 3. Entries have no arguments of tasks, and secrets in their texts are masked.
@@ -21,6 +21,8 @@ from aztask.operate.ledger import AUDIT, Ledger, ledger_of, newest_first, packed
 from aztask.stores.rows import Row
 from aztask.support.display import one_line
 from aztask.support.masking import mask
+
+logger = logging.getLogger(__name__)
 
 COMMAND: Final = "command line"
 LONGEST: Final = 2_000
@@ -139,6 +141,3 @@ def _entry(row: Row) -> AuditEntry | None:
     if not texts or not counts or not isinstance(known["at"], int | float):
         return None
     return AuditEntry(**{**known, "key": str(row.place.key)})
-
-
-logger = logging.getLogger(__name__)

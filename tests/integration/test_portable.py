@@ -10,6 +10,8 @@ import pytest
 from harness import Site, Worker, wait_until
 from ledger_app import work
 
+from aztask.support import failpoint
+
 HOLDING = """
 import ctypes, time
 from ledger_app import app, note
@@ -30,17 +32,7 @@ def spin(key):
     while time.monotonic() < end:
         pass
 """
-STEPS = [
-    "pool-watcher",
-    "pool-folder",
-    "pool-link",
-    "pool-started",
-    "pool-watched",
-    "pool-told",
-    "pool-set-up",
-    "pool-imported",
-    "pool-ready",
-]
+STEPS = [each for each in failpoint.STEPS if each.startswith("pool-")]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The watching process: it ends what it was told of when its worker has ended, and nothing else."""
+"""Once its worker has ended, the watching process ends what it was told of, and nothing else."""
 
 import os
 import signal
