@@ -52,8 +52,8 @@ from aztask.support.checks import (
     text,
     whole_number,
 )
+from aztask.support.display import Secret, SecretFilter, mask, printable
 from aztask.support.durations import parse_duration
-from aztask.support.masking import Secret, SecretFilter, mask, printable
 from aztask.support.settings import (
     check_all,
     fields_of,

@@ -17,8 +17,7 @@ from aztask.queues.delivery import Delivery, Lost, Settled, Unknown
 from aztask.settlement import Decision
 from aztask.stores.events.event import Event
 from aztask.stores.events.sink import EventSink, FileEventSink, NullEventSink
-from aztask.support.hooks import Hook, Listeners
-from aztask.support.lifespans import Lifespans
+from aztask.support.hooks import Hook, Lifespans, Listeners
 
 
 @dataclass(slots=True)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from aztask.message.envelope import Envelope
-from aztask.support.display import storable
+from aztask.support.display import mask, storable
 from aztask.support.durations import LONGEST_SECONDS
-from aztask.support.masking import mask
 
 REASON_LIMIT = 1024
 """Characters allowed in a reason and in a description: Service Bus allows 1024 each [measured]."""

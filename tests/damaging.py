@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import msgpack
 from azure.data.tables import EdmType, EntityProperty, TableClient, UpdateMode
 
-from aztask.stores.keys import key_text, shard_of
+from aztask.stores.layout import key_text, shard_of
 from aztask.stores.records.base import RunKey
 from aztask.stores.records.tables.names import WORKERS, partition_of, row_of
 

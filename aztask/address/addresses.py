@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from aztask.errors import ConfigurationError
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 MEMORY = ":memory:"
 

@@ -27,7 +27,7 @@ from aztask.address.addresses import (
     TablesAddress,
 )
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.support.masking import Secret, printable
+from aztask.support.display import Secret, printable
 
 STORAGE_SUFFIX = "core.windows.net"
 

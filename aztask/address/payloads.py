@@ -8,7 +8,7 @@ from aztask.address.addresses import BlobAddress
 from aztask.address.urls import parse_container
 from aztask.errors import ConfigurationError
 from aztask.support.checks import shown
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 
 def place_of(payloads: str | None, account: Secret | None) -> BlobAddress | str | None:

@@ -41,7 +41,7 @@ from aztask.address.addresses import (
 from aztask.address.connection_strings import STORAGE_SUFFIX, check_host, check_port, quoted, wrong
 from aztask.address.schemes import SCHEMES
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.support.masking import printable
+from aztask.support.display import printable
 
 DEFAULT_FILE = ".aztask/queues.db"
 WINDOWS = os.name == "nt"

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TypedDict
 
 from aztask.retry import RetryStrategy
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 
 class AppOptions(TypedDict, total=False):

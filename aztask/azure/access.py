@@ -14,9 +14,8 @@ from urllib.parse import unquote
 from azure.core.credentials import TokenCredential
 
 from aztask.errors import ConfigurationError
-from aztask.support.display import safe_str
+from aztask.support.display import SecretFilter, safe_str
 from aztask.support.late import install_command
-from aztask.support.masking import SecretFilter
 
 _LOGGERS: Final = (
     "azure",

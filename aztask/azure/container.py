@@ -14,7 +14,7 @@ from azure.storage.blob import ContainerClient
 
 from aztask.address.addresses import BlobAddress
 from aztask.azure.access import default_credential, filter_secrets
-from aztask.support.masking import mask
+from aztask.support.display import mask
 from aztask.version import __version__
 
 CONNECT_SECONDS: Final = 5.0

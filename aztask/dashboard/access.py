@@ -26,7 +26,7 @@ from typing import Final
 
 from aztask.errors import ConfigurationError
 from aztask.operate.requests import Role
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 COOKIE: Final = "aztask-session"
 SESSION_SECONDS: Final = 12 * 3600.0

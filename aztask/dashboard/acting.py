@@ -23,8 +23,7 @@ from aztask.operate.action import Action
 from aztask.operate.deadletters import DeadLetters, Selection
 from aztask.operate.queues import arguments_of
 from aztask.operate.requests import RequestKind, Role, kind_of, prepare
-from aztask.support.display import safe_str
-from aztask.support.masking import mask
+from aztask.support.display import mask, safe_str
 
 VIA: Final = "page"
 HIDDEN: Final = ("args", "kwargs")

@@ -13,8 +13,7 @@ from typing import Final
 from markupsafe import Markup, escape
 
 from aztask.operate.workflows import NodeView, WorkflowView, members_first_failed
-from aztask.support.display import visible
-from aztask.support.masking import mask
+from aztask.support.display import mask, visible
 
 WIDTH, HEIGHT = 168, 40
 GAP_X, GAP_Y = 36, 14

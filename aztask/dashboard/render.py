@@ -21,8 +21,7 @@ from markupsafe import Markup, escape
 
 from aztask.dashboard.access import Visitor
 from aztask.operate.requests import KINDS
-from aztask.support.display import one_line, plural, short_repr, visible
-from aztask.support.masking import mask
+from aztask.support.display import mask, one_line, plural, short_repr, visible
 
 LONGEST_VALUE: Final = 2_000
 LONGEST_BLOCK: Final = 20_000

@@ -40,7 +40,7 @@ from aztask.dashboard.render import Pages
 from aztask.dashboard.site import Ask, Shown, Site
 from aztask.errors import ConfigurationError
 from aztask.operate.requests import Role
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 from aztask.version import __version__
 
 STATIC: Final = {

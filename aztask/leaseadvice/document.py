@@ -28,7 +28,7 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import DecodeError
 from aztask.leaseadvice.advice import LAST_BIN, Advice, Evidence, Observation
 from aztask.queues.lease.bounds import LONGEST
-from aztask.stores.changing import Kept, New, change
+from aztask.stores.rows import Kept, New, change
 
 VERSION: Final = 1
 NAME: Final = "leases.json"
@@ -147,7 +147,7 @@ class LeaseStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DocumentCell:
-    """The lease document, for `aztask.stores.changing.change`."""
+    """The lease document, for `aztask.stores.rows.change`."""
 
     store: LeaseStore
 

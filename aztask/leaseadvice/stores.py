@@ -34,9 +34,9 @@ from aztask.leaseadvice.document import (
     to_json,
 )
 from aztask.queues.kinds import kind_of
+from aztask.support.display import printable
 from aztask.support.forks import fork_safe_lock
 from aztask.support.late import install_command
-from aztask.support.masking import printable
 from aztask.support.private import make_directory, make_file, refuse_exposed, wait_for_lock
 
 # -- The lease document in a file, for workers and senders of one machine.

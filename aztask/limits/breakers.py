@@ -23,8 +23,8 @@ from typing import Any, Final, TypeAlias
 
 from aztask.errors import ConfigurationError
 from aztask.limits.control import UnreadableControls
-from aztask.stores.changing import Kept, New, change
 from aztask.stores.records.controls import ENTRY_LIMIT, ControlStore, Entry, EntryCell
+from aztask.stores.rows import Kept, New, change
 from aztask.support import chance
 
 NAME: Final = "breakers"

@@ -13,8 +13,8 @@ from aztask.limits.declaration import Rate
 from aztask.limits.rates import RateState
 from aztask.limits.slots import Slot
 from aztask.limits.storeclock import StoreClock
-from aztask.stores.changing import Kept, New, change
 from aztask.stores.records.controls import ControlStore, EntryChange
+from aztask.stores.rows import Kept, New, change
 
 TRIES: Final = 12
 EPOCH_SECONDS: Final = 5.0
@@ -33,7 +33,7 @@ class Known:
 
 
 class RateCell:
-    """The state of one rate, for `aztask.stores.changing.change`. What is known is tried first."""
+    """The state of one rate, for `aztask.stores.rows.change`. What is known is tried first."""
 
     def __init__(self, claims: Claims, entry: str) -> None:
         self._claims = claims

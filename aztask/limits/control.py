@@ -33,11 +33,11 @@ from typing import Any, Final, TypeAlias, TypeVar
 from aztask.address.owner import NO_OWNER
 from aztask.errors import AztaskError, ConfigurationError
 from aztask.limits.scale import Reach, Scale, read_scale
-from aztask.stores.changing import Kept, New, change
 from aztask.stores.records.controls import ENTRY_LIMIT, ControlStore, Entry, EntryCell
+from aztask.stores.rows import Kept, New, change
 from aztask.support import chance
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.support.masking import mask
+from aztask.support.display import mask
 
 NAME: Final = "control"
 TENANTS: Final = "control-tenants-"

@@ -27,8 +27,8 @@ from aztask.limits.holders import (
     Row,
 )
 from aztask.limits.storeclock import StoreClock
-from aztask.stores.changing import New, change
 from aztask.stores.records.controls import ControlStore, Entry, EntryChange
+from aztask.stores.rows import New, change
 from aztask.support.clock import Clock
 
 IDLE_SECONDS: Final = 1.0

@@ -19,8 +19,7 @@ from aztask.app import App
 from aztask.errors import AztaskError, ConfigurationError, NotFound
 from aztask.operate.ledger import AUDIT, Ledger, ledger_of, newest_first, packed, unpacked
 from aztask.stores.rows import Row
-from aztask.support.display import one_line
-from aztask.support.masking import mask
+from aztask.support.display import mask, one_line
 
 logger = logging.getLogger(__name__)
 

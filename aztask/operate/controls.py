@@ -25,8 +25,7 @@ from aztask.operate.action import Action, Progress, Subject, control_store, resu
 from aztask.operate.draining import keyed_limit
 from aztask.operate.queues import existing
 from aztask.stores.records.base import WorkerRecord
-from aztask.support.display import visible
-from aztask.support.masking import printable
+from aztask.support.display import printable, visible
 
 __all__ = [
     "MOST",

@@ -14,8 +14,7 @@ from aztask.limits.declaration import Limit
 from aztask.limits.usage import usage_of
 from aztask.stores.records.base import SILENT_SECONDS, ResultStore, WorkerRecord
 from aztask.stores.records.controls import ControlStore, controls_of
-from aztask.support.display import visible
-from aztask.support.masking import printable
+from aztask.support.display import printable, visible
 
 OBEYED_SECONDS: Final = 5.0
 """A heartbeat that is this much younger than the pause was written by a worker that obeys it."""

@@ -17,9 +17,8 @@ from typing import Any, Final
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.steps.records import KeepsRows
 from aztask.stores.layout import SqlLayout, TablesLayout
-from aztask.stores.owning import move_rows
 from aztask.stores.records.owners import is_other_broker
-from aztask.stores.rows import Change, Kind, Place, Row, RowStore
+from aztask.stores.rows import Change, Kind, Place, Row, RowStore, move_rows
 from aztask.support import chance
 
 _STEPS: Final = (

@@ -23,7 +23,7 @@ from aztask.operate import controls, queues, schedules, tasks, workflows
 from aztask.operate.action import Action
 from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters import actions as letters
-from aztask.support.masking import printable
+from aztask.support.display import printable
 
 Values = Mapping[str, str]
 

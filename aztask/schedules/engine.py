@@ -37,11 +37,11 @@ from aztask.schedules.template import (
 )
 from aztask.schedules.triggers import latest_times, next_time
 from aztask.schedules.view import NO_CODE, Code, View, read_view
-from aztask.stores.changing import Kept, New, change
 from aztask.stores.events.event import Event
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.schedules import COMMITTED, ScheduleStore
+from aztask.stores.rows import Kept, New, change
 from aztask.support.display import one_line, plural
 from aztask.support.failpoint import hit
 from aztask.task import Task
@@ -127,7 +127,7 @@ Commit: TypeAlias = tuple[Schedule, Sequence[Made]]
 
 
 class HeadCell:
-    """The head of a schedule, for `aztask.stores.changing.change`.
+    """The head of a schedule, for `aztask.stores.rows.change`.
 
     * `written`: the schedule after the commit, None before it.
     """

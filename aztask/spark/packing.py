@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 
 import aztask
 from aztask.errors import ConfigurationError
-from aztask.support.masking import printable
+from aztask.support.display import printable
 from aztask.version import __version__
 
 OWN: Final = "aztask"

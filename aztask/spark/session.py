@@ -29,8 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from aztask import errors
 from aztask.errors import AztaskError, ConfigurationError, SubmitFailed
 from aztask.spark.needs import check_java
-from aztask.support.display import one_line
-from aztask.support.masking import mask
+from aztask.support.display import mask, one_line
 
 # -- Failures --------------------------------------------------------------------------------------
 #

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from aztask.errors import EncodeError, StepFailed
 from aztask.steps.history import StepKeeper
-from aztask.support.display import safe_str, storable
-from aztask.support.masking import mask
+from aztask.support.display import mask, safe_str, storable
 
 TEXT_CHARACTERS: Final = 4_000
 

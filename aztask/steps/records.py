@@ -28,10 +28,9 @@ from aztask.message.codec import Codec
 from aztask.message.message import HISTORY, TaskMessage
 from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.stores.layout import SqlLayout, TablesLayout
-from aztask.stores.owning import move_rows
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.owners import is_other_broker
-from aztask.stores.rows import Change, Kind, Place, Row, RowStore
+from aztask.stores.rows import Change, Kind, Place, Row, RowStore, move_rows
 
 _STEPS: Final = (
     """

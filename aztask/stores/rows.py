@@ -25,14 +25,16 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from itertools import islice
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from aztask.address.owner import Owner
-from aztask.errors import EncodeError
+from aztask.errors import BrokerUnavailable, EncodeError
 from aztask.stores.layout import SqlLayout, TablesLayout
+from aztask.support import chance, clock
 
 Value: TypeAlias = str | bytes | float | int | bool | None
 Values: TypeAlias = Mapping[str, Any]
@@ -256,3 +258,111 @@ class RowStore(Protocol):
     def time(self) -> StoreTime:
         """Read the store's clock, which all processes share, exactly."""
         ...
+
+
+# -- changing --------------------------------------------------------------------------------
+#
+# The one loop of compare-and-set: read, decide, write, and again if another writer was faster.
+
+
+TRIES: Final = 20
+_FIRST_PAUSE: Final = 0.002
+_DOUBLED: Final = 5
+
+Read = TypeVar("Read")
+Data = TypeVar("Data")
+Result = TypeVar("Result")
+Data_co = TypeVar("Data_co", covariant=True)
+Result_co = TypeVar("Result_co", covariant=True)
+Data_contra = TypeVar("Data_contra", contravariant=True)
+
+
+class Cell(Protocol[Read, Data_contra]):
+    """One value with versions, such as a row or a document."""
+
+    def read(self) -> Read:
+        """The version that is current now; `write` compares it."""
+        ...
+
+    def write(self, data: Data_contra, before: Read) -> bool:
+        """Replace the version that was read; False if that is not the current one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class New(Generic[Data_co, Result_co]):
+    """A decision: write this data. `result`: what `change` returns then."""
+
+    data: Data_co
+    result: Result_co
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Generic[Result_co]):
+    """A decision: write nothing. `result`: what `change` returns."""
+
+    result: Result_co
+
+
+def change(
+    cell: Cell[Read, Data],
+    decide: Callable[[Read], New[Data, Result] | Kept[Result]],
+    what: str,
+    *,
+    tries: int = TRIES,
+) -> Result:
+    """Change a cell until no other write comes between; returns the result of the last decision.
+
+    * `decide`: gives the decision for the version that was read. It may be called several times, so
+      it does nothing else that lasts.
+    * `what`: names the cell in the error.
+
+    Writers that meet twice pause for some milliseconds, so that one of them goes first. (The first
+    write may have been made without a look, as for a new row.) Raises BrokerUnavailable if others
+    come first at every try, and what the cell raises.
+    """
+    for attempt in range(tries):
+        before = cell.read()
+        decided = decide(before)
+        if isinstance(decided, Kept) or cell.write(decided.data, before):
+            return decided.result
+        if attempt:
+            longest = _FIRST_PAUSE * 2 ** min(attempt - 1, _DOUBLED)
+            clock.current().sleep(chance.uniform(0.0, longest))  # spreads the writers
+    raise BrokerUnavailable(f"other processes keep changing {what}; try again")
+
+
+# -- owning ----------------------------------------------------------------------------------
+#
+# Moving rows from one owner to another.
+
+
+PASSES: Final = 10
+"""How often rows that change in the meantime are looked for again."""
+
+WINDOW: Final = 500
+"""Rows that are moved in one transaction, where the store has them: workers go on in between."""
+
+
+def move_rows(store: RowStore, rows: Rows, old: Owner, new: Owner) -> int:
+    """Make all rows of an owner those of another one; returns how many were found.
+
+    A row that the new owner has already stays, and the other one is deleted. Crash window: where
+    the store has no transaction, both exist; the next call deletes the old one. If the process dies
+    between two windows, the next call goes on.
+    """
+    moved = passes = 0
+    while passes < PASSES:
+        before = moved
+        with store.joined():
+            found = list(islice(rows.of_owner(old), WINDOW))
+            if not found:
+                return moved
+            for row in found:
+                place = row.place._replace(owner=new)
+                made = rows.write(Change(place, row.values, beside=True))
+                if made is None and rows.get([place]) == [None]:
+                    break
+                moved += rows.write(Change(row.place, None, row)) is not None
+        passes = 0 if moved > before else passes + 1
+    raise BrokerUnavailable(f"the rows of {old} keep changing; try again")

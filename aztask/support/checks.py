@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.support.display import one_line
+from aztask.support.display import Secret, one_line, printable
 from aztask.support.durations import to_seconds
-from aztask.support.masking import Secret, printable
 
 _MAKE_A_KEY: Final = "make one with python -c 'import secrets; print(secrets.token_urlsafe(32))'"
 

@@ -1,9 +1,181 @@
-"""Values and errors as one short, printable line, whatever they contain."""
+"""What people may see: values and errors as one short, printable line, without secrets."""
 
 from __future__ import annotations
 
+import hmac
+import logging
+import re
 import reprlib
 import traceback
+import unicodedata
+from typing import NoReturn, Self
+from urllib.parse import quote, quote_plus
+
+# -- masking ---------------------------------------------------------------------------------
+#
+# Keep secrets out of reprs, logs and errors, and control characters out of terminals.
+#
+# Rules
+# 1. A secret is wrapped in `Secret` where it enters the process. Only `Secret.reveal` returns it in
+#    the clear, so a search for that word finds every place that uses it.
+# 2. `mask` works on any text: it knows the patterns of keys and signatures, and it replaces every
+#    wrapped secret wherever it occurs.
+# 3. Text from outside is shown through `printable`: one line, no character that moves a cursor.
+
+
+MASK = "****"
+
+_SHORTEST_KNOWN = 8
+"""Wrapped secrets shorter than this many characters are not masked in other text: a secret "test"
+would mask half of a log."""
+
+_known: dict[str, None] = {}
+"""The forms in which wrapped secrets may occur. A process has a handful, kept as long as it lives.
+A dict serves as an ordered set because its single operations are atomic among threads."""
+
+
+class Secret:
+    """A text that is shown as ``****`` and cannot be pickled or serialised by accident.
+
+    ::
+
+        key = Secret(os.environ["KEY"])
+        print(key)                       # ****
+        sign(key.reveal())
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        if len(text) >= _SHORTEST_KNOWN:
+            shown = text.encode("utf-8", "backslashreplace").decode()
+            _known.update(dict.fromkeys((text, quote(shown, safe=""), quote_plus(shown))))
+
+    def reveal(self) -> str:
+        """The secret in the clear, for the call that needs it."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Secret({MASK})"
+
+    def __str__(self) -> str:
+        return MASK
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(_bytes(self._text), _bytes(other._text))
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a secret is not pickled: let the other process read it from its environment or a file"
+        )
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+_EQUALS = r"[\"']?\s*(?:=|:|%3[dD])\s*[\"']?"
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), replacement)
+    for pattern, replacement in (
+        # SharedAccessKey=..., AccountKey=..., in a connection string, JSON or a repr.
+        (
+            rf"((?:SharedAccessKey|AccountKey|account_key|signing_keys?|password){_EQUALS})"
+            r"[^\s;,&\"'*][^\s;,&\"']*",
+            rf"\1{MASK}",
+        ),
+        # SharedAccessSignature=sv=...&sig=...: all of it.
+        (rf"(SharedAccessSignature{_EQUALS})[^\s;\"'*][^\s;\"']*", rf"\1{MASK}"),
+        # ...?sv=...&sig=... in a URL or a SAS token, also when the URL is quoted in another.
+        (r"((?:^|[?&;\s\"'(]|%3f|%26)(?:sig|signature)(?:=|%3d))[^&\s\"';,)]+", rf"\1{MASK}"),
+        # scheme://user:password@host
+        (r"(://)[^/\s@\"']+@", rf"\1{MASK}@"),
+        # Authorization headers.
+        (r"\b(Bearer|SharedKey|SharedKeyLite)(\s+)[A-Za-z0-9._~+/:=-]{8,}", rf"\1\2{MASK}"),
+    )
+)
+
+
+def mask(text: str) -> str:
+    """`text` with every key, signature and password in it replaced by ``****``.
+
+    Masking a masked text changes nothing.
+    """
+    for secret in list(_known):
+        if secret in text:
+            text = text.replace(secret, MASK)
+    for pattern, replacement in _PATTERNS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """`text` quoted, on one line of at most about `limit` characters, without invisible characters.
+
+    Control characters, line breaks, ANSI codes, direction marks and lone surrogates are shown as
+    escapes; a longer text ends with an ellipsis. Secrets are masked.
+    """
+    masked = mask(text)  # before the cut, which could leave half a key that no pattern knows
+    shown = "".join(
+        character if _visible(character) else character.encode("unicode_escape").decode("ascii")
+        for character in masked[:limit].replace("\\", "\\\\")
+    )
+    return f"'{shown}'" if len(masked) <= limit else f"'{shown}...'"
+
+
+def _visible(character: str) -> bool:
+    """True for letters, marks, numbers, punctuation, symbols and the plain space."""
+    return character == " " or unicodedata.category(character)[0] in "LMNPS"
+
+
+class SecretFilter(logging.Filter):
+    """A logging filter that masks secrets in messages, arguments and tracebacks.
+
+    ::
+
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(SecretFilter())
+
+    Add it to each *handler*: a filter on a logger does not see the records of its children, and
+    azure-core and urllib3 log whole SAS URLs from loggers of their own.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Mask the record in place; returns True, so that no record is dropped."""
+        try:
+            message = record.getMessage()
+        except Exception:  # noqa: BLE001  # an ill-matched format string, an argument's own __str__
+            # Logging catches the errors of a handler, but not those of a filter: any error here
+            # would reach the code that logs.
+            args = record.args if isinstance(record.args, tuple) else (record.args,)
+            message = f"{safe_str(record.msg)} ({', '.join(map(short_repr, args))})"
+        record.msg, record.args = mask(message), None
+        if record.exc_info and record.exc_info[1] is not None and not record.exc_text:
+            record.exc_text = traceback_of(record.exc_info[1])
+        if record.exc_text:
+            record.exc_text = mask(record.exc_text)
+        if record.stack_info:
+            record.stack_info = mask(record.stack_info)
+        return True
+
+
+# -- display ---------------------------------------------------------------------------------
+
 
 LINE_LIMIT = 256
 PART_LIMIT = 4_000

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from aztask.errors import ConfigurationError
-from aztask.support.masking import printable
+from aztask.support.display import printable
 
 LONGEST_SECONDS: Final = 10 * 366 * 86400.0
 """Ten years: a longer delay is a mistake in the unit, and later dates overflow some services."""

@@ -28,8 +28,7 @@ from types import FrameType
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from aztask.support.display import safe_str
-from aztask.support.masking import mask
+from aztask.support.display import mask, safe_str
 
 logger = logging.getLogger("aztask.parts")
 

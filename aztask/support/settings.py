@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.support.checks import Check
-from aztask.support.masking import mask, printable
+from aztask.support.display import mask, printable
 
 _KEY: Final = "setting"
 _UNIT: Final = "_seconds"

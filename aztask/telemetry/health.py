@@ -26,7 +26,7 @@ from typing import Final
 from aztask.app import App
 from aztask.errors import AztaskError
 from aztask.hooks import WorkerStatus
-from aztask.support.masking import mask
+from aztask.support.display import mask
 from aztask.support.parts import Failure, Part, all_parts, failures, lacking
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.queues.local.payload import envelope_of, payload_of
-from aztask.stores.changing import Kept, New, change
 from aztask.stores.payloads.holders import replaced_names
 from aztask.stores.records.base import ResultStore, RunRecord, State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.uniques import Held, Holder, HolderCell, UniqueStore
+from aztask.stores.rows import Kept, New, change
 from aztask.support.failpoint import hit
 from aztask.uniqueness.claims import Claim, read_claim
 from aztask.uniqueness.keys import task_of

@@ -18,8 +18,7 @@ from aztask.context import current_context
 from aztask.message.message import TaskMessage
 from aztask.retry import EXPIRED
 from aztask.settlement import DeadLetter, Decision, Resubmit
-from aztask.support.display import visible
-from aztask.support.masking import SecretFilter
+from aztask.support.display import SecretFilter, visible
 
 FORMATS: Final = ("plain", "json")
 LOG_TASKS: Final = ("auto", "all", "off")

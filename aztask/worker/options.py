@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aztask.address.priorities import check_weight
 from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.support.masking import printable
+from aztask.support.display import printable
 from aztask.worker.logs import LOG_TASKS
 
 POOLS = ("processes", "threads", "asyncio")

@@ -14,7 +14,7 @@ from aztask.queues.lease.state import Lease
 from aztask.stores.records.controls import controls_of
 from aztask.support import chance
 from aztask.support.clock import Clock
-from aztask.support.masking import mask
+from aztask.support.display import mask
 from aztask.worker.lane import Lane, Work
 from aztask.worker.mailbox import Mailbox
 from aztask.worker.options import WorkerOptions, weights_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from aztask.config import QueueSettings, Settings
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 from aztask.support.settings import Setting, option_of, table_of
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ from datetime import timedelta
 from typing import TypedDict
 
 from aztask.retry import RetryStrategy
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 
 '''

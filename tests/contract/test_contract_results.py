@@ -34,7 +34,7 @@ from aztask.stores.records.base import (
     WorkerRecord,
 )
 from aztask.stores.records.deadindex import IndexedDeadLetter, Indexing
-from aztask.stores.records.startowner import owner_of
+from aztask.stores.records.starts import owner_of
 from aztask.stores.records.tables.store import TablesResults
 
 KEY = RunKey("a", 0, 0)

@@ -36,7 +36,7 @@ from aztask.stores.records.base import Finish, Outcome, Owned, RunKey, Start, St
 from aztask.stores.records.deadindex import IndexedDeadLetter
 from aztask.stores.records.tables.store import TablesResults
 from aztask.support.clock import SYSTEM_CLOCK
-from aztask.support.masking import SecretFilter
+from aztask.support.display import SecretFilter
 from aztask.support.threadpool import ThreadPool
 
 

@@ -8,7 +8,7 @@ import pytest
 from aztask import config
 from aztask.config import QueueSettings, Settings, environment_options, read_environment
 from aztask.errors import ConfigurationError
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 KEY = "a-signing-key-that-no-error-shows"
 

@@ -34,8 +34,7 @@ from aztask.operate.controls import (
     limits as limits_of,
 )
 from aztask.operate.draining import permits_of, wait_until_idle
-from aztask.support.display import visible
-from aztask.support.masking import printable
+from aztask.support.display import printable, visible
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Lists = tuple[tuple[str, ...], ...]

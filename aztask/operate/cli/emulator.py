@@ -19,9 +19,9 @@ from aztask.emulator.config import ADMIN_PORT, AMQP_PORT, AMQPS_PORT, Options
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.view import LatestWriter, take_view, tracer
 from aztask.errors import ConfigurationError
+from aztask.support.display import mask, printable
 from aztask.support.durations import LONGEST_SECONDS, parse_duration
 from aztask.support.garbage import collect_rarely
-from aztask.support.masking import mask, printable
 
 REFRESH_SECONDS = 1.0
 SPARE = 100  # the view takes at most 1/100 of the emulator's time

@@ -25,8 +25,7 @@ from aztask.errors import (
     SendUnconfirmed,
     UnknownTask,
 )
-from aztask.support.display import visible
-from aztask.support.masking import mask
+from aztask.support.display import mask, visible
 
 OK: Final = 0
 FAILURE: Final = 1

@@ -13,8 +13,7 @@ from typing import Final
 import click
 
 from aztask.operate.cli.failures import CommandFailed
-from aztask.support.display import visible
-from aztask.support.masking import printable
+from aztask.support.display import printable, visible
 
 FILES: Final = {
     "README.md": "README.md",

@@ -16,8 +16,8 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from aztask.errors import ConfigurationError
+from aztask.support.display import printable
 from aztask.support.durations import LONGEST_SECONDS, parse_duration
-from aztask.support.masking import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from aztask.operate.cli.failures import one_line
-from aztask.support.display import plural, short_repr, visible
-from aztask.support.masking import mask
+from aztask.support.display import mask, plural, short_repr, visible
 
 if TYPE_CHECKING:  # a command that reads no queue does not load the App for it
     from aztask.operate.queues import LeftOut

@@ -33,8 +33,7 @@ from aztask.operate.tasks import (
     result,
     settlement_of,
 )
-from aztask.support.display import one_line, visible
-from aztask.support.masking import mask
+from aztask.support.display import mask, one_line, visible
 
 LONGEST = 500
 """Characters of an entry of a task's history that are shown."""

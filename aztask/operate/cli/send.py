@@ -22,7 +22,7 @@ from aztask.operate.cli.group import Command
 from aztask.operate.cli.options import Duration, JsonValue, app_option
 from aztask.operate.cli.output import to_json
 from aztask.operate.cli.target import app_spec, open_app
-from aztask.support.masking import printable
+from aztask.support.display import printable
 from aztask.taskoptions import SESSION_CHARACTERS, TASK_ID_CHARACTERS, SendOptions
 
 

@@ -43,8 +43,8 @@ from aztask.queues.servicebus import private
 from aztask.queues.servicebus.errors import SDK_ERRORS
 from aztask.queues.servicebus.reading import decode_answers
 from aztask.queues.servicebus.symptoms import tell_apart
+from aztask.support.display import printable
 from aztask.support.late import install_command
-from aztask.support.masking import printable
 from aztask.support.threadpool import ThreadPool
 
 # -- How to connect to a namespace: the transport, the endpoint, and the trusted certificates.

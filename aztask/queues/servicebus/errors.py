@@ -46,8 +46,7 @@ from aztask.errors import (
     QueueNotFound,
 )
 from aztask.queues.servicebus.private import refused_status
-from aztask.support.display import one_line
-from aztask.support.masking import mask
+from aztask.support.display import mask, one_line
 
 SDK_ERRORS: Final = (AzureError, MessageAlreadySettled, OSError)
 """The errors of the SDK's calls (rule 2)."""

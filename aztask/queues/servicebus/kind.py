@@ -15,7 +15,7 @@ from aztask.address.urls import service_bus_address
 from aztask.errors import InvalidQueueName
 from aztask.queues.base import Broker, Capabilities
 from aztask.queues.kinds import BrokerKind, Opening
-from aztask.support.masking import printable
+from aztask.support.display import printable
 
 ADAPTER: Final = "aztask.queues.servicebus.broker"
 

@@ -32,7 +32,7 @@ from aztask.errors import (
     MessageTooLarge,
     QueueNotFound,
 )
-from aztask.support.masking import mask
+from aztask.support.display import mask
 
 MESSAGE_NOT_FOUND: Final = "MessageNotFound"
 RECEIPT_MISMATCH: Final = "PopReceiptMismatch"

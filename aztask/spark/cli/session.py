@@ -15,7 +15,7 @@ from aztask.config import environment_options
 from aztask.errors import ConfigurationError
 from aztask.operate.cli.options import Duration, Rate
 from aztask.operate.cli.target import app_spec, find_app
-from aztask.support.masking import printable
+from aztask.support.display import printable
 
 LOG_LEVEL = "OFF"
 """The JVM's: aztask reports each error once, in one line; the JVM would add a page of stack."""

@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 
 from aztask.errors import ConfigurationError
 from aztask.stores.events.retention import mark_of, waits_for_upload
-from aztask.support.masking import printable
+from aztask.support.display import printable
 from aztask.support.private import FILE_MODE, make_directory, refuse_exposed
 
 LINES: Final = ".jsonl"

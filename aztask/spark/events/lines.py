@@ -25,7 +25,7 @@ from pyarrow import json as arrow_json
 
 from aztask.stores.events.event import EVENT_KINDS, VERSION, Event, from_line
 from aztask.stores.events.sink import LINE_LIMIT
-from aztask.support.masking import mask
+from aztask.support.display import mask
 
 # -- the columns of event rows, for Spark and for Arrow ------------------------------------
 #

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
 from aztask.errors import ConfigurationError
 from aztask.spark.events.files import Directory
-from aztask.support.masking import printable
+from aztask.support.display import printable
 
 if TYPE_CHECKING:
     from aztask.spark.events.container import Container

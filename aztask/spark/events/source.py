@@ -33,7 +33,7 @@ from aztask.spark.events.compactfiles import is_sound, plan_of, read_compacted, 
 from aztask.spark.events.files import EventFile
 from aztask.spark.events.lines import DDL, UNREADABLE, odd_table, read_lines
 from aztask.spark.events.places import EventPlace, place_of
-from aztask.support.masking import printable
+from aztask.support.display import printable
 
 # -- distributes event files over Spark tasks, and reads them there ------------------------
 #

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from aztask.support.masking import printable
+from aztask.support.display import printable
 
 # -- Marks -----------------------------------------------------------------------------------------
 #

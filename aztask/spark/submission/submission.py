@@ -33,8 +33,8 @@ from aztask.app.loading import load_app
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.spark.session import first_line
+from aztask.support.display import mask
 from aztask.support.durations import parse_duration
-from aztask.support.masking import mask
 
 # -- The target ------------------------------------------------------------------------------------
 #

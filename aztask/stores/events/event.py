@@ -19,7 +19,7 @@ import math
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from aztask.support.masking import mask
+from aztask.support.display import mask
 
 EventKind: TypeAlias = Literal[
     "enqueued",

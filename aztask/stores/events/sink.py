@@ -35,8 +35,8 @@ from typing import BinaryIO, Final, Protocol, Self
 from aztask.stores.events.event import EVENT_KINDS, Event, EventKind, from_line, quote, to_line
 from aztask.stores.events.retention import OldFiles
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.display import mask
 from aztask.support.forks import in_forked_child
-from aztask.support.masking import mask
 from aztask.support.private import (
     BINARY,
     FILE_MODE,

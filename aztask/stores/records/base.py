@@ -90,7 +90,7 @@ class RunKey:
 class Start:
     """A request to own a run.
 
-    * `owner`: unique to this delivery's lease; see `aztask.stores.records.startowner`.
+    * `owner`: unique to this delivery's lease; see `aztask.stores.records.starts`.
     * `at`: UTC epoch seconds.
     """
 

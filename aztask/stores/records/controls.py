@@ -22,8 +22,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.stores.layout import SqlLayout, TablesLayout
-from aztask.stores.owning import move_rows
-from aztask.stores.rows import Change, Kind, Place, Row, Rows, RowStore, StoreTime
+from aztask.stores.rows import Change, Kind, Place, Row, Rows, RowStore, StoreTime, move_rows
 from aztask.support.clock import monotonic
 
 _STEPS: Final = (
@@ -103,7 +102,7 @@ class EntryChange:
 
 @dataclass(frozen=True, slots=True)
 class EntryCell:
-    """One entry by its name, as `aztask.stores.changing.change` reads and writes it."""
+    """One entry by its name, as `aztask.stores.rows.change` reads and writes it."""
 
     store: ControlStore
     name: str

@@ -22,9 +22,8 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.stores.layout import Shards, SqlLayout
-from aztask.stores.owning import move_rows
 from aztask.stores.records.owners import is_other_broker
-from aztask.stores.rows import Change, Kind, Place, Row, RowStore
+from aztask.stores.rows import Change, Kind, Place, Row, RowStore, move_rows
 
 _STEPS: Final = (
     """
@@ -189,7 +188,7 @@ Held: TypeAlias = tuple[bytes, float]
 
 @dataclass(slots=True)
 class HolderCell:
-    """The holder of one key, for `aztask.stores.changing.change`. Without data, it is released."""
+    """The holder of one key, for `aztask.stores.rows.change`. Without data, it is released."""
 
     store: UniqueStore
     key: str

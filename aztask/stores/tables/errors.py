@@ -24,7 +24,7 @@ from azure.core.exceptions import (
 
 from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError, QueueNotFound
 from aztask.queues.storagequeue.errors import code_of
-from aztask.support.masking import mask
+from aztask.support.display import mask
 
 TABLE_ROLE: Final = "Storage Table Data Contributor"
 BLOB_ROLE: Final = "Storage Blob Data Contributor"

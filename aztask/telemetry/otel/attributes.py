@@ -15,8 +15,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from aztask.app import App
 from aztask.queues.base import Networked
-from aztask.support.display import safe_str, traceback_of
-from aztask.support.masking import mask
+from aztask.support.display import mask, safe_str, traceback_of
 
 Attributes: TypeAlias = dict[str, str | bool | int | float]
 

@@ -24,7 +24,7 @@ from aztask.hooks import KilledRun, Receiving, Settling
 from aztask.message.message import TaskMessage
 from aztask.queues.delivery import Delivery, Settled
 from aztask.settlement import DeadLetter, Decision, name_of
-from aztask.support.masking import mask
+from aztask.support.display import mask
 from aztask.support.quiet import quiet
 from aztask.telemetry.otel.attributes import SETTLEMENTS, MessagingAttributes, failed, failed_with
 from aztask.telemetry.otel.attributes import name_of as error_name

@@ -30,9 +30,8 @@ from aztask.stores.records.base import (
 )
 from aztask.stores.records.owners import FOREIGN_ID, OTHER_TASK
 from aztask.support.clock import Clock
-from aztask.support.display import storable
+from aztask.support.display import mask, storable
 from aztask.support.floodlog import FloodLog
-from aztask.support.masking import mask
 from aztask.worker.logs import next_step
 from aztask.worker.pipeline.redelivery import UNKNOWN_TASK, Redelivery
 from aztask.worker.pipeline.work import Step, WorkItem, message_of

@@ -30,7 +30,7 @@ from aztask.queues.delivery import Delivery
 from aztask.queues.lease.state import Lease
 from aztask.settlement import Abandon, Complete, Decision, Lapse, Release
 from aztask.stores.records.base import Outcome, RunKey
-from aztask.stores.records.startowner import owner_of
+from aztask.stores.records.starts import owner_of
 from aztask.task import Task
 from aztask.workflows.inputs import Input
 from aztask.workflows.place import Place

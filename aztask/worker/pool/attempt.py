@@ -43,10 +43,9 @@ from aztask.steps.engine import RunSteps
 from aztask.steps.home import StepHome
 from aztask.steps.suspension import Parked, Suspension
 from aztask.stores.payloads.store import Kind
-from aztask.support.display import safe_str, storable, traceback_of
+from aztask.support.display import mask, safe_str, storable, traceback_of
 from aztask.support.failpoint import hit_in_pool
 from aztask.support.hooks import Hook
-from aztask.support.masking import mask
 from aztask.task import Task
 from aztask.taskoptions import positive
 from aztask.worker.logs import next_step

@@ -29,7 +29,7 @@ from aztask.queues.servicebus.client import REQUEST_SECONDS, BusClient
 from aztask.queues.servicebus.control import Control
 from aztask.queues.servicebus.lock import LockWatch
 from aztask.queues.servicebus.peeking import Peeking
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 from .azureerrors import ask
 from .bus import BusQueue, BusSettings, ServiceBus, State

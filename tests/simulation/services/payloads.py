@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 from aztask import App
 from aztask.address.addresses import BlobAddress
 from aztask.stores.payloads.blob import BlobPayloads
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 from .blobs import Blobs, ModelContainer
 from .inline import InlinePool

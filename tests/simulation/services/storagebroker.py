@@ -21,7 +21,7 @@ from aztask.address.addresses import StorageQueueAddress
 from aztask.queues.storagequeue import settling
 from aztask.queues.storagequeue.broker import StorageQueueBroker
 from aztask.queues.storagequeue.messages import QueueMessages, ReceivedMessage, StorageClient
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 from .azureerrors import ask
 from .inline import PostingPool, replaced

@@ -13,7 +13,7 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.stores.records.tables.store import CONTAINER, TABLE, TablesResults
 from aztask.stores.tables.client import TableRequests
 from aztask.stores.tables.store import TablesStore
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 from .blobs import Blobs, ModelContainer
 from .inline import replaced

@@ -7,7 +7,7 @@ import pytest
 from aztask.address.addresses import ServiceBusAddress, StorageQueueAddress
 from aztask.address.urls import parse_broker, parse_results
 from aztask.errors import ConfigurationError
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 KEY = "VGhpcyBrZXkgaXMgbmV2ZXIgc2hvd24gaW4gYW4gZXJyb3I="
 SIGNATURE = "sv=2022-11-02&ss=q&srt=sco&sp=rwdl&se=2030-01-01T00:00:00Z&sig=bmV2ZXIgc2hvd24%3D"

@@ -8,7 +8,7 @@ import pytest
 
 from aztask.azure import access
 from aztask.errors import ConfigurationError
-from aztask.support.masking import SecretFilter
+from aztask.support.display import SecretFilter
 
 
 def test_without_azure_identity_the_error_says_what_to_install(monkeypatch):

@@ -7,7 +7,7 @@ from azure.core.exceptions import AzureError, HttpResponseError, ResourceExistsE
 from aztask.address.addresses import BlobAddress
 from aztask.azure import container
 from aztask.azure.container import container_client, create, reason_of
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 URL = "https://shop.blob.core.windows.net"
 

@@ -15,7 +15,7 @@ from aztask.dashboard.access import (
 from aztask.dashboard.server import Listening, access_of
 from aztask.errors import ConfigurationError
 from aztask.operate.requests import Role
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 OURS = {"origin": "http://testserver"}
 HASH = hash_password(PASSWORD)

@@ -18,7 +18,7 @@ from aztask.queues.local.broker import LocalBroker
 from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.queues.skeleton import BrokerSkeleton
 from aztask.queues.storagequeue.broker import StorageQueueBroker
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 KEY = Secret("c2VjcmV0")
 MAKERS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aztask.errors import BrokerUnavailable
-from aztask.stores.changing import TRIES, Kept, New, change
+from aztask.stores.rows import TRIES, Kept, New, change
 from aztask.support import clock
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from aztask.errors import ConfigurationError
 from aztask.support import checks
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 KEY = "k" * 16
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from aztask.errors import ConfigurationError
-from aztask.support.lifespans import Lifespans
+from aztask.support.hooks import Lifespans
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.support.masking import Secret, SecretFilter, mask, printable
+from aztask.support.display import Secret, SecretFilter, mask, printable
 
 KEY = "bWFza2luZyB0ZXN0IGtleSAvKz0gbmV2ZXIgc2hvd24/+w=="
 UNWRAPPED = "bm90IHdyYXBwZWQgaW4gYSBTZWNyZXQgYW55d2hlcmU+/w=="

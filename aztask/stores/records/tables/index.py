@@ -28,11 +28,11 @@ from itertools import chain, product
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.stores.keys import SHARDS, shard_of
+from aztask.stores.layout import SHARDS, shard_of
 from aztask.stores.records.base import UNFINISHED_SECONDS, RunKey, State
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.tables.blobs import Blobs
-from aztask.stores.records.tables.keeping import Keeping
+from aztask.stores.records.tables.leftovers import Keeping
 from aztask.stores.records.tables.names import is_blob_of, is_run, partition_of, row_of
 from aztask.stores.records.tables.quarantine import Quarantine
 from aztask.stores.records.tables.rows import DAMAGE, Run, run_of

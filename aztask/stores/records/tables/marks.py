@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.stores.keys import SHARDS, shard_of
+from aztask.stores.layout import SHARDS, shard_of
 from aztask.stores.records.tables.names import partition_of
 from aztask.stores.tables.client import TableRequests, TimeBudget
 

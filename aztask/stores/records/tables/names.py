@@ -7,7 +7,7 @@ Partitions
 * ``c-SHARD``: marks of cancelled tasks.
 * ``im-MARK-SHARD-STATE-HOUR``: ended runs of an owner, see `aztask.stores.records.tables.index`;
   ``i-SHARD-STATE-HOUR``: those without an owner.
-* ``owners``: the owners whose workers use the table, see `aztask.stores.records.tables.runowners`.
+* ``owners``: the owners whose workers use the table, see `aztask.stores.records.tables.runs`.
 * ``w``: workers.
 * ``d-QUEUE``: dead letters, see `aztask.stores.records.deadindex`.
 * ``k-NAME``: control entries, see `aztask.stores.records.controls`.
@@ -20,7 +20,7 @@ Partitions
 * ``g-WORKFLOW;DOCUMENT``, ``o-SHARD``, ``em-MARK-SHARD`` and ``e-SHARD``: see
   `aztask.stores.records.tables.workflows`.
 
-How a task id becomes a part of a key: `aztask.stores.keys`.
+How a task id becomes a part of a key: `aztask.stores.layout`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from aztask.stores.keys import key_text
+from aztask.stores.layout import key_text
 from aztask.stores.records.base import RunKey
 
 WORKERS: Final = "w"

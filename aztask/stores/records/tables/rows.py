@@ -14,7 +14,7 @@ import msgpack
 from aztask.message.message import COUNTER_LIMIT
 from aztask.queues.delivery import Position
 from aztask.settlement import Decision, to_record
-from aztask.stores.keys import key_text
+from aztask.stores.layout import key_text
 from aztask.stores.records.base import (
     Outcome,
     RunKey,

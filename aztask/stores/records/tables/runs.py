@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.stores.records.base import (
@@ -32,16 +32,85 @@ from aztask.stores.records.base import (
 )
 from aztask.stores.records.damage import Damaged, check_position
 from aztask.stores.records.owners import is_foreign
-from aztask.stores.records.startowner import is_newer
+from aztask.stores.records.starts import is_newer
 from aztask.stores.records.tables.blobs import Blobs, missing
 from aztask.stores.records.tables.index import EndIndex
-from aztask.stores.records.tables.names import partition_of, row_of
+from aztask.stores.records.tables.names import is_row, partition_of, row_of
 from aztask.stores.records.tables.quarantine import Quarantine
-from aztask.stores.records.tables.rows import Run, entity_of, expected, new_run, pack, run_of
+from aztask.stores.records.tables.rows import (
+    Run,
+    broker_in,
+    entity_of,
+    expected,
+    new_run,
+    pack,
+    run_of,
+)
 from aztask.stores.tables.client import TableRequests, TimeBudget
 from aztask.stores.tables.errors import OutcomeUnknown, RowNotFound
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
+
+# -- runowners -------------------------------------------------------------------------------
+#
+# The owners of runs in the table: who has workers here, and moving rows to another owner.
+#
+# Partition ``owners`` has a row for each, named by its mark. A run's owner is in its row, and no
+# index leads from an owner to runs that have not ended: so workers register, once in each process.
+
+
+PARTITION: Final = "owners"
+PAGE: Final = 1000
+_RUNS_OF: Final = "PartitionKey ge 't-' and PartitionKey lt 't.' and broker eq @old"
+
+
+class RunOwners:
+    """The owners of one table. Any thread may call."""
+
+    def __init__(self, requests: TableRequests, owner: Owner) -> None:
+        self._requests = requests
+        self._mine = owner.of_broker
+        self._registered = not owner.known
+
+    def register(self) -> None:
+        """List this owner; one request in the life of a process."""
+        if not self._registered:
+            self._requests.ensure(TimeBudget(), {**_place(self._mine), "broker": self._mine.broker})
+            self._registered = True
+
+    def known(self, call: TimeBudget) -> set[Owner]:
+        """The owners that are listed, and this one if it is."""
+        rows = self._requests.query(call, "PartitionKey eq @owners", {"owners": PARTITION}, PAGE)
+        return {Owner(broker) for row in rows if (broker := broker_in(row))}
+
+    def forget(self, old: Owner) -> None:
+        """No longer list an owner whose rows were moved; a worker of it lists it again."""
+        place = _place(old.of_broker)
+        self._requests.delete(TimeBudget(), place["PartitionKey"], place["RowKey"])
+
+    def adopt_rows(self, old: Owner) -> int:
+        """Set the owner of each row of `old`. Reads all rows of runs; if it dies, repeat it."""
+        moved, after = 0, None
+        while True:
+            rows, after = self._requests.page(
+                TimeBudget(), _RUNS_OF, {"old": old.broker}, ("PartitionKey", "RowKey"), after
+            )
+            self._requests.each(TimeBudget(), self._set, rows)
+            moved += sum(is_row(row["RowKey"]) for row in rows)
+            if after is None:
+                return moved
+
+    def _set(self, call: TimeBudget, row: dict[str, Any]) -> None:
+        place = {name: row[name] for name in ("PartitionKey", "RowKey")}
+        self._requests.add(call, {**place, "broker": self._mine.broker})
+
+
+def _place(owner: Owner) -> dict[str, Any]:
+    return {"PartitionKey": PARTITION, "RowKey": owner.mark}
+
+
+# -- runs ------------------------------------------------------------------------------------
+
 
 TRIES: Final = 10
 REMEMBERED: Final = 10_000

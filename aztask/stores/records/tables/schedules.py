@@ -17,7 +17,7 @@ from azure.core import MatchConditions
 from azure.data.tables import UpdateMode
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.stores.keys import key_text
+from aztask.stores.layout import key_text
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.schedules import (
     COMMITTED,
@@ -28,8 +28,8 @@ from aztask.stores.records.schedules import (
     move_schedule,
 )
 from aztask.stores.tables.client import TableRequests, TimeBudget
-from aztask.stores.tables.clock import ServiceClock
 from aztask.stores.tables.errors import AlreadyExists, OutcomeUnknown, RowConflict, RowNotFound
+from aztask.stores.tables.store import ServiceClock
 from aztask.support.clock import Clock
 
 HEAD: Final = "h"

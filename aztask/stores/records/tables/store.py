@@ -28,7 +28,7 @@ from azure.core.credentials import TokenCredential
 from aztask.address.addresses import TablesAddress
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import AztaskError, CapabilityError
-from aztask.stores.keys import shard_of
+from aztask.stores.layout import shard_of
 from aztask.stores.records.base import (
     Cancelled,
     Finish,
@@ -66,8 +66,7 @@ from aztask.stores.records.tables.rows import (
     worker_entity,
     worker_of,
 )
-from aztask.stores.records.tables.runowners import RunOwners
-from aztask.stores.records.tables.runs import Runs
+from aztask.stores.records.tables.runs import RunOwners, Runs
 from aztask.stores.records.tables.schedules import TablesSchedules
 from aztask.stores.records.tables.workflows import TablesWorkflows
 from aztask.stores.records.uniques import UniqueStore

@@ -21,14 +21,14 @@ from operator import attrgetter
 from typing import Any, Final, cast
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.stores.keys import SHARDS, key_text, shard_of
+from aztask.stores.layout import SHARDS, key_text, shard_of
 from aztask.stores.records.base import UNFINISHED_SECONDS
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.owners import foreign_id, is_foreign, is_other_broker
 from aztask.stores.records.tables.blobs import Blobs
 from aztask.stores.records.tables.index import count_down
 from aztask.stores.records.tables.rows import broker_in
-from aztask.stores.records.tables.runowners import PARTITION as OWNERS
+from aztask.stores.records.tables.runs import PARTITION as OWNERS
 from aztask.stores.records.workflows import ROOT, Addition, Change, Document, Listed
 from aztask.stores.tables.client import PAUSES, TableRequests, TimeBudget
 from aztask.stores.tables.errors import OutcomeUnknown, RowNotFound

@@ -10,7 +10,7 @@ from aztask.address.addresses import ServiceBusAddress
 from aztask.queues.base import ANY_SESSION
 from aztask.queues.servicebus import client as client_module
 from aztask.queues.servicebus.client import BusClient, credential_of
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 HOST = "shop.servicebus.windows.net"
 ADDRESS = ServiceBusAddress(HOST, key_name="k", key=Secret("a2V5"))

@@ -19,7 +19,7 @@ from aztask.message.envelope import Envelope
 from aztask.queues.base import ANY_SESSION, QueueOptions
 from aztask.queues.storagequeue.broker import StorageQueueBroker
 from aztask.queues.storagequeue.kind import CAPABILITIES
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 
 @pytest.fixture

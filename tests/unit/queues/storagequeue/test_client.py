@@ -8,7 +8,7 @@ from aztask.address.addresses import StorageQueueAddress
 from aztask.azure.transport import LeanTransport
 from aztask.queues.storagequeue.messages import StorageClient
 from aztask.support.clock import Clock
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 URL = "https://shop.queue.core.windows.net"
 KEY = Secret("a2V5")

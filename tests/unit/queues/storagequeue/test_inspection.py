@@ -11,7 +11,7 @@ from queueservice import missing, refused
 from aztask.address.addresses import StorageQueueAddress
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.queues.storagequeue.inspection import StorageInspector
-from aztask.support.masking import Secret
+from aztask.support.display import Secret
 
 URL = "https://shop.queue.core.windows.net"
 KEY = Secret("a2V5")

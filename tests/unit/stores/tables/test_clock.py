@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.stores.tables.clock import FRESH_SECONDS, ServiceClock
+from aztask.stores.tables.store import FRESH_SECONDS, ServiceClock
 
 TRUE = 1_800_000_000.0
 

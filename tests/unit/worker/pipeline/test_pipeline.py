@@ -17,7 +17,7 @@ from aztask.queues.delivery import Lost, Unknown
 from aztask.queues.lease.state import LeaseState
 from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
 from aztask.stores.records.base import Finish, Outcome, Start, State
-from aztask.stores.records.startowner import owner_of
+from aztask.stores.records.starts import owner_of
 from aztask.support.floodlog import FIRST_LINES
 from aztask.worker.pipeline.pipeline import _joint
 from aztask.worker.pipeline.refusals import TRIES

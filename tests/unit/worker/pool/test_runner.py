@@ -17,7 +17,6 @@ from aztask.context import TaskLease
 from aztask.errors import EncodeError
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.settlement import DeadLetter, Resubmit, from_record
-from aztask.support import masking
 from aztask.support.clock import boot_seconds
 from aztask.worker.logs import configure
 from aztask.worker.pool.attempt import ERROR_CHARACTERS, _described
@@ -309,7 +308,7 @@ def test_control_packets_about_other_deliveries_are_ignored(bench):
 
 
 def test_a_recorded_error_tells_no_secret(monkeypatch):
-    monkeypatch.setattr(masking, "_known", {})  # other tests have wrapped many a secret
+    monkeypatch.setattr("aztask.support.display._known", {})  # other tests have wrapped many a secret
     try:
         raise OSError("no access with SharedAccessKey=c2VjcmV0c2VjcmV0;")
     except OSError as error:

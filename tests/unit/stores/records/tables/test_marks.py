@@ -2,7 +2,7 @@
 
 import pytest
 
-from aztask.stores.keys import SHARDS, shard_of
+from aztask.stores.layout import SHARDS, shard_of
 from aztask.stores.records.tables import marks as module
 from aztask.stores.records.tables.marks import CancellationMarks
 from aztask.stores.records.tables.names import partition_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aztask.stores.keys import SHARDS, key_text, shard_of
+from aztask.stores.layout import SHARDS, key_text, shard_of
 from aztask.stores.records.base import RunKey
 from aztask.stores.records.tables.names import (
     is_blob_of,
