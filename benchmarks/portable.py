@@ -145,7 +145,9 @@ def main() -> None:
         app.close()
     print(f"  {'':<36} {'forked':>9} {'portable':>9}   portable/forked (95 % interval)")
     fine = [report(pool, found[pool, "0"], found[pool, "1"]) for pool in PROCESSES]
-    print(f"\n  the portable shell has at least {LEAST} of the rate: {'yes' if all(fine) else 'no'}")
+    print(
+        f"\n  the portable shell has at least {LEAST} of the rate: {'yes' if all(fine) else 'no'}"
+    )
     if options.check and not all(fine):
         raise SystemExit(1)
 

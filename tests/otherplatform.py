@@ -52,14 +52,19 @@ UNIX = {
         "fork forkpty register_at_fork posix_spawn posix_spawnp chown fchown lchown fchmod getuid "
         "geteuid getgid getegid setsid getsid getpgid killpg O_CLOEXEC O_NONBLOCK "
         "O_DIRECTORY O_NOFOLLOW O_SYNC mkfifo sysconf nice getloadavg "
-        "waitid pread pwrite fdatasync"
+        "waitid pread pwrite fdatasync wait3 wait4 getpgrp setpgid getgroups setuid setgid uname "
+        "execv execve execvp execvpe"
     ),
-    signal: "SIGKILL SIGHUP SIGUSR1 SIGUSR2 SIGCHLD SIGCONT SIGSTOP SIGPIPE SIGALRM pthread_kill",
-    socket: "CMSG_SPACE CMSG_LEN send_fds recv_fds MSG_DONTWAIT SCM_RIGHTS",
+    signal: (
+        "SIGKILL SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGCHLD SIGCONT SIGSTOP SIGPIPE SIGALRM "
+        "pthread_kill pthread_sigmask sigwait sigwaitinfo sigtimedwait sigpending setitimer alarm "
+        "pause siginterrupt"
+    ),
+    socket: "AF_UNIX CMSG_SPACE CMSG_LEN send_fds recv_fds MSG_DONTWAIT SCM_RIGHTS",
     select: "poll POLLIN POLLOUT POLLHUP POLLERR",
     time: "clock_gettime CLOCK_MONOTONIC CLOCK_REALTIME",
 }
-"""What exists on Unix, and not on Windows."""
+"""What exists on Unix, and not on Windows. (Its os.execv exists, and does something else.)"""
 
 
 class Missing(importlib.abc.MetaPathFinder):
@@ -102,18 +107,20 @@ def _terminate_processes() -> None:
 
 def _share_sockets() -> None:
     """Give sockets `share` and the module `fromshare`, by which Windows passes them on."""
-    send, receive = socket.send_fds, socket.recv_fds
+    send, receive, family = socket.send_fds, socket.recv_fds, socket.AF_UNIX
 
     def share(self: socket.socket, pid: int) -> bytes:
         kept = self.dup()
         name = b"\0aztask-shared-" + os.urandom(8).hex().encode()
-        server = socket.socket(socket.AF_UNIX)
+        server = socket.socket(family)
         server.bind(name)
         server.listen(1)
 
         def give() -> None:
             peer, _ = server.accept()
-            send(peer, [b"x"], [kept.fileno()])
+            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            if int.from_bytes(credentials[:4], sys.byteorder) == pid:  # it is given to no other one
+                send(peer, [b"x"], [kept.fileno()])
             for each in (peer, kept, server):
                 each.close()
 
@@ -121,7 +128,7 @@ def _share_sockets() -> None:
         return name
 
     def fromshare(name: bytes) -> socket.socket:
-        peer = socket.socket(socket.AF_UNIX)
+        peer = socket.socket(family)
         peer.connect(name)
         with peer:
             _, (descriptor,), _, _ = receive(peer, 1, 1)
@@ -131,9 +138,28 @@ def _share_sockets() -> None:
     socket.fromshare = fromshare  # type: ignore[attr-defined]
 
 
-def become(system: str) -> None:
-    """Remove from this process what `system`, "macos" or "windows", does not have."""
+def _loopback_pair(*_: Any) -> tuple[socket.socket, socket.socket]:
+    """A pair of sockets as Windows makes it, where a pair is a connection over the loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        return server.accept()[0], client
+
+
+def _launch(launcher: str) -> None:
+    """Have ``sys.executable`` be a launcher that starts Python, as in an environment of Windows."""
+    if "__PYVENV_LAUNCHER__" not in os.environ:  # else Python has done the same
+        sys.executable = launcher
+
+
+def become(system: str, *, launcher: str = "") -> None:
+    """Remove from this process what `system`, "macos" or "windows", does not have.
+
+    launcher: the program that starts Python there, on Windows.
+    """
     if system == "windows":
+        if launcher:
+            _launch(launcher)
+        socket.socketpair = _loopback_pair  # type: ignore[assignment]
         _terminate_processes()
         _share_sockets()
     names = MODULES[system]
@@ -146,6 +172,10 @@ def become(system: str) -> None:
                 vars(module).pop(attribute, None)
     platform.system = lambda: "Darwin" if system == "macos" else "Windows"
     ctypes.CDLL = NoInotify  # type: ignore[misc]
+    if system == "windows" and "pytest" in sys.orig_argv:  # it has its own code for each, too
+        import _pytest.tmpdir  # noqa: PLC0415  # most programs are not pytest
+
+        _pytest.tmpdir.get_user_id = lambda: None
     if system == "windows":
         asyncio.SelectorEventLoop.add_signal_handler = _refuse  # type: ignore[method-assign]
 

@@ -16,6 +16,11 @@ from aztask.support.display import safe_str
 
 REASON_CHARACTERS = 1_000
 
+PROGRAM = (
+    " That is the name of the program that runs, in each process another one. Put an app that a "
+    "program or a notebook defines into a module of its own, which a worker can import."
+)
+
 _OTHERS = (str(Path(__file__).parents[1]), str(Path(os.__file__).parent), "<frozen ")
 """How the files of aztask, of Python, and of its import system begin."""
 
@@ -53,6 +58,8 @@ def load_app(spec: str) -> App:
             hint = did_you_mean(name, apps) or (
                 f" It has: {', '.join(apps)}."
                 if apps
+                else PROGRAM
+                if module_name == "__main__"
                 else " It holds no App: name the module that makes one."
             )
             raise AppNotLoaded(f"module {module_name!r} has no {name!r}.{hint}")

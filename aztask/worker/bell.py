@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from contextlib import suppress
 from typing import Protocol
 
-from aztask.worker.platform import is_portable
+from aztask.worker.platform import connected_pair, is_portable
 
 
 class WakeBell(Protocol):
@@ -62,7 +61,7 @@ class SocketBell:
     """A pair of connected sockets: a byte in it is a ring."""
 
     def __init__(self) -> None:
-        self._heard, self._rung = socket.socketpair()
+        self._heard, self._rung = connected_pair()
         for end in (self._heard, self._rung):
             end.setblocking(False)
 

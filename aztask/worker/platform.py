@@ -37,6 +37,22 @@ HAS_GROUPS: Final = hasattr(os, "killpg")
 _PROCESSES: Final = Path("/proc")
 
 
+def connected_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected stream sockets of this process alone. Raises OSError.
+
+    On Windows they are a connection over the loopback. Some releases of Python do not check who has
+    connected to it, which may be any process of the machine, faster than this one.
+    """
+    pair = left, right = socket.socketpair()
+    if left.family != getattr(socket, "AF_UNIX", None):
+        names = left.getsockname(), right.getsockname()
+        if names != (right.getpeername(), left.getpeername()):
+            left.close()
+            right.close()
+            raise ConnectionAbortedError("another process has connected to a socket of the worker")
+    return pair
+
+
 def memory_of(pid: int) -> int:
     """The bytes of memory that a process uses, shared ones included; 0 if it is not known."""
     try:

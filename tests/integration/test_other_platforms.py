@@ -22,7 +22,12 @@ SYSTEMS = ["macos", "windows"]
 LACKING = """
 import os
 from otherplatform import become
-become(os.environ["OTHER_PLATFORM"])
+become(os.environ["OTHER_PLATFORM"], launcher=os.environ["LAUNCHER"])
+"""
+# As python.exe in a virtual environment of Windows: Python is its child, and is killed with it.
+LAUNCHER = """#!/bin/sh
+setpriv --pdeathsig KILL {python} "$@"
+exit $?
 """
 SHOP = """
 import asyncio
@@ -229,6 +234,20 @@ def test_code_sends_and_waits_for_a_result(system, folder, environment):
     assert any(name.startswith("sender-") for name in files), files
 
 
+def launcher_in(place):
+    """Make a virtual environment whose Python is a launcher; "" if these tests have none."""
+    launcher = place / "bin" / "python"
+    if sys.prefix == sys.base_prefix:
+        return ""
+    if not launcher.exists():
+        launcher.parent.mkdir(parents=True)
+        (place / "pyvenv.cfg").write_text(Path(sys.prefix, "pyvenv.cfg").read_text())
+        (place / "lib").symlink_to(Path(sys.prefix, "lib"))
+        launcher.write_text(LAUNCHER.format(python=sys.executable))
+        launcher.chmod(0o755)
+    return str(launcher)
+
+
 @pytest.fixture
 def lacking(folder, environment):
     """The environment in which every new interpreter lacks what a system does, its children too."""
@@ -236,7 +255,13 @@ def lacking(folder, environment):
     def of(system):
         (folder / "sitecustomize.py").write_text(LACKING)
         path = os.pathsep.join([str(folder), environment["PYTHONPATH"], str(ROOT / "tests")])
-        return {**environment, "PYTHONPATH": path, "OTHER_PLATFORM": system, "TMPDIR": str(folder)}
+        return {
+            **environment,
+            "PYTHONPATH": path,
+            "OTHER_PLATFORM": system,
+            "LAUNCHER": launcher_in(folder / "venv"),
+            "TMPDIR": str(folder),
+        }
 
     return of
 
@@ -280,8 +305,9 @@ def test_a_killed_worker_leaves_nothing_behind(system, folder, tour, lacking):
     worker = subprocess.Popen(
         [sys.executable, "-m", "aztask", "worker"], cwd=folder, env=lacking(system)
     )
-    wait_until((folder / "held").exists, 30, "the task runs")
-    pid = int((folder / "held").read_text())
+    held = folder / "held"
+    wait_until(lambda: held.exists() and held.read_text(), 30, "the task runs")
+    pid = int(held.read_text())
     worker.kill()
     worker.wait()
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "its process ends")
@@ -330,3 +356,127 @@ def test_a_storage_queue_takes_what_is_sent(azurite, folder, environment, tour):
     answers = tour("windows", *lines)
     assert [code for code, _, _ in answers] == [0, 0, 0, 0], answers
     assert json.loads(answers[2][1])["total"] == 1
+
+
+NOTEBOOK = """
+import asyncio
+import __main__
+from pathlib import Path
+
+assert not hasattr(__main__, "__file__")
+
+
+async def cell():  # the kernel of a notebook runs them in its event loop
+    from aztask.testing import background_worker
+    import shop
+
+    with background_worker(shop.app, "shop:app", Path.cwd()) as worker:
+        print(shop.add.delay(40, 2).get(timeout=60))
+        worker.wait_until_idle()
+    return worker.process.returncode is not None
+
+
+print(asyncio.run(cell()))
+"""
+PLUGIN = """
+from news.app import app
+
+def test_a_worker(aztask_worker):
+    assert app.send("news.count_words", ["a b c"]).get(timeout=30) == 3
+"""
+STATION = """
+from pathlib import Path
+from aztask import App
+from aztask.testing import background_worker
+
+app = App("station", broker="local://", results="local://")
+
+
+@app.task
+def add(a, b):
+    return a + b
+
+
+if __name__ == "__main__":
+    with background_worker(app, "station.__main__:app", Path.cwd()):
+        print(add.delay(40, 2).get(timeout=60))
+"""
+
+
+def no_process_has(folder):
+    """Whether no process has this folder as its own for temporary files."""
+    mark = f"TMPDIR={folder}".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                return False
+        except OSError:
+            continue
+    return True
+
+
+def nothing_is_left(folder):
+    wait_until(lambda: no_process_has(folder), 15, "all processes end")
+    wait_until(lambda: not list(folder.glob("aztask-*")), 10, "the private folder is removed")
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_notebook_has_a_worker(system, folder, lacking):
+    ended = run([sys.executable, "-c", NOTEBOOK], folder, lacking(system))
+    assert (ended.returncode, ended.stdout) == (0, "42\nTrue\n"), ended.stderr
+    nothing_is_left(folder)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_main_module_has_a_worker_and_is_the_app_of_one(system, folder, lacking):
+    (folder / "station").mkdir()
+    (folder / "station" / "__init__.py").touch()
+    (folder / "station" / "__main__.py").write_text(STATION)
+    environment = {**lacking(system), "AZTASK_APP": ""}
+    ended = run([sys.executable, "-m", "station"], folder, environment)
+    assert (ended.returncode, ended.stdout) == (0, "42\n"), ended.stderr
+    aztask = [sys.executable, "-m", "aztask", "-A", "station.__main__"]
+    send = ["send", "station.add", "--args", "[1, 2]", "--task-id", "one"]
+    for command in (send, ["worker", "--burst"], ["result", "one"]):
+        ended = run([*aztask, *command], folder, environment)
+        assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split()[-1] == "3"
+    nothing_is_left(folder)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_tests_of_a_new_project_pass_and_have_the_plugins_worker(system, folder, lacking):
+    environment = {**lacking(system), "AZTASK_APP": ""}
+    ended = run([sys.executable, "-m", "aztask", "init", "news"], folder, environment)
+    assert ended.returncode == 0, ended.stderr
+    project = folder / "news"
+    (project / "tests" / "test_plugin.py").write_text(PLUGIN)
+    # Other plugins look at sys.platform, which is Linux's here, for what they may import.
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    options = ["-p", "no:cacheprovider", "-p", "aztask.testing.plugin"]
+    options += ["-o", "aztask_app=news.app:app"]
+    ended = run([sys.executable, "-m", "pytest", "-q", *options], project, environment)
+    assert "3 passed" in ended.stdout, ended.stdout + ended.stderr
+    nothing_is_left(folder)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_worker_that_reloads_starts_anew_and_stays_one_command(system, folder, tour, lacking):
+    log = folder / "log"
+    with log.open("wb") as stream:
+        command = [sys.executable, "-m", "aztask", "worker", "-c", "1", "--reload"]
+        worker = subprocess.Popen(
+            command, cwd=folder, env=lacking(system), stdout=stream, stderr=stream
+        )
+    try:
+        for number in (1, 2, 3):
+            wait_until(lambda n=number: log.read_text().count("app shop") == n, 30, "it starts")
+            (answer,) = tour(system, f"send shop.add --args [1,{number}] --wait --timeout 60s")
+            assert answer[:2] == [0, f"{number + 1}\n"], log.read_text()
+            assert worker.poll() is None, "the command that was given still runs"
+            (folder / "shop.py").write_text(f"{SHOP}# {number}\n")
+        wait_until(lambda: log.read_text().count("app shop") == 4, 30, "it starts")
+    finally:
+        worker.kill()
+        worker.wait()
+    nothing_is_left(folder)

@@ -59,8 +59,8 @@ GROWTH: dict[str, dict[str, int]] = {
     "the first day": {"files": 2, "lines of code": 231},
     "waits inside a task": {"lines of code": 181},
     "a worker on every system": {
-        "files": 4,
-        "lines of code": 710,
+        "files": 5,
+        "lines of code": 779,
         "files with one importer": 2,
     },
     "actions on the page, and their audit": {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -39,6 +38,7 @@ from aztask.support.display import plural
 from aztask.support.finding import Level
 from aztask.support.garbage import collect_rarely
 from aztask.support.late import install_command
+from aztask.worker.becoming import become
 from aztask.worker.firstprocess import stay_first
 from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
 from aztask.worker.options import (
@@ -232,8 +232,7 @@ def command(
         serving = _Serving(http, celery_metrics)
         restart = _start(shell, queues, options, serving, reload=reload)
     if restart:
-        # The same command line once more, without a shell that could read it differently.
-        os.execv(sys.executable, [sys.executable, "-m", "aztask", *sys.argv[1:]])  # noqa: S606
+        become(["-m", "aztask", *sys.argv[1:]])  # the same command line once more
     ended()
 
 

@@ -33,7 +33,7 @@ from aztask.worker.pool.board import Board
 from aztask.worker.pool.link import ANSWERS_A_TURN, Link, PoolPlan
 from aztask.worker.pool.poolprocess import ProcessEnds, serve, setup_of
 from aztask.worker.pool.streams import StreamPackets, TicketInbox, TicketOutbox, stream_pair
-from aztask.worker.pool.watcher import ENDING_SECONDS, GROUP, KILL, WatchingProcess
+from aztask.worker.pool.watcher import ENDING_SECONDS, GROUP, KILL, WatchingProcess, start_python
 
 PROGRAM: Final = "aztask.worker.pool.portablelink"
 """This module, which is the program of a pool process too."""
@@ -191,8 +191,8 @@ class PortableLink:
 def _interpreter(theirs: dict[str, socket.socket]) -> subprocess.Popen[bytes]:
     """Start a pool process that waits for its setup. Raises OSError."""
     inherited = () if _can_share() else [end.fileno() for end in theirs.values()]
-    return subprocess.Popen(  # noqa: S603  # this interpreter, without a shell
-        [sys.executable, "-m", PROGRAM],
+    return start_python(
+        ["-m", PROGRAM],
         bufsize=0,
         stdin=subprocess.PIPE,
         pass_fds=inherited,

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 import msgpack
 
+from aztask.worker.platform import connected_pair
 from aztask.worker.pool.packets import PACKET_BYTES
 
 CHUNK: Final = 1 << 16
@@ -45,7 +46,7 @@ _IN_FILE: Final = 0xC1  # a byte that msgpack never uses
 
 def stream_pair() -> tuple[socket.socket, socket.socket]:
     """Two connected ends that do not block; on Windows they are connected over the loopback."""
-    pair = socket.socketpair()
+    pair = connected_pair()
     for end in pair:
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)

@@ -33,6 +33,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -52,6 +53,11 @@ ENDING: Final = [
 """The signals that end a worker, and that its manager may send to each of its processes."""
 
 KILL: Final = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows ends a process at once at both
+HAS_GROUPS: Final = hasattr(os, "killpg")  # as in `aztask.worker.platform`, see rule 2
+
+LAUNCHER: Final = "__PYVENV_LAUNCHER__"
+"""Tells the interpreter which virtual environment it belongs to, on Windows."""
+
 GROUP: Final = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 """For `Popen` on Windows: Ctrl-C reaches the worker alone."""
 
@@ -130,14 +136,33 @@ class WatchingProcess:
                 self._process.stdin.close()
 
 
+def start_python(
+    arguments: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start this interpreter with these arguments; options: of `Popen`. Raises OSError.
+
+    In a virtual environment of Windows, ``python.exe`` is a launcher that starts the real
+    interpreter as its child. That one is started directly, as `multiprocessing` does it: else
+    sockets would be shared with the launcher, and the watching process had the wrong parent.
+    """
+    program = sys.executable
+    base = getattr(sys, "_base_executable", None) or program
+    if not HAS_GROUPS and os.path.normcase(base) != os.path.normcase(program):
+        given = os.environ if environment is None else environment
+        environment = {**given, LAUNCHER: program}
+        program = base
+    command = [program, *arguments]
+    return subprocess.Popen(command, env=environment, **options)  # noqa: S603  # without a shell
+
+
 def _started() -> subprocess.Popen[bytes]:
     """Start the script, which no signal to all processes of a worker ends, at no moment."""
     masks = hasattr(signal, "pthread_sigmask")  # a new program inherits what is blocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING) if masks else ()
     try:
         # -P: the script's folder has modules of ours whose names must not hide those of Python.
-        return subprocess.Popen(  # noqa: S603  # this interpreter, without a shell
-            [sys.executable, "-P", __file__, str(os.getpid())],
+        return start_python(
+            ["-P", __file__, str(os.getpid())],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from aztask.django.api import task_backends
 from aztask.django.backend import AztaskBackend
 from aztask.operate.cli.worker import command as worker
+from aztask.worker.becoming import become
 
 PREFIX: Final = "worker_"
 """Of the names of the worker's options, because some are Django's too."""
@@ -61,13 +62,11 @@ class Command(BaseCommand):
             raise CommandError(
                 f"{ENVIRONMENT_VARIABLE} is not set; the worker's processes find the settings by it"
             )
-        words = [sys.executable, "-m", "aztask", "-A", f"aztask.django.worker:{alias}", "worker"]
+        words = ["-m", "aztask", "-A", f"aztask.django.worker:{alias}", "worker"]
         words += given_options(options)
         path = os.pathsep.join(each for each in sys.path if each)
         environment = {**os.environ, "PYTHONPATH": path}
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os.execve(sys.executable, words, environment)  # noqa: S606  # without a shell
+        become(words, environment)
 
 
 def given_options(options: dict[str, Any]) -> list[str]:

@@ -105,6 +105,13 @@ TABLE = [
         "module 'empty' has no 'app'. It holds no App: name the module that makes one.",
         2,
     ),
+    (
+        "aztask -A __main__ worker",
+        "module '__main__' has no 'app'. That is the name of the program that runs, in each "
+        "process another one. Put an app that a program or a notebook defines into a module of its "
+        "own, which a worker can import.",
+        2,
+    ),
     ("aztask -A text tasks", "'text' is a str, not an aztask.App; name the App object", 2),
     (
         "aztask -A shop:resize tasks",
