@@ -26,7 +26,6 @@ import azurite  # noqa: E402
 from common import machine, spread  # noqa: E402
 from storage_systems import Bench  # noqa: E402
 
-from aztask.azure.connection import bytes_of  # noqa: E402
 from aztask.azure.transport import LeanTransport  # noqa: E402
 from aztask.queues.storagequeue.messages import MessagePipeline, RequestSpec  # noqa: E402
 
@@ -41,7 +40,7 @@ def ceiling(bench: Bench, count: int) -> float:
     url = bench.service.get_queue_client("default").url
     pipeline = MessagePipeline(bench.service, LeanTransport())
     asked = RequestSpec("POST", f"{url}/messages?messagettl=-1", TEXT)
-    composed = [bytes_of(pipeline.signed(asked)) for _ in range(count)]
+    composed = [pipeline.signed(asked).data for _ in range(count)]
     address = urlsplit(url)
     open_ones = [
         socket.create_connection((address.hostname or "", address.port or 80))

@@ -12,8 +12,9 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Iterator, MutableMapping
-from typing import Any, BinaryIO, Final
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final, Self
 
 from azure.core.exceptions import HttpResponseError, ServiceRequestError
 from azure.core.rest import HttpRequest, HttpResponse
@@ -36,21 +37,61 @@ class MalformedAnswer(ConnectionError):
     """The received bytes are no HTTP answer, or exceed a limit; the rest cannot be read, either."""
 
 
+@dataclass(slots=True)
+class WireRequest:
+    """A request as it goes over a connection.
+
+    method, url: as in `data`.
+    """
+
+    method: str
+    url: str
+    data: bytes
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> Self:
+        """A request of the SDK. Raises ServiceRequestError for a header with a line break."""
+        content = request.content
+        body = content.encode() if isinstance(content, str) else bytes(content or b"")
+        return cls.composed(request.method, request.url, request.headers, body)
+
+    @classmethod
+    def composed(cls, method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> Self:
+        """The request with these headers, and with ``Host`` and ``Content-Length``.
+
+        Raises ServiceRequestError for a header with a line break.
+        """
+        netloc, slash, path = url.partition("://")[2].partition("/")
+        lines = [f"{method} {slash or '/'}{path} HTTP/1.1", f"Host: {netloc}"]
+        lines += [
+            f"{name}: {value}"
+            for name, value in headers.items()
+            if name.lower() != "content-length"
+        ]
+        lines.append(f"Content-Length: {len(body)}\r\n\r\n")
+        head = "\r\n".join(lines)
+        if head.count("\n") != len(lines) + 1 or head.count("\r") != len(lines) + 1:
+            bad = next(name for name, value in headers.items() if set("\r\n") & {*name, *value})
+            raise ServiceRequestError(f"the header {bad} contains a line break")
+        return cls(method, url, head.encode("latin-1") + body)
+
+
 class Response(HttpResponse):
     """An HTTP answer whose body has been read in full, as the SDK expects it."""
 
     def __init__(
         self,
-        request: HttpRequest,
+        request: HttpRequest | WireRequest,
         status: int,
         reason: str,
-        headers: MutableMapping[str, str],
+        headers: Mapping[str, str],
         body: bytes,
     ) -> None:
         self._request = request
         self._status = status
         self._reason = reason
-        self._headers = headers
+        self._plain_headers = headers
+        self._headers: MutableMapping[str, str] | None = None
         self._body = body
         self._encoding: str | None = "utf-8"
         self.context: dict[str, Any] = {}
@@ -59,7 +100,10 @@ class Response(HttpResponse):
 
     @property
     def request(self) -> HttpRequest:
-        return self._request
+        request = self._request
+        if isinstance(request, WireRequest):
+            return HttpRequest(request.method, request.url)
+        return request
 
     @property
     def status_code(self) -> int:
@@ -68,6 +112,8 @@ class Response(HttpResponse):
     @property
     def headers(self) -> MutableMapping[str, str]:
         """The header fields; names are not case-sensitive."""
+        if self._headers is None:  # most answers are only looked at for their status
+            self._headers = case_insensitive_dict(self._plain_headers)
         return self._headers
 
     @property
@@ -78,7 +124,7 @@ class Response(HttpResponse):
     @property
     def content_type(self) -> str | None:
         """The value of the header ``Content-Type``."""
-        return self._headers.get("content-type")
+        return self.headers.get("content-type")
 
     @property
     def is_closed(self) -> bool:
@@ -101,7 +147,7 @@ class Response(HttpResponse):
 
     @property
     def url(self) -> str:
-        return self._request.url
+        return str(self._request.url)
 
     @property
     def content(self) -> bytes:
@@ -160,6 +206,9 @@ class Connection:
             plain.close()
             raise
         self._file: BinaryIO = self._socket.makefile("rb")
+        self._poll = select.poll() if hasattr(select, "poll") else None  # Windows has none
+        if self._poll is not None:
+            self._poll.register(self._socket, select.POLLIN)
         self.usable_until = 0.0
 
     def fileno(self) -> int:
@@ -170,18 +219,16 @@ class Connection:
         """Whether it may be used again: not idle for too long, and no unexpected data or close."""
         if time.monotonic() >= self.usable_until:
             return False
-        if not hasattr(select, "poll"):  # Windows
+        if self._poll is None:
             return not select.select([self._socket], [], [], 0)[0]
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
+        return not self._poll.poll(0)
 
     def send(self, data: bytes, seconds: float) -> None:
         """Send all bytes to the kernel, within `seconds`. Raises OSError."""
         self._socket.settimeout(seconds)
         self._socket.sendall(data)
 
-    def answer(self, request: HttpRequest) -> Response:
+    def answer(self, request: HttpRequest | WireRequest) -> Response:
         """Read one answer. Raises OSError, also if the answer is not HTTP (`MalformedAnswer`)."""
         response = read_answer(self._file, request, ended=True)
         self.used(response)
@@ -215,7 +262,7 @@ class Connection:
         self._socket.close()
 
 
-def read_answer(file: BinaryIO, request: HttpRequest, *, ended: bool) -> Response:
+def read_answer(file: BinaryIO, request: HttpRequest | WireRequest, *, ended: bool) -> Response:
     """Read one answer from `file`.
 
     ended: whether the end of `file` is the end of the connection. Only then a body may come without
@@ -237,7 +284,7 @@ def read_answer(file: BinaryIO, request: HttpRequest, *, ended: bool) -> Respons
             raise MalformedAnswer("the answer has too many headers")
     empty = request.method == "HEAD" or status in ("204", "304")
     body = b"" if empty else _body(file, headers, ended)
-    response = Response(request, number, reason, case_insensitive_dict(headers), body)
+    response = Response(request, number, reason, headers, body)
     response.keep_alive = 0.0 if version == "HTTP/1.0" else _keep_alive(headers)
     return response
 
@@ -299,18 +346,3 @@ def _keep_alive(headers: dict[str, str]) -> float:
         if name.strip() == "timeout" and value.strip().isdigit():
             seconds = min(seconds, int(value) - 1.0)
     return seconds
-
-
-def bytes_of(request: HttpRequest) -> bytes:
-    """The request as bytes. Raises ServiceRequestError for a header with a line break."""
-    content = request.content
-    body = content.encode() if isinstance(content, str) else bytes(content or b"")
-    netloc, slash, path = request.url.partition("://")[2].partition("/")
-    lines = [f"{request.method} {slash or '/'}{path} HTTP/1.1", f"Host: {netloc}"]
-    for name, value in request.headers.items():
-        if "\r" in value or "\n" in value:
-            raise ServiceRequestError(f"the header {name} contains a line break")
-        if name.lower() != "content-length":
-            lines.append(f"{name}: {value}")
-    lines.append(f"Content-Length: {len(body)}")
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body

@@ -31,9 +31,14 @@ from azure.core.exceptions import (
     ServiceResponseError,
     ServiceResponseTimeoutError,
 )
-from azure.core.rest import HttpRequest
 
-from aztask.azure.connection import Connection, Response, TruncatedResponse, bytes_of, read_answer
+from aztask.azure.connection import (
+    Connection,
+    Response,
+    TruncatedResponse,
+    WireRequest,
+    read_answer,
+)
 
 Item = TypeVar("Item")
 Kept = TypeVar("Kept")
@@ -53,7 +58,7 @@ class PendingRequest:
     """
 
     index: int
-    request: HttpRequest
+    request: WireRequest
     unsent: memoryview
     give_up_at: float
     received: bytearray = field(default_factory=bytearray)
@@ -79,7 +84,7 @@ class Exchange(Generic[Item, Kept]):
     def __init__(
         self,
         items: Sequence[Item],
-        compose: Callable[[Item], HttpRequest],
+        compose: Callable[[Item], WireRequest],
         take: Callable[[Response], Kept],
         *,
         reading: float,
@@ -143,7 +148,7 @@ class Exchange(Generic[Item, Kept]):
         index, item = self._todo.popleft()
         try:
             request = self._compose(item)
-            data = memoryview(bytes_of(request))
+            data = memoryview(request.data)
         except AzureError as error:
             self._answers[index] = error
             self._free.append(connection)

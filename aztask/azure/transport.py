@@ -33,7 +33,7 @@ from azure.core.exceptions import (
 from azure.core.pipeline.transport import HttpTransport
 from azure.core.rest import HttpRequest, HttpResponse
 
-from aztask.azure.connection import Connection, Response, bytes_of
+from aztask.azure.connection import Connection, Response, WireRequest
 from aztask.azure.exchange import Exchange
 
 Item = TypeVar("Item")
@@ -87,14 +87,31 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
 
         connection_timeout, read_timeout: keyword arguments of the SDK, seconds.
         """
-        reading = float(kwargs.get("read_timeout", READ_SECONDS))
-        data = bytes_of(request)
-        connecting = kwargs.get("connection_timeout", CONNECT_SECONDS)
+        return self.ask(
+            WireRequest.of(request),
+            connecting=kwargs.get("connection_timeout", CONNECT_SECONDS),
+            reading=float(kwargs.get("read_timeout", READ_SECONDS)),
+            sdk=request,
+        )
+
+    def ask(
+        self,
+        request: WireRequest,
+        *,
+        connecting: float,
+        reading: float,
+        sdk: HttpRequest | None = None,
+    ) -> Response:
+        """Send one request and read its answer. Raises AzureError, see rule 1.
+
+        connecting, reading: time-outs in seconds.
+        sdk: what the answer shows as its request; None for a plain one.
+        """
         connection = self.idle_one() or self.connect(request.url, connecting)
         keep = False
         try:
-            _hand_over(connection, data, reading)
-            response = _answer(connection, request)
+            _hand_over(connection, request.data, reading)
+            response = _answer(connection, sdk or request)
             keep = True
         finally:
             if not keep:
@@ -106,7 +123,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         self,
         url: str,
         items: Sequence[Item],
-        compose: Callable[[Item], HttpRequest],
+        compose: Callable[[Item], WireRequest],
         take: Callable[[Response], Kept],
         *,
         connections: int,
@@ -269,7 +286,7 @@ def _hand_over(connection: Connection, data: bytes, seconds: float) -> None:
         raise ServiceRequestError(f"the request could not be sent: {error}") from error
 
 
-def _answer(connection: Connection, request: HttpRequest) -> Response:
+def _answer(connection: Connection, request: HttpRequest | WireRequest) -> Response:
     try:
         return connection.answer(request)
     except TimeoutError as error:

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate, parsedate_to_datetime
+from itertools import count
+from time import time
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -46,7 +48,7 @@ from azure.storage.queue import QueueClient, QueueServiceClient
 
 from aztask.address.addresses import StorageQueueAddress
 from aztask.azure.access import SharedKey, default_credential, filter_secrets
-from aztask.azure.connection import Response
+from aztask.azure.connection import Response, WireRequest
 from aztask.azure.transport import LeanTransport
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.version import __version__
@@ -113,6 +115,9 @@ class MessagePipeline:
         self._pipeline = self._pipeline_to(transport, service.credential)
         self._signing = self._pipeline_to(NullTransport(), service.credential)
         self._version = str(service.api_version)
+        self._id = str(uuid4())
+        self._ids = count()
+        self._dated = (0, "")
 
     def _pipeline_to(
         self, transport: HttpTransport[Any, Any], credential: Any
@@ -126,9 +131,17 @@ class MessagePipeline:
 
         Raises AzureError; HttpResponseError if the service refuses the request.
         """
-        request = self._request(method, url, text)
-        answer = self._pipeline.run(request, connection_timeout=connecting, read_timeout=reading)
-        response: HttpResponse = answer.http_response
+        response: HttpResponse
+        if self._key is not None and isinstance(self._transport, LeanTransport):
+            request = self._wire_request(method, url, text, self._key)
+            response = self._transport.ask(request, connecting=connecting, reading=reading)
+        else:
+            answer = self._pipeline.run(
+                self._request(method, url, text),
+                connection_timeout=connecting,
+                read_timeout=reading,
+            )
+            response = answer.http_response
         if refusal := _refusal(response):
             raise refusal
         return response
@@ -153,34 +166,57 @@ class MessagePipeline:
             reading=reading,
         )
 
-    def signed(self, spec: RequestSpec) -> HttpRequest:
+    def signed(self, spec: RequestSpec) -> WireRequest:
         """The signed request. Raises AzureError if it is too late or cannot be signed."""
         if spec.late and spec.late():
             raise ServiceRequestError("its time-out passed before it could be sent")
+        if self._key is not None:
+            return self._wire_request(spec.method, spec.url, spec.text, self._key)
         request = self._request(spec.method, spec.url, spec.text)
-        if self._key is None:
-            self._signing.run(request)
-        return request
+        self._signing.run(request)
+        return WireRequest.of(request)
+
+    def _wire_request(self, method: str, url: str, text: str | None, key: SharedKey) -> WireRequest:
+        """The request that `key` signs, without the SDK's objects, which would cost as much."""
+        headers, body = self._parts(text)
+        headers["Authorization"] = key.authorization(method, url, headers, len(body or b""))
+        return WireRequest.composed(method, url, headers, body or b"")
 
     def _request(self, method: str, url: str, text: str | None) -> HttpRequest:
-        headers = {
-            "x-ms-version": self._version,
-            "x-ms-date": formatdate(usegmt=True),
-            "x-ms-client-request-id": str(uuid4()),
-            "User-Agent": _AGENT,
-            "Accept": "application/xml",
-        }
-        body = None
-        if text is not None:
-            headers["Content-Type"] = "application/xml"
-            # As bytes: of a str, azure-core counts the characters as Content-Length. A carriage
-            # return as such would come back as a line feed (XML 1.0, 2.11).
-            inside = escape(text, {"\r": "&#13;"})
-            body = f"<QueueMessage><MessageText>{inside}</MessageText></QueueMessage>".encode()
+        """The request for the SDK's pipeline, which signs it unless an account's key does."""
+        headers, body = self._parts(text)
         if self._key is not None:
             length = len(body or b"")
             headers["Authorization"] = self._key.authorization(method, url, headers, length)
         return HttpRequest(method, url, headers=headers, content=body)
+
+    def _parts(self, text: str | None) -> tuple[dict[str, str], bytes | None]:
+        """The headers and the body of a request."""
+        headers = {
+            "x-ms-version": self._version,
+            "x-ms-date": self._date(),
+            "x-ms-client-request-id": f"{self._id}-{next(self._ids)}",
+            "User-Agent": _AGENT,
+            "Accept": "application/xml",
+        }
+        if text is None:
+            return headers, None
+        headers["Content-Type"] = "application/xml"
+        # As bytes: of a str, azure-core counts the characters as Content-Length. A carriage
+        # return as such would come back as a line feed (XML 1.0, 2.11).
+        inside = escape(text, {"\r": "&#13;"})
+        return headers, (
+            f"<QueueMessage><MessageText>{inside}</MessageText></QueueMessage>".encode()
+        )
+
+    def _date(self) -> str:
+        """The time as HTTP writes it, which is in whole seconds."""
+        now = int(time())
+        at, date = self._dated
+        if at != now:
+            date = formatdate(now, usegmt=True)
+            self._dated = (now, date)
+        return date
 
 
 class QueueMessages:

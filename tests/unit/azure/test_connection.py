@@ -11,7 +11,7 @@ from aztask.azure.connection import (
     Connection,
     MalformedAnswer,
     TruncatedResponse,
-    bytes_of,
+    WireRequest,
     read_answer,
 )
 
@@ -108,7 +108,7 @@ def test_an_answer_as_the_sdk_reads_it():
 
 def test_a_request_as_it_travels():
     request = HttpRequest("POST", URL, headers={"X-A": "b", "Content-Length": "99"}, content="ab")
-    head, _, body = bytes_of(request).partition(b"\r\n\r\n")
+    head, _, body = WireRequest.of(request).data.partition(b"\r\n\r\n")
     first, host, *headers = head.split(b"\r\n")
     assert first == b"POST /shop/q/messages?a=1 HTTP/1.1"
     assert host == b"Host: 127.0.0.1:10001"
@@ -117,12 +117,14 @@ def test_a_request_as_it_travels():
         b"Content-Length: 2"
     ]
     assert body == b"ab"
-    assert bytes_of(HttpRequest("GET", "http://a")).startswith(b"GET / HTTP/1.1\r\nHost: a\r\n")
+    assert WireRequest.of(HttpRequest("GET", "http://a")).data.startswith(
+        b"GET / HTTP/1.1\r\nHost: a\r\n"
+    )
 
 
 def test_a_header_with_a_line_break_is_refused():
     with pytest.raises(ServiceRequestError, match="X-A"):
-        bytes_of(HttpRequest("GET", URL, headers={"X-A": "b\r\nX-C: d"}))
+        WireRequest.of(HttpRequest("GET", URL, headers={"X-A": "b\r\nX-C: d"}))
 
 
 def test_nothing_listens():

@@ -22,7 +22,7 @@ from azure.core.rest import HttpRequest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aztask.azure.connection import Response
+from aztask.azure.connection import Response, WireRequest
 from aztask.azure.transport import EXCHANGING, LeanTransport
 
 OK = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nhi"
@@ -130,8 +130,8 @@ def exchange(
 ) -> list[Response | AzureError]:
     url = f"http://127.0.0.1:{port}"
 
-    def compose(item: int) -> HttpRequest:
-        return HttpRequest("POST", f"{url}/{item}", content=body)
+    def compose(item: int) -> WireRequest:
+        return WireRequest.of(HttpRequest("POST", f"{url}/{item}", content=body))
 
     return transport.exchange(
         url,
@@ -341,11 +341,11 @@ def test_a_request_that_cannot_be_composed_concerns_itself_alone(serve, transpor
     server = serve(well)
     url = f"http://127.0.0.1:{server.port}"
 
-    def compose(item: int) -> HttpRequest:
+    def compose(item: int) -> WireRequest:
         if item == 1:
             raise ClientAuthenticationError("no token")
         headers = {"X-A": "b\r\nX-C: d"} if item == 2 else {}
-        return HttpRequest("POST", url, headers=headers)
+        return WireRequest.of(HttpRequest("POST", url, headers=headers))
 
     answers = transport.exchange(
         url,
@@ -404,10 +404,10 @@ def test_ctrl_c_closes_the_connections(serve, transport):
     server = serve(wait_for_the_end)
     url = f"http://127.0.0.1:{server.port}"
 
-    def compose(item: int) -> HttpRequest:
+    def compose(item: int) -> WireRequest:
         if item == 2:
             raise KeyboardInterrupt
-        return HttpRequest("POST", f"{url}/{item}")
+        return WireRequest.of(HttpRequest("POST", f"{url}/{item}"))
 
     with pytest.raises(KeyboardInterrupt) as caught:  # it keeps the frames, so nothing is collected
         transport.exchange(url, [1, 2, 3], compose, len, connections=3, connecting=1.0, reading=5.0)
