@@ -55,7 +55,7 @@ GROWTH: dict[str, dict[str, int]] = {
     "files that others can change": {"files": 1, "lines of code": 197},
     "probes that no client can starve": {"lines of code": 192},
     "an emulator that keeps its key to itself": {"lines of code": 12},
-    "requests of Storage queues that cost less": {"lines of code": 55},
+    "requests of Storage queues that cost less": {"lines of code": 103},
     "the first day": {"files": 2, "lines of code": 231},
     "waits inside a task": {"lines of code": 181},
     "a worker on every system": {
