@@ -15,7 +15,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from aztask.errors import LeaseLost
 from aztask.message.headers import TIME_LIMIT
@@ -141,6 +141,14 @@ class TaskLease:
             self._changed.notify_all()
 
 
+class Spending(Protocol):
+    """Where a run says what it has used of a limit: `aztask.worker.pool.attempt`."""
+
+    def spent(self, limit: str, amount: int) -> None:
+        """Note a further amount. Raises ConfigurationError for a limit that does not apply."""
+        ...
+
+
 class Context:
     """The first argument of a task made with ``@app.task_with_context``.
 
@@ -174,8 +182,13 @@ class Context:
         session: Session | None = None,
         enqueued_at: float = 0.0,
         steps: RunSteps | None = None,
+        spending: Spending | None = None,
     ) -> None:
-        """Called by aztask. steps: None keeps the steps in memory, for code without a worker."""
+        """Called by aztask. steps: None keeps the steps in memory, for code without a worker.
+
+        spending: None for code without a worker, which no limit holds back.
+        """
+        self._spending = spending
         self.steps = steps or RunSteps(MemoryHome(), message, lease)
         self.message = message
         self.delivery_count = delivery_count
@@ -293,6 +306,27 @@ class Context:
     async def acheckpoint(self, state: Any) -> None:
         """`checkpoint` for coroutines: the event loop continues while the broker answers."""
         await asyncio.to_thread(self.checkpoint, state)
+
+    def spent(self, limit: str, amount: float) -> None:
+        """Correct what this run uses of a limit with a cost, whose estimate was claimed before.
+
+        ::
+
+            answer = ask_model(prompt)
+            context.spent("tokens", answer.usage.total_tokens)
+
+        * `limit`: a limit of the task that has a ``cost=``.
+        * `amount`: from 0, rounded up. Calls of one run add up.
+
+        At the end of the run, what the estimate was too high is credited to the next claim, and
+        what it was too low is charged. A run that never calls it used its estimate. Returns at
+        once. In a direct call without a worker it does nothing. Raises ConfigurationError for a
+        limit that does not apply to the task, and ValueError.
+        """
+        if isinstance(amount, bool) or not 0 <= amount < math.inf:
+            raise ValueError(f"spent takes a number from 0, not {amount!r}")
+        if self._spending is not None:
+            self._spending.spent(limit, math.ceil(amount))
 
     # -- steps -------------------------------------------------------------------------------
 

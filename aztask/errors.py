@@ -10,6 +10,7 @@
     │ ├ UnknownTask                 no task is registered under that name
     │ ├ DuplicateTask               two functions were registered under one name
     │ ├ NotUnique                   another task holds the key of a unique task
+    │ ├ CostTooLarge                the call costs more than its limit ever has at once
     │ ├ TimeLimitExceeded           raised in a task at its soft limit, recorded at its hard limit
     │ │ └ MaxLeaseExceeded          raised in a task shortly before its max_lease is used up
     │ ├ StepError                   a step is used in a way that a later run cannot repeat
@@ -114,6 +115,10 @@ class NotUnique(TaskError):
     def __init__(self, *args: object, task_id: str = "") -> None:
         super().__init__(*args)
         self.task_id = task_id
+
+
+class CostTooLarge(TaskError):
+    """The call costs more than its limit ever has at once; split it, or raise the limit's burst."""
 
 
 class TimeLimitExceeded(TaskError):

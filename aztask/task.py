@@ -307,6 +307,23 @@ class Task(Generic[P, R_co]):
             )
             raise TypeError(f"{self.name}(): {error}{hint}") from None
 
+    def named_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by the names of the parameters, defaults included, without the context.
+
+        Those that ``**kwargs`` collects have their own names. Raises TypeError.
+        """
+        given = (None, *args) if self.with_context else args
+        bound = self.signature.bind(*given, **kwargs)
+        bound.apply_defaults()
+        first = next(iter(self.signature.parameters)) if self.with_context else ""
+        named: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            if self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                named.update(value)
+            elif name != first:
+                named[name] = value
+        return named
+
     def _name(self, options: TaskOptions, name: str) -> str | None:
         value = options.get(name)
         return None if value is None else name_text(value, f"task {self.name!r}: {name}")

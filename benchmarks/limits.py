@@ -26,7 +26,7 @@ from typing import Any
 from common import Check, conclude, figure, machine
 
 from aztask import App
-from aztask.limits.claiming import Claims
+from aztask.limits.claiming import Claims, Wanted
 from aztask.limits.declaration import limit_of
 from aztask.limits.permits import IDLE_SECONDS, Permits
 from aztask.limits.storeclock import StoreClock
@@ -119,7 +119,7 @@ def _rates(store: Counting, clock: StoreClock, count: int, path: Path) -> Iterat
     claims = Claims(store, clock)
     before, began = memory(), time.monotonic()
     for number in range(count):
-        claims.claim(limit.entry(f"tenant-{number}"), limit.rate, 1, 0.0)
+        claims.claim(Wanted(limit.entry(f"tenant-{number}"), limit.rate), 0.0)
     spent, cold = time.monotonic() - began, store.requests / count
     grown = memory() - before
     print(f"\na rate with {count:,} keys, one worker, results in a local file")
@@ -129,7 +129,7 @@ def _rates(store: Counting, clock: StoreClock, count: int, path: Path) -> Iterat
     print(f"  in the store: {count:,} entries, {size / count:.0f} bytes each")
     store.requests, warm = 0, min(count, 5_000)
     for number in range(count - warm, count):
-        claims.claim(limit.entry(f"tenant-{number}"), limit.rate, 1, 0.0)
+        claims.claim(Wanted(limit.entry(f"tenant-{number}"), limit.rate), 0.0)
     print(f"  a key that the worker remembers: {store.requests / warm:.2f} requests")
     yield Check("a rate: requests for a cold key", cold, 2.5, "requests", at_least=False)
     yield Check("a rate: memory for 100,000 keys", grown, 64.0, "MiB", at_least=False)

@@ -178,7 +178,7 @@ class App:
         sender = Sender(
             places, self.codec, self.leases, self.open_events, self.hooks, self.payloads
         )
-        self.sends = Sends(places, self.codec, self.queues, self.tasks, sender)
+        self.sends = Sends(places, self.codec, self.queues, self.tasks, self.limits, sender)
         self.workflows = WorkflowStarter(
             places, self.codec, self.leases, self.hooks, self.queues, sender
         )
@@ -331,9 +331,10 @@ class App:
         name: str,
         *,
         rate: str | None = None,
-        burst: int = 1,
+        burst: int | None = None,
         concurrency: int | None = None,
         key: Callable[..., object] | None = None,
+        cost: Callable[..., float] | None = None,
     ) -> None:
         """Declare a limit that holds for all workers together, for ``@app.task(limits=[name])``.
 
@@ -341,18 +342,26 @@ class App:
 
             app.limit("api", rate="10/s", burst=20)
             app.limit("tenant", concurrency=5, key=lambda tenant, *_: tenant)
+            app.limit("tokens", rate="90000/m", cost=lambda prompt, **_: len(prompt) / 4)
 
         * `rate`: how many starts in which time: "10/s", "600/m", "5/10s", "1000/h".
-        * `burst`: how many may start at once after a quiet time.
+        * `burst`: how many may start at once after a quiet time: 1 by default, and with a `cost`
+          the whole count of the rate.
         * `concurrency`: how many may run at the same time.
         * `key`: a function of the task's arguments that returns a text or a number; each one has
           the limit for itself, and None means that the limit does not apply. Workers call it
           outside of the pool, so it must be quick. A limit that has only a key limits nothing, but
           its keys can be paused: ``aztask control pause --tenant NAME=KEY``.
+        * `cost`: a function of the task's arguments by name that says how much of the rate a start
+          uses, a number from 0, rounded up; 0 means that the rate does not apply. It is called at
+          the send, which raises CostTooLarge if it is more than `burst`, and by workers. A run
+          corrects it with `Context.spent`.
 
         Needs a result store. Raises ConfigurationError.
         """
-        self.limits.declare(name, rate=rate, burst=burst, concurrency=concurrency, key=key)
+        self.limits.declare(
+            name, rate=rate, burst=burst, concurrency=concurrency, key=key, cost=cost
+        )
 
     def limits_of(self, task: Task[..., Any]) -> tuple[Limit, ...]:
         """The limits of a task. Raises ConfigurationError for a name that is not declared."""

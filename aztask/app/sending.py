@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from aztask.app.queues import DeclaredQueues
+from aztask.app.tasks import DeclaredLimits
 from aztask.context import current_context
 from aztask.errors import NotUnique
 from aztask.message.codec import Codec
@@ -34,12 +35,14 @@ class Sends:
         codec: Codec,
         queues: DeclaredQueues,
         tasks: Mapping[str, Task[..., Any]],
+        limits: DeclaredLimits,
         sender: Sender,
     ) -> None:
         self._connections = connections
         self._codec = codec
         self._queues = queues
         self._tasks = tasks
+        self._limits = limits
         self.sender = sender
         self.async_sender = AsyncSender(sender)
         self.on_sent: Callable[..., None] | None = None
@@ -57,6 +60,7 @@ class Sends:
             pairs = zip(calls, given, strict=True)
             return [each for call, own in pairs for each in self.send(name, task, (call,), own)]
         queue = self._queues.route(task, options)
+        self._limits.check_costs(task, calls)
         sessions = self._queues.has_sessions(queue)
         ids = self.sender.send(name, task, queue, calls, options, sessions)
         if self.on_sent is not None:
@@ -80,6 +84,7 @@ class Sends:
                 sent for call, own in pairs for sent in await self.asend(name, task, (call,), own)
             ]
         queue = self._queues.route(task, options)
+        self._limits.check_costs(task, calls)
         sessions = self._queues.has_sessions(queue)
         steps = self.sender.steps(name, task, queue, calls, options, sessions)
         return self._results_of(await self.async_sender.send(queue, steps))

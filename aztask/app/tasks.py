@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, ParamSpec, TypeVar, cast
@@ -19,7 +19,7 @@ from aztask.message.message import TaskMessage
 from aztask.queues.delivery import Position
 from aztask.retry import RetryPolicy
 from aztask.support.interactive import interactive, replaces
-from aztask.task import ContextTask, InvocationSender, Task
+from aztask.task import ContextTask, Invocation, InvocationSender, Task
 from aztask.taskoptions import TaskOptions, name_text, raise_duplicate, task_name
 
 P = ParamSpec("P")
@@ -118,14 +118,30 @@ class DeclaredLimits(dict[str, Limit]):
         name: str,
         *,
         rate: str | None = None,
-        burst: int = 1,
+        burst: int | None = None,
         concurrency: int | None = None,
         key: Callable[..., object] | None = None,
+        cost: Callable[..., float] | None = None,
     ) -> None:
         """Add a limit, see `App.limit`. Raises ConfigurationError."""
         if name_text(name, "limit: the name") in self and not interactive():
             raise ConfigurationError(f"there is a limit {name!r} already")
-        self[name] = limit_of(name, rate=rate, burst=burst, concurrency=concurrency, key=key)
+        self[name] = limit_of(
+            name, rate=rate, burst=burst, concurrency=concurrency, key=key, cost=cost
+        )
+
+    def check_costs(self, task: Task[..., Any] | None, calls: Iterable[Invocation]) -> None:
+        """Raise CostTooLarge if no worker could ever start one of these calls.
+
+        Also raises what the functions for the costs raise.
+        """
+        if task is None or not task.limits:
+            return
+        limits = [limit for limit in self.of(task) if limit.cost is not None]
+        for call in calls if limits else ():
+            named = task.named_arguments(call.args, call.kwargs)
+            for limit in limits:
+                limit.cost_of(named)
 
     def of(self, task: Task[..., Any]) -> tuple[Limit, ...]:
         """The limits of a task. Raises ConfigurationError for a name that is not declared.

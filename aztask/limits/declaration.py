@@ -3,21 +3,26 @@
 Rules
 1. A limit is a value; `aztask.limits` has the part that counts, in the result store.
 2. A limit with a key is one limit for each key. The key is made of the task's arguments.
+3. A limit with a cost counts a start as many times as the cost says, for example once for each
+   token. The cost is made of the task's arguments by name.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
-from aztask.errors import ConfigurationError
+from aztask.errors import ConfigurationError, CostTooLarge
 from aztask.support.checks import shown
 
 MOST: Final = 1_000_000
+MOST_COST: Final = 1_000_000_000
+"""What a rate may count at most in its time, without and with a cost."""
+
 LONGEST_PERIOD: Final = 7 * 86400.0
 KEY_LIMIT: Final = 1024
 
@@ -27,7 +32,10 @@ _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most `count` starts in each `period` seconds; `burst` of them may come at once."""
+    """At most `count` starts in each `period` seconds; `burst` of them may come at once.
+
+    With a cost, it counts what the starts cost.
+    """
 
     count: int
     period: float
@@ -43,13 +51,42 @@ class Limit:
 
     With a key and without both it limits nothing: it names tenants, which can be paused.
 
-    `key`: makes the key of the task's arguments; None: one limit for all.
+    `key`: makes the key of the task's arguments; None: one limit for all. `cost`: says how much of
+    the rate a start uses; None: each start is one.
     """
 
     name: str
     rate: Rate | None
     concurrency: int | None = None
     key: Callable[..., object] | None = None
+    cost: Callable[..., object] | None = None
+
+    def cost_of(self, named: Mapping[str, Any]) -> int:
+        """What a call costs, rounded up: 1 without `cost`, and 0 if the rate does not apply to it.
+
+        * `named`: the arguments of the call, by the names of the task's parameters.
+
+        Raises what the function raises, ConfigurationError for a value that is no cost, and
+        CostTooLarge for one that the rate never has at once.
+        """
+        if self.cost is None or self.rate is None:
+            return 1
+        value = self.cost(**named)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value < math.inf
+        ):
+            raise ConfigurationError(
+                f"limit {self.name!r}: a cost is a number from 0, not {shown(value)}"
+            )
+        cost = math.ceil(value)
+        if cost > self.rate.burst:
+            raise CostTooLarge(
+                f"limit {self.name!r}: the call costs {cost:,}, but at most {self.rate.burst:,} "
+                "may come at once; split the call, or give the limit a larger burst="
+            )
+        return cost
 
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """The key of a call, "" without `key`; None if the limit does not apply to the call.
@@ -85,9 +122,10 @@ def limit_of(
     name: str,
     *,
     rate: object = None,
-    burst: object = 1,
+    burst: object = None,
     concurrency: object = None,
     key: Callable[..., object] | None = None,
+    cost: Callable[..., object] | None = None,
 ) -> Limit:
     """The limit with these options. Raises ConfigurationError."""
     what = f"limit {name!r}"
@@ -97,33 +135,43 @@ def limit_of(
         raise ConfigurationError(
             f"{what}: key takes a function of the task's arguments, not {shown(key)}"
         )
+    if cost is not None and not callable(cost):
+        raise ConfigurationError(
+            f"{what}: cost takes a function of the task's arguments, not {shown(cost)}"
+        )
     if rate is None and concurrency is None and key is None:
         raise ConfigurationError(
             f"{what}: give it a rate, a concurrency, or both; or a key alone, to pause tenants"
         )
     held = None if concurrency is None else _count(concurrency, f"{what}: concurrency")
     if rate is None:
-        if burst != 1:
-            raise ConfigurationError(f"{what}: burst belongs to a rate; give it one")
+        if burst is not None or cost is not None:
+            given = "cost" if burst is None else "burst"
+            raise ConfigurationError(f"{what}: {given} belongs to a rate; give it one")
         return Limit(name, None, held, key)
-    count, period = _rate_of(rate, what)
-    return Limit(name, Rate(count, period, _count(burst, f"{what}: burst")), held, key)
+    most = MOST if cost is None else MOST_COST
+    count, period = _rate_of(rate, what, most)
+    if burst is None:
+        at_once = 1 if cost is None else count
+    else:
+        at_once = _count(burst, f"{what}: burst", most)
+    return Limit(name, Rate(count, period, at_once), held, key, cost)
 
 
-def _count(value: object, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+def _count(value: object, what: str, most: int = MOST) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ConfigurationError(f"{what} takes a whole number above 0, not {shown(value)}")
     return value
 
 
-def _rate_of(rate: object, what: str) -> tuple[int, float]:
+def _rate_of(rate: object, what: str, most: int) -> tuple[int, float]:
     found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     if found is not None:
         count, period = int(found[1]), float(found[2] or 1) * _UNITS[found[3]]
-        if 1 <= count <= MOST and 0 < period <= LONGEST_PERIOD and math.isfinite(period):
+        if 1 <= count <= most and 0 < period <= LONGEST_PERIOD and math.isfinite(period):
             return count, period
     raise ConfigurationError(
         f'{what}: rate takes a text such as "10/s", "600/m" or "5/10s", with the '
         f"units {', '.join(_UNITS)}: starts per time, at most "
-        f"{MOST:,} in 7 days, not {shown(rate)}"
+        f"{most:,} in 7 days, not {shown(rate)}"
     )

@@ -14,6 +14,13 @@ Rules
    no longer count. So the epoch rises once, and not with each claim.
 5. An entry says which numbers live in a part that releases before 0.2 do not read. They drop it
    with each claim, so beside them the epoch changes as often as it did before.
+6. A claim has a weight: how much of the rate the start uses. Its slot comes when the whole weight
+   is free, and the next slot is that much later.
+7. What a start used less than its weight is credited, and what it used more is charged: the next
+   free slot moves. Credits bring it at most one burst before the slots that are handed out, as an
+   idle time does, so they never add up to more than a burst at once.
+8. Slots with weights are handed out while those before them end within `WEIGHED_AHEAD`. Further
+   ahead they would be handed out by estimates, and no credit could bring them forward.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -37,6 +44,9 @@ AHEAD: Final = 1.0
 HORIZON: Final = 86400.0
 """Seconds from now within which slots are handed out."""
 
+WEIGHED_AHEAD: Final = 2.0
+"""As `HORIZON`, for slots of limits with a cost."""
+
 ENTRY_PREFIX: Final = "limit-"
 ENTRY_SECONDS: Final = 2 * HORIZON
 """An entry that no worker has written for so long is deleted: all its slots have passed."""
@@ -44,7 +54,7 @@ ENTRY_SECONDS: Final = 2 * HORIZON
 VERSION: Final = 1
 LIVES_SECONDS: Final = 600.0
 MOST_LIVING: Final = 20
-_NUMBERS: Final = re.compile(r"(\d{1,7})/([0-9.]{1,12})s, burst (\d{1,7})", re.ASCII)
+_NUMBERS: Final = re.compile(r"(\d{1,10})/([0-9.]{1,12})s, burst (\d{1,10})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +64,16 @@ class RateState:
     `numbers`: the rate that it was made with, as text.
 
     `living`: by such a text, when its first worker started, and when one claimed with it last.
+
+    `taken`: the end of the last slot that was handed out, if credits brought `free_at` before it;
+    else 0.0.
     """
 
     free_at: float = 0.0
     epoch: int = 1
     numbers: str = ""
     living: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    taken: float = 0.0
 
     def under(self, rate: Rate, now: float, started_at: float = 0.0) -> tuple[RateState, Rate]:
         """The state for a claim, and the rate that counts (rule 4): the next epoch if it is new.
@@ -81,25 +95,61 @@ class RateState:
         return RateState(free_at, self.epoch + 1, newest, living), found
 
     def claim(
-        self, rate: Rate, count: int, now: float, earliest: float
+        self,
+        rate: Rate,
+        weights: Sequence[int],
+        now: float,
+        earliest: float,
+        ahead: float = HORIZON,
     ) -> tuple[list[float], RateState]:
-        """Take up to `count` slots; returns their times, and the state after that.
+        """Take a slot for each of these weights; returns their times, and the state after that.
 
         now: the store's time. earliest: no start can happen before that. Fewer slots are returned
-        if the next ones are beyond `HORIZON`.
+        if those before the next one do not end within `ahead` seconds.
         """
-        gap = spacing(rate)
+        gap, end = spacing(rate), self.free_at
         at = max(self.free_at, earliest - (rate.burst - 1) * gap)
         times: list[float] = []
-        while len(times) < count and at <= now + HORIZON:
-            times.append(max(at, earliest))
-            at += gap
-        return times, replace(self, free_at=at) if times else self
+        for weight in weights:
+            if end > now + ahead:
+                break
+            # Beside workers with other numbers a weight may be more than the burst: it waits for
+            # a full burst, and those behind it wait for the rest.
+            times.append(max(at + (min(weight, rate.burst) - 1) * gap, earliest))
+            at += weight * gap
+            end = at
+        if not times:
+            return times, self
+        return times, replace(self, free_at=at, taken=self.taken if self.taken > at else 0.0)
+
+    def opens(self, rate: Rate, weight: int, earliest: float) -> float:
+        """When a claim of this weight would get its slot. earliest: as in `claim`."""
+        gap = spacing(rate)
+        at = max(self.free_at, earliest - (rate.burst - 1) * gap)
+        return max(at + (min(weight, rate.burst) - 1) * gap, earliest)
+
+    def corrected(self, unused: int, now: float) -> RateState:
+        """The state after `unused` of what was claimed is credited (rule 7); below 0: charged."""
+        rate = _rate_of(self.numbers)
+        if rate is None:
+            return self
+        gap = spacing(rate)
+        end, free_at = max(self.taken, self.free_at), self.free_at - unused * gap
+        if unused > 0:
+            free_at = max(free_at, end - rate.burst * gap)
+        else:
+            free_at = min(free_at, max(self.free_at, now + HORIZON))
+        return replace(self, free_at=free_at, taken=end if end > free_at else 0.0)
 
     def to_data(self) -> bytes:
         """The entry's bytes; no two calls return the same."""
         living = {key: [round(at, 1) for at in times] for key, times in self.living.items()}
-        own = {"write": chance.token(), "living": living}  # a text in releases before 0.2
+        own: dict[str, Any] = {
+            "write": chance.token(),
+            "living": living,
+        }  # a text in releases before 0.2
+        if self.taken:
+            own["taken"] = self.taken
         record = [VERSION, self.free_at, self.epoch, self.numbers, own]
         return json.dumps(record, separators=(",", ":")).encode()
 
@@ -113,7 +163,7 @@ class RateState:
         try:
             version, free_at, epoch, numbers, own = json.loads(data)
             if version == VERSION and math.isfinite(free_at) and isinstance(numbers, str):
-                return cls(float(free_at), int(epoch), numbers, _living_of(own))
+                return cls(float(free_at), int(epoch), numbers, _living_of(own), _taken_of(own))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             pass
         return cls()
@@ -132,6 +182,14 @@ def _living_of(own: Any) -> dict[str, tuple[float, float]]:
     if not all(math.isfinite(first) and math.isfinite(seen) for first, seen in found.values()):
         raise ValueError
     return found
+
+
+def _taken_of(own: Any) -> float:
+    """The end of the last slot in an entry; 0.0 in one that does not say it."""
+    found = own.get("taken", 0.0) if isinstance(own, dict) else 0.0
+    if not math.isfinite(found):
+        raise ValueError
+    return float(found)
 
 
 def _rate_of(numbers: str) -> Rate | None:

@@ -75,6 +75,8 @@ class InlineRequests:
         if kind == "extend":
             lease.renewed(max(item.delivery.deadline, self._clock.monotonic() + details[0]))
             return
+        if kind == "spent":  # limits do not apply
+            return
         error, value = "", None
         try:
             with self._lock:

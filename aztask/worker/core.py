@@ -349,7 +349,7 @@ class Core:
         if self.breaking.on:
             self.breaking.ended(item)
         self.leases.ended(item)
-        if item.permits:
+        if item.permits or item.weighed:
             self.limits.ended(item)
 
     def put_aside(self, item: WorkItem, error: Exception) -> None:

@@ -13,7 +13,7 @@ from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.leaseadvice.document import LeaseDocument, publish_advice
 from aztask.leaseadvice.stores import LeaseFile
 from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
-from aztask.limits.claiming import Claims
+from aztask.limits.claiming import Claims, Wanted
 from aztask.limits.control import ControlDocument, Controls, Scope
 from aztask.limits.declaration import Limit, Rate
 from aztask.limits.permits import Permits
@@ -133,7 +133,7 @@ def slots(mine: World, theirs: World) -> None:
         clock = StoreClock(controls(each), SYSTEM_CLOCK)
         clock.refresh()
         claims = Claims(controls(each), clock)
-        (slot,) = claims.claim(LIMIT.entry(""), LIMIT.rate, 1, clock.now())
+        (slot,) = claims.claim(Wanted(LIMIT.entry(""), LIMIT.rate), clock.now())
         assert slot.at < clock.now() + 5.0, "the other one's slot is not in the way"
 
 

@@ -7,7 +7,7 @@ import time
 
 from ledger_app import note
 
-from aztask import App, RetryPolicy
+from aztask import App, Context, RetryPolicy
 
 app = App(
     "limits",
@@ -19,6 +19,7 @@ app.limit("ten", rate="10/s")
 app.limit("fifty", rate="50/s")
 app.limit("five", concurrency=5)
 app.limit("tenant", rate="2/s", key=lambda tenant, *_: tenant)
+app.limit("tokens", rate="1200/m", burst=600, cost=lambda cost, **_: cost)
 app.limit("customer", concurrency=2, key=lambda customer, *_: customer)
 
 
@@ -67,4 +68,23 @@ def five(key: str, seconds: float) -> str:
         time.sleep(seconds)
     finally:
         note("end", key)
+    return key
+
+
+@app.task_with_context(limits=["tokens"])
+def spend(context: Context, key: str, cost: int, used: int | None, seconds: float = 0.0) -> str:
+    """Costs `cost`, and says then that it has used `used`."""
+    note("start", key)
+    if used is not None:
+        context.spent("tokens", used)
+    time.sleep(seconds)
+    note("end", key)
+    return key
+
+
+@app.task(limits=["tokens", "five"])
+def spend_and_hold(key: str, cost: int, seconds: float) -> str:
+    note("start", key)
+    time.sleep(seconds)
+    note("end", key)
     return key

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from harness import Site, Worker, pool_processes, site_in, wait_until
-from limits_app import five, ten
+from limits_app import five, spend, ten
 from neighbour import neighbour_of
-from test_limits import most_at_once, most_in
+from test_limits import free_in, most_at_once, most_in
 
 from aztask.limits.holders import LEASE_SECONDS, RENEW_SECONDS
 
@@ -169,4 +169,22 @@ def test_tasks_of_a_stopped_supervisor_end_before_another_worker_gets_their_perm
     assert len(ends) == 5
     assert max(ends) < begun
     first.kill()
+    second.kill()
+
+
+def test_the_cost_of_a_killed_run_stays_and_its_redelivery_costs_again(site: Site) -> None:
+    """The run has said that it used less; that was to be credited at its end, which never came."""
+    app = site.app()
+    app.send(spend.name, ["long", 250, 10, 600.0])
+    first = site.worker("-c", "1", "--lease", "2s")
+    wait_until(lambda: site.lines("start"), 60, "it runs")
+    first.kill()
+    first.wait()
+    second = site.worker("-c", "2", "--lease", "2s")
+    wait_until(lambda: len(site.lines("start")) == 2, 60, "it is delivered again")
+    sent = app.send(spend.name, ["next", 200, 0])
+    assert sent.get(timeout=60) == "next"
+    refilled = (time.time() - site.lines("start")[0].at) * 20.0
+    assert free_in(site, min(600, int(600 - 500 + refilled + 40))) > 0.0, "both starts have cost"
+    wait_until(lambda: free_in(site, 200) <= 0.0, 30, "what the next one did not use is credited")
     second.kill()

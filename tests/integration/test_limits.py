@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from harness import Site, site_in, wait_until
-from limits_app import fifty, five, free, once, ten, tenant
+from limits_app import app as limits_app
+from limits_app import fifty, five, free, once, spend, spend_and_hold, ten, tenant
 
 from aztask.limits.control import Controls, Scope
+from aztask.limits.rates import RateState
 from aztask.stores.records.base import State
 from aztask.stores.records.controls import controls_of
 
@@ -43,6 +46,18 @@ def most_at_once(site: Site, ended: dict[int, float] | None = None) -> int:
         running += change
         most = max(most, running)
     return most
+
+
+def free_in(site: Site, cost: int) -> float:
+    """Seconds until a start of this cost may happen; of the limit "tokens"."""
+    limit, store = limits_app.limits["tokens"], controls_of(site.app().results)
+    assert limit.rate is not None
+    assert store is not None
+    store = store.of(replace(store.owner, app=limits_app.name))
+    (found,) = store.read([limit.entry("")])
+    assert found is not None
+    now = store.time().at
+    return RateState.from_data(found.data).opens(limit.rate, cost, now) - now
 
 
 def test_two_workers_never_run_more_than_five_and_nothing_is_counted(site: Site) -> None:
@@ -126,3 +141,24 @@ def test_a_pause_also_holds_for_those_that_wait_for_a_permit(site: Site) -> None
     time.sleep(1.5)
     assert len(site.lines("start")) == 5
     worker.kill()
+
+
+def test_what_was_estimated_too_high_is_used_by_the_next_ones(site: Site) -> None:
+    """Eight tasks are estimated at 2,400 of 1,200 a minute, and use 240."""
+    app = site.app()
+    keys = [f"{number}" for number in range(8)]
+    sent = [app.send(spend.name, [key, 300, 30, 0.2], task_id=key) for key in keys]
+    workers = [site.worker("-c", "2") for _ in range(2)]
+    began = time.monotonic()
+    assert sorted(each.get(timeout=90) for each in sent) == keys
+    assert time.monotonic() - began < 60.0, "their estimates need 90 seconds"
+    assert [worker.stop() for worker in workers] == [0, 0], workers[0].log
+
+
+def test_a_limit_with_a_cost_and_one_of_permits_are_taken_together(site: Site) -> None:
+    app = site.app()
+    sent = [app.send(spend_and_hold.name, [f"{n}", 40, 0.3]) for n in range(12)]
+    workers = [site.worker("-c", "6") for _ in range(2)]
+    assert [each.get(timeout=90) for each in sent] == [f"{n}" for n in range(12)]
+    assert most_at_once(site) <= 5
+    assert [worker.stop() for worker in workers] == [0, 0], workers[0].log

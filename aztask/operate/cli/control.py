@@ -326,7 +326,8 @@ def _breaker_record(row: OpenBreaker, app_name: str) -> dict[str, object]:
 def limits(name: str | None, key: str | None, as_json: bool) -> None:
     """List the limits of the app, and how far each one is used.
 
-    wait: how long a task that arrives now waits for its slot. running: how many permits workers
+    cost: "each" if tasks use more or less of the rate than one. wait: how long a task that arrives
+    now waits for its slot; with a cost, one of cost 1. running: how many permits workers
     hold. A limit with a key has these for each key: give NAME and --key.
     """
     if key is not None and name is None:
@@ -341,7 +342,8 @@ def limits(name: str | None, key: str | None, as_json: bool) -> None:
             print_json(_limit_record(each, key))
         return
     print_table(
-        ["limit", "rate", "burst", "wait", "running", "most"], [_limit_row(each) for each in found]
+        ["limit", "rate", "burst", "cost", "wait", "running", "most"],
+        [_limit_row(each) for each in found],
     )
     for each in found:
         if each.usage is not None and each.usage.damage:
@@ -358,6 +360,7 @@ def _limit_row(shown: LimitShown) -> list[object]:
         limit.name,
         None if rate is None else f"{rate.count}/{rate.period:g}s",
         None if rate is None else rate.burst,
+        None if rate is None else 1 if limit.cost is None else "each",
         "for each key" if usage is None else wait,
         held,
         limit.concurrency,
@@ -373,6 +376,7 @@ def _limit_record(shown: LimitShown, key: str | None) -> dict[str, object]:
         "key": key,
         "rate": None if rate is None else {"count": rate.count, "period_seconds": rate.period},
         "burst": None if rate is None else rate.burst,
+        "weighed": limit.cost is not None,
         "concurrency": limit.concurrency,
         "wait_seconds": None if usage is None else usage.wait_seconds,
         "held": None if usage is None else usage.held,

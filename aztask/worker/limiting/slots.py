@@ -5,12 +5,13 @@ Rules
    pool. The others are put off once, and carry their slots, so that they come back in order. A
    message of an at-most-once task that was completed already stays in hand in any case.
 2. A slot that was missed is forfeited: the delivery claims another one.
-3. A task with several limits starts when all of them allow it: each later slot makes the earlier
-   ones claim again, up to `ROUNDS` times.
+3. A task with several limits starts when all of them allow it: their slots are claimed together,
+   at one time, or none of them.
 4. A delivery that finds no permit waits in hand for a while, then it is put off for longer and
    longer. It carries its ticket, the time of its first refusal: the oldest ticket comes first.
 5. A delivery whose key is paused is put off as the deliveries of a paused task are.
-6. A key that cannot be made affects its delivery alone, which is dead-lettered.
+6. A key or a cost that cannot be made affects its delivery alone, which is dead-lettered.
+7. A start that did not happen, or that says what it used, corrects the rates that have a cost.
 """
 
 from __future__ import annotations
@@ -19,32 +20,41 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from aztask.app import App
 from aztask.errors import ConfigurationError
-from aztask.limits.claiming import Claims
-from aztask.limits.declaration import Limit, Rate
+from aztask.limits.claiming import Claims, Wanted
+from aztask.limits.declaration import Limit
 from aztask.limits.permits import Permits
-from aztask.limits.rates import AHEAD, SLACK
+from aztask.limits.rates import AHEAD, HORIZON, SLACK, WEIGHED_AHEAD
 from aztask.limits.slots import Slot, slots_of, slots_text
 from aztask.limits.storeclock import StoreClock
 from aztask.settlement import DeadLetter
 from aztask.stores.records.controls import controls_of
 from aztask.support import chance
 from aztask.support.floodlog import FloodLog
+from aztask.task import Task
 from aztask.worker.limiting.parking import Parking
 from aztask.worker.pausing import Pausing, put_off_seconds
 from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.refusals import text_of
-from aztask.worker.pipeline.work import ALWAYS, Parked, Stage, Window, WorkItem, message_of
+from aztask.worker.pipeline.work import (
+    ALWAYS,
+    Parked,
+    Stage,
+    Weighed,
+    Window,
+    WorkItem,
+    message_of,
+)
 from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
 LIMIT_KEY: Final = "limit-key"
-ROUNDS: Final = 3
+LIMIT_COST: Final = "limit-cost"
 RETURN_SECONDS: Final = 0.9
 """How long before its slot a put-off message comes back."""
 
@@ -55,7 +65,6 @@ REMOTE_LEAD: Final = 0.2
 ENTRY_GUARD: Final = 0.01
 """Seconds before the end of a slot after which a pool process begins no start."""
 
-AFTER_BUSY: Final = 1.0
 FIRST_WAIT: Final = 0.5
 LONGEST_WAIT: Final = 30.0
 """Seconds for which a delivery without a permit is put off, at first and at most."""
@@ -68,15 +77,27 @@ TICKET: Final = "ticket"
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A limit that applies to a delivery, and its key."""
+    """A limit that applies to a delivery, its key, and how much of the rate it uses."""
 
     limit: Limit
     key: str
+    weight: int = 1
+
+    def __str__(self) -> str:
+        name = self.limit.name
+        return name if self.limit.cost is None else f"{name} (cost {self.weight:,})"
 
     @property
     def entry(self) -> str:
         """The entry of the rate."""
         return self.limit.entry(self.key)
+
+    def wanted(self) -> Wanted:
+        """The slot that the delivery needs."""
+        rate = self.limit.rate
+        assert rate is not None  # noqa: S101  # only those with a rate need one
+        ahead = HORIZON if self.limit.cost is None else WEIGHED_AHEAD
+        return Wanted(self.entry, rate, (self.weight,), ahead)
 
 
 class Slots:
@@ -165,16 +186,40 @@ class Slots:
         """Renew permits; returns their entries. If the store is unreachable, it is tried again."""
         try:
             self._time.refresh()
+            self._claims.settle()
             return self.permits.maintain()
         except Exception as error:  # noqa: BLE001  # no error of a store may end the worker
-            line = "permits cannot be renewed, it is tried again: %s"
+            line = "permits and rates cannot be maintained, it is tried again: %s"
             self._floods.warning(logger, "permits", line, text_of(error))
             return []
 
+    def missed(self, item: WorkItem) -> None:
+        """Credit the slots of a delivery that did not start in them; any thread may call.
+
+        Those that its message carries may be used by another delivery of it.
+        """
+        for each in item.weighed.values():
+            if each.claimed:
+                self._claims.correct(each.slot.entry, each.slot.epoch, each.slot.weight)
+        item.weighed = {}
+
+    def ended(self, item: WorkItem) -> None:
+        """Correct the rates by what a run has used; any thread may call."""
+        if item.run is None:
+            self.missed(item)
+        for name, each in item.weighed.items():
+            if name in item.spent:
+                slot = each.slot
+                self._claims.correct(slot.entry, slot.epoch, slot.weight - item.spent[name])
+        item.weighed, item.spent = {}, {}
+
+    def settle(self) -> None:
+        """Write the corrections at the worker's end. Raises BrokerUnavailable."""
+        self._claims.settle()
+
     def put_off_parked(self, item: WorkItem, parked: Parked) -> None:
         """Put off a delivery that waited in hand; it keeps its ticket. Raises BrokerUnavailable."""
-        longest = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(message_of(item).times_put_off, 16))
-        delay = longest * chance.uniform(0.5, 1.0)
+        delay = self._longest_wait(item) * chance.uniform(0.5, 1.0)
         ticket = slots_text([Slot(TICKET, 0, parked.ticket)])
         self._put_offs.wait(item, delay, parked.reason, ticket)
 
@@ -192,20 +237,22 @@ class Slots:
             return
         try:
             demands = self._demands(item)
-        except Exception as error:  # noqa: BLE001  # the function for the key is the user's
-            text = text_of(error)
-            line = "%s: the key of its limit cannot be made, it is dead-lettered: %s"
-            self._floods.warning(logger, LIMIT_KEY, line, item.label, text)
+        except Exception as error:  # noqa: BLE001  # the functions are the user's
+            text, what, reason = text_of(error), "key", LIMIT_KEY
+            if isinstance(error, _CostError):
+                text, what, reason = str(error), "cost", LIMIT_COST
+            line = "%s: the %s of its limit cannot be made, it is dead-lettered: %s"
+            self._floods.warning(logger, reason, line, item.label, what, text)
             self._put_offs.give_back([item])
-            item.decide(DeadLetter(LIMIT_KEY, text))
+            item.decide(DeadLetter(reason, text))
             return
         if self._is_paused(item, demands) or not self._has_permits(item, demands, left):
             return
-        demands = [demand for demand in demands if demand.limit.rate is not None]
+        demands = [each for each in demands if each.limit.rate is not None and each.weight]
         if not demands:
             item.window = ALWAYS
         elif (carried := self._carried(item, demands)) is not None:
-            self._grant(item, carried, demands)
+            self._grant(item, carried, demands, claimed=False)
         elif len(demands) == 1:
             simple.setdefault(demands[0].entry, []).append((item, demands[0]))
         else:
@@ -255,10 +302,16 @@ class Slots:
         limits = self._limits[task.name]
         args: tuple[object, ...] = ()
         kwargs: dict[str, object] = {}
-        if any(limit.key is not None for limit in limits):
+        if any(limit.key is not None or limit.cost is not None for limit in limits):
             args, kwargs = task.arguments(self._app.codec, message)
         keys = [(limit, limit.key_of(args, kwargs)) for limit in limits]
-        return [Demand(limit, key) for limit, key in keys if key is not None]
+        if item.place is not None and item.place.takes is not None:  # it is read with the claim
+            args = (None, *args)
+        return [
+            Demand(limit, key, 1 if limit.cost is None else _cost(limit, task, args, kwargs))
+            for limit, key in keys
+            if key is not None
+        ]
 
     def _carried(self, item: WorkItem, demands: Sequence[Demand]) -> list[Slot] | None:
         """The slots that the message carries, if they are all valid and none was missed."""
@@ -278,39 +331,61 @@ class Slots:
     def _claim_together(self, entry: str, group: list[tuple[WorkItem, Demand]]) -> None:
         """Claim a slot of the same limit for each of these deliveries, in their order."""
         earliest = self._time.now() + self._lead
-        slots = self._claims.claim(entry, _rate(group[0][1]), len(group), earliest)
+        weights = [demand.weight for _, demand in group]
+        wanted = replace(group[0][1].wanted(), weights=weights)
+        slots = self._claims.claim(wanted, earliest)
         for (item, demand), slot in zip(group, slots, strict=False):
             self._grant(item, [slot], [demand])
         for item, demand in group[len(slots) :]:
-            self._wait(item, 3600.0, [demand], "")
+            self._wait_long(item, [demand])
 
     def _claim_several(self, item: WorkItem, demands: Sequence[Demand]) -> None:
         """Claim slots of several limits that come at the same time (rule 3)."""
-        slots: dict[str, Slot] = {}
-        at = self._time.now() + self._lead
-        for _ in range(ROUNDS):
-            for demand in demands:
-                entry = demand.entry
-                slot = slots.get(entry)
-                if slot is None or at > slot.at + SLACK / 2:
-                    found = self._claims.claim(entry, _rate(demand), 1, at)
-                    if not found:
-                        self._wait(item, 3600.0, demands, "")
-                        return
-                    slots[entry] = found[0]
-                    at = max(at, found[0].at)
-            if at <= min(slot.at for slot in slots.values()) + SLACK / 2:
-                self._grant(item, list(slots.values()), demands)
-                return
-        self._wait(item, at - self._time.now() + AFTER_BUSY, demands, "")
+        wanted = [demand.wanted() for demand in demands]
+        slots = self._claims.claim_together(wanted, self._time.now() + self._lead)
+        if slots:
+            self._grant(item, slots, demands)
+        else:
+            self._wait_long(item, demands)
 
-    def _grant(self, item: WorkItem, slots: Sequence[Slot], demands: Sequence[Demand]) -> None:
-        """Keep the delivery in hand until its slot comes, or put it off with its slot."""
+    def _wait_long(self, item: WorkItem, demands: Sequence[Demand]) -> None:
+        """Put the delivery off without a slot, because the next ones are too far ahead.
+
+        With a cost, credits may bring them: it comes back when the slots before it end, or sooner.
+        """
+        if all(demand.limit.cost is None for demand in demands):
+            self._wait(item, 3600.0, demands, "")
+            return
+        free_at = max(self._claims.free_at(demand.entry) for demand in demands)
+        longest = min(free_at - self._time.now(), self._longest_wait(item))
+        self._wait(item, max(FIRST_WAIT, longest) * chance.uniform(0.5, 1.0), demands, "")
+
+    @staticmethod
+    def _longest_wait(item: WorkItem) -> float:
+        return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(message_of(item).times_put_off, 16))
+
+    def _grant(
+        self,
+        item: WorkItem,
+        slots: Sequence[Slot],
+        demands: Sequence[Demand],
+        *,
+        claimed: bool = True,
+    ) -> None:
+        """Keep the delivery in hand until its slot comes, or put it off with its slot.
+
+        claimed: now; otherwise the message carries them.
+        """
         opens = max(slot.at for slot in slots)
         delay = opens - self._time.now()
         if delay > AHEAD and not item.settled:
             self._wait(item, delay - RETURN_SECONDS, demands, slots_text(slots))
             return
+        item.weighed = {
+            each.limit.name: Weighed(slot, claimed)
+            for each, slot in zip(demands, slots, strict=True)
+            if each.limit.cost is not None
+        }
         error = self._time.error
         closes = min(slot.at for slot in slots) + SLACK - ENTRY_GUARD
         first = self._time.deadline(opens) + error
@@ -320,7 +395,7 @@ class Slots:
         if item.settled:  # an at-most-once message cannot go back
             item.tries += 1
             return
-        reason = f"limit {', '.join(demand.limit.name for demand in demands)}"
+        reason = f"limit {', '.join(map(str, demands))}"
         if slots and item.in_order:  # the message itself does not change
             self._kept[item.queue, item.delivery.position] = slots
             if len(self._kept) > REMEMBERED:
@@ -328,10 +403,15 @@ class Slots:
         self._put_offs.wait(item, delay, reason, slots)
 
 
-def _rate(demand: Demand) -> Rate:
-    rate = demand.limit.rate
-    assert rate is not None  # noqa: S101  # only those with a rate come here
-    return rate
+class _CostError(Exception):
+    """The cost of a delivery cannot be made, or is too large. `__cause__`: why."""
+
+
+def _cost(limit: Limit, task: Task[..., Any], args: Any, kwargs: Any) -> int:
+    try:
+        return limit.cost_of(task.named_arguments(args, kwargs))
+    except Exception as error:
+        raise _CostError(text_of(error)) from error
 
 
 def _limits_by_task(app: App) -> dict[str, tuple[Limit, ...]]:

@@ -99,6 +99,7 @@ class LimitStage(Work[WorkItem | None]):
     def late(self, items: Sequence[WorkItem]) -> None:
         """Let deliveries that missed their slots claim others; they stay claimed."""
         for item in items:
+            self._gate.missed(item)
             item.window = None
         self._lane.submit(items)
 
@@ -150,7 +151,9 @@ class LimitStage(Work[WorkItem | None]):
             self._lane.submit(self._parking.oldest())
 
     def ended(self, item: WorkItem) -> None:
-        """Free the permits of a delivery that no longer runs, for those that wait here."""
+        """Free the permits of a delivery that no longer runs, and correct what it used of rates."""
+        if item.weighed:
+            self._gate.ended(item)
         for entry in item.permits:
             self._gate.permits.free(entry)
             self._holding.get(entry, {}).pop(item, None)
@@ -226,5 +229,7 @@ class LimitStage(Work[WorkItem | None]):
         """Give the permits back, finish what is in the gate, and end its thread."""
         self._lane.stop()
         if self.on:
+            with suppress(BrokerError):  # then starts count as much as they were claimed for
+                self._gate.settle()
             with suppress(BrokerError):  # they are free when their lease ends
                 self._gate.permits.release_all()

@@ -17,13 +17,14 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
 from aztask.celery.embedded.launch import Embedded
+from aztask.limits.slots import Slot
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.queues.base import Receiver
 from aztask.queues.delivery import Delivery
@@ -213,6 +214,14 @@ class Parked:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A slot of a limit with a cost. claimed: for this delivery; the message does not carry it."""
+
+    slot: Slot
+    claimed: bool
+
+
 @dataclass(slots=True, eq=False)
 class WorkItem:
     """A delivery under its lease, with the results of its stages so far.
@@ -232,6 +241,8 @@ class WorkItem:
     * waits: it may not start yet; set until that is decided, see `putoffs`.
     * window: when it may start; None if it has no limits, or has not passed the gate.
     * permits: the entries of the permits that it holds; permits_until: their deadline.
+    * weighed: its slots of limits with a cost, by the limits' names; spent: what its run says it
+      has used of them.
     * parked: it waits in hand for a permit; parked_at: since when, on the clock of the deadlines.
     """
 
@@ -264,6 +275,8 @@ class WorkItem:
     window: Window | None = None
     permits: tuple[str, ...] = ()
     permits_until: float = math.inf
+    weighed: Mapping[str, Weighed] = field(default_factory=dict)
+    spent: dict[str, int] = field(default_factory=dict)
     parked: Parked | None = None
     parked_at: float | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)

@@ -26,6 +26,7 @@ from aztask.context import Context, TaskLease
 from aztask.errors import (
     BrokerUnavailable,
     CodecError,
+    ConfigurationError,
     EncodeError,
     LeaseLost,
     Reject,
@@ -33,6 +34,7 @@ from aztask.errors import (
     TaskControl,
     TaskStopped,
     WorkerStopping,
+    did_you_mean,
 )
 from aztask.message.message import TaskMessage
 from aztask.retry import describe
@@ -148,6 +150,7 @@ class RunReader:
             save=self._saving(number, message, lease),
             session=self._session(number, message.session, lease) if message.session else None,
             steps=RunSteps(self._steps, message, lease),
+            spending=TaskSpending(self, number, task),
         )
         if task.lease_of is not None:
             lease_seconds = positive(task.lease_of(*args, **kwargs), f"{task.name}: lease")
@@ -302,6 +305,16 @@ class RunReader:
 
         return Session(name, load=load, store=store)
 
+    def spent(self, number: int, task: Task[..., Any], limit: str, amount: int) -> None:
+        """Tell the worker what a run has used of a limit. Raises ConfigurationError."""
+        found = {each.name for each in self._app.limits_of(task) if each.cost is not None}
+        if limit not in found:
+            raise ConfigurationError(
+                f"task {task.name!r} has no limit {limit!r} with a cost; name it in "
+                f"limits=[...] of the task, and give it cost=.{did_you_mean(limit, tuple(found))}"
+            )
+        self.send(["spent", number, limit, amount])
+
     def send(self, packet: list[Any]) -> None:
         """Send a packet to the worker. Raises RuntimeError in a process that a task forked."""
         if os.getpid() != self._pid:
@@ -310,6 +323,19 @@ class RunReader:
                 "return the value to the task and store it there"
             )
         self._outbox.send(packet)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpending:
+    """Tells the worker what one run has used, for its `Context`."""
+
+    reader: RunReader
+    number: int
+    task: Task[..., Any]
+
+    def spent(self, limit: str, amount: int) -> None:
+        """Note a further amount. Raises ConfigurationError for a limit that does not apply."""
+        self.reader.spent(self.number, self.task, limit, amount)
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""The requests of running tasks: a longer lease, a stored checkpoint, the state of a session."""
+"""The requests of running tasks: a longer lease, a stored checkpoint, the state of a session.
+
+What a task has used of a limit is noted, too, and needs no answer.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,9 @@ class TaskRequests(Work[TaskRequest]):
                 return
             seconds = max(details[0], item.lease.seconds)
             self._keeper.extend(item.lease, seconds, self._limits.limit_at(item))
+        elif kind == "spent":
+            limit, amount = details
+            item.spent[limit] = item.spent.get(limit, 0) + amount
         elif kind in ("save", "state", "set-state"):
             self._lane.submit([TaskRequest(process, item, kind, *details)])
             self._lane.turn()

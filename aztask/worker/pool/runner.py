@@ -13,7 +13,7 @@ Packets to the worker
     | ["late", number]
     | ["failed", number, started, seconds, settlement, type, text, traceback]
     | ["parked", number, started, seconds, delay, text]
-    | ["save", number, state] | ["extend", number, seconds]
+    | ["save", number, state] | ["extend", number, seconds] | ["spent", number, limit, amount]
     | ["state", number] | ["set-state", number, state] | ["overdue", number, process ends]
     | ["alive"], the answer to a ping
 """

@@ -11,7 +11,7 @@ import pytest
 from still import Still
 
 from aztask.errors import BrokerUnavailable
-from aztask.limits.claiming import EPOCH_SECONDS, Claims
+from aztask.limits.claiming import EPOCH_SECONDS, Claims, Wanted
 from aztask.limits.declaration import Rate
 from aztask.limits.rates import spacing
 from aztask.limits.storeclock import StoreClock
@@ -57,7 +57,7 @@ def test_a_claim_without_competitors_costs_one_request(path: str) -> None:
     clock = Still()
     claims, store = claimer(path, clock)
     for _ in range(5):
-        assert len(claims.claim("limit-a", TEN, 8, clock.now)) == 8
+        assert len(claims.claim(Wanted("limit-a", TEN, [1] * 8), clock.now)) == 8
     assert (store.reads, store.writes) == (1, 5), "40 slots"
 
 
@@ -66,7 +66,9 @@ def test_claimers_at_once_get_different_slots(path: str) -> None:
     claimers = [claimer(path, clock)[0] for _ in range(3)]
 
     def claim(number: int) -> list[float]:
-        return [slot.at for slot in claimers[number].claim("limit-a", TEN, 5, clock.now)]
+        return [
+            slot.at for slot in claimers[number].claim(Wanted("limit-a", TEN, [1] * 5), clock.now)
+        ]
 
     taken: list[float] = []
     with ThreadPoolExecutor(3) as threads:
@@ -82,10 +84,10 @@ def test_slots_of_an_earlier_rate_are_void_as_soon_as_that_is_known(path: str) -
     clock = Still()
     old, _ = claimer(path, clock)
     new, _ = claimer(path, clock)
-    (slot, *_) = old.claim("limit-a", TEN, 100, clock.now)
+    (slot, *_) = old.claim(Wanted("limit-a", TEN, [1] * 100), clock.now)
     assert new.valid(slot)
     clock.now += 1.0
-    new.claim("limit-a", Rate(20, 1.0), 1, clock.now)
+    new.claim(Wanted("limit-a", Rate(20, 1.0)), clock.now)
     assert not new.valid(slot)
     clock.now += EPOCH_SECONDS + 0.1
     assert not old.valid(slot), "it has read the entry again"
@@ -95,13 +97,13 @@ def test_slots_in_a_mixed_fleet_stay_valid(path: str) -> None:
     """The first worker with 20 started last; both claim by turns, and no slot becomes void."""
     clock = Still()
     old, _ = claimer(path, clock)
-    old.claim("limit-a", TEN, 1, clock.now)
+    old.claim(Wanted("limit-a", TEN), clock.now)
     clock.now += 1.0
     new, _ = claimer(path, clock)
     slots = []
     for _ in range(5):
-        slots += new.claim("limit-a", Rate(20, 1.0), 2, clock.now)
-        slots += old.claim("limit-a", TEN, 2, clock.now)
+        slots += new.claim(Wanted("limit-a", Rate(20, 1.0), [1] * 2), clock.now)
+        slots += old.claim(Wanted("limit-a", TEN, [1] * 2), clock.now)
         clock.now += EPOCH_SECONDS + 0.1
     assert {slot.epoch for slot in slots} == {2}
     assert all(new.valid(slot) and old.valid(slot) for slot in slots)
@@ -115,7 +117,7 @@ def test_an_entry_that_always_changes_is_given_up(path: str) -> None:
     tries = []
     store.write = lambda changes: [tries.append(changes)]
     with pytest.raises(BrokerUnavailable, match="keep changing the slots"):
-        claims.claim("limit-a", TEN, 1, clock.now)
+        claims.claim(Wanted("limit-a", TEN), clock.now)
     assert len(tries) == 12
 
 
@@ -165,7 +167,7 @@ def test_of_many_keys_the_oldest_are_forgotten(path: str, monkeypatch: pytest.Mo
     clock = Still()
     claims, _ = claimer(path, clock)
     for name in ("limit-a", "limit-b", "limit-a", "limit-c"):
-        claims.claim(name, TEN, 1, clock.now)
+        claims.claim(Wanted(name, TEN), clock.now)
     assert claims.free_at("limit-b") == 0.0, "it was used before the others"
     assert min(claims.free_at("limit-a"), claims.free_at("limit-c")) > clock.now
 
@@ -173,10 +175,10 @@ def test_of_many_keys_the_oldest_are_forgotten(path: str, monkeypatch: pytest.Mo
 def test_an_epoch_is_known_for_five_seconds(path: str) -> None:
     clock = Still()
     old, store = claimer(path, clock)
-    (slot,) = old.claim("limit-a", TEN, 1, clock.now)
+    (slot,) = old.claim(Wanted("limit-a", TEN), clock.now)
     clock.now += 1.0
     new, _ = claimer(path, clock)
-    new.claim("limit-a", Rate(20, 1.0), 1, clock.now)
+    new.claim(Wanted("limit-a", Rate(20, 1.0)), clock.now)
     clock.now += 4.0
     store.reads = 0
     assert old.valid(slot), "its process has not looked again"
@@ -190,13 +192,13 @@ def test_a_process_is_as_old_as_its_first_claim(path: str) -> None:
     """Also for the keys that it claims later, so that old code does not win for those."""
     clock = Still()
     old, _ = claimer(path, clock)
-    old.claim("limit-a", TEN, 1, clock.now)
+    old.claim(Wanted("limit-a", TEN), clock.now)
     clock.now += 1.0
     new, _ = claimer(path, clock)
-    new.claim("limit-b", Rate(20, 1.0), 1, clock.now)
+    new.claim(Wanted("limit-b", Rate(20, 1.0)), clock.now)
     clock.now += 1.0
-    old.claim("limit-b", TEN, 1, clock.now)
-    first, second = new.claim("limit-b", Rate(20, 1.0), 2, clock.now)
+    old.claim(Wanted("limit-b", TEN), clock.now)
+    first, second = new.claim(Wanted("limit-b", Rate(20, 1.0), [1] * 2), clock.now)
     assert (first.epoch, second.epoch) == (1, 1), "the numbers have not changed"
     assert second.at - first.at == pytest.approx(spacing(Rate(20, 1.0)))
 
@@ -204,9 +206,9 @@ def test_a_process_is_as_old_as_its_first_claim(path: str) -> None:
 def test_no_slot_is_before_now_and_none_before_it_is_of_use(path: str) -> None:
     clock = Still()
     claims, _ = claimer(path, clock)
-    (late,) = claims.claim("limit-a", TEN, 1, clock.now - 50.0)
+    (late,) = claims.claim(Wanted("limit-a", TEN), clock.now - 50.0)
     assert late.at == clock.now
-    (early,) = claims.claim("limit-a", TEN, 1, clock.now + 50.0)
+    (early,) = claims.claim(Wanted("limit-a", TEN), clock.now + 50.0)
     assert early.at == clock.now + 50.0
 
 
@@ -214,9 +216,128 @@ def test_when_all_slots_of_a_day_are_taken_nothing_is_written(path: str) -> None
     clock = Still()
     claims, store = claimer(path, clock)
     daily = Rate(1, 86400.0)
-    assert len(claims.claim("limit-a", daily, 5, clock.now)) == 1
+    assert len(claims.claim(Wanted("limit-a", daily, [1] * 5), clock.now)) == 1
     assert claims.free_at("limit-a") > clock.now + 86400.0
     store.writes = 0
-    assert claims.claim("limit-a", daily, 5, clock.now) == []
+    assert claims.claim(Wanted("limit-a", daily, [1] * 5), clock.now) == []
     assert store.writes == 0
     assert claims.free_at("limit-unknown") == 0.0
+
+
+# -- weights, several limits, corrections ----------------------------------------------------
+
+TOKENS = Rate(60, 60.0, burst=60)
+GAP = spacing(TOKENS)
+
+
+def opens(claims: Claims, clock: Still, entry: str = "limit-t", weight: int = 1) -> float:
+    (known,) = claims.read([entry])
+    return known.state.opens(TOKENS, weight, clock.now)
+
+
+def test_slots_of_several_limits_are_at_the_same_time(path: str) -> None:
+    clock = Still()
+    claims, store = claimer(path, clock)
+    claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
+    wanted = [Wanted("limit-t", TOKENS, (30,)), Wanted("limit-a", TEN)]
+    store.reads = store.writes = 0
+    slots = claims.claim_together(wanted, clock.now)
+    assert [(slot.entry, slot.weight) for slot in slots] == [("limit-t", 30), ("limit-a", 1)]
+    assert slots[0].at == slots[1].at == pytest.approx(clock.now + 30 * GAP)
+    assert (store.reads, store.writes) == (1, 1)
+
+
+def test_of_several_limits_all_are_taken_or_none(path: str) -> None:
+    """Another worker changes one of them: what was taken of the other is given back."""
+    clock = Still()
+    mine, _ = claimer(path, clock)
+    other, _ = claimer(path, clock)
+    wanted = [Wanted("limit-t", TOKENS, (20,)), Wanted("limit-u", TOKENS, (20,))]
+    mine.claim_together(wanted, clock.now)
+    other.claim(Wanted("limit-u", TOKENS, [10]), clock.now)  # mine does not know that
+    slots = mine.claim_together(wanted, clock.now)
+    assert len({slot.at for slot in slots}) == 1
+    assert opens(other, clock, "limit-t", 20) == clock.now, "40 of 60 are taken"
+    assert opens(other, clock, "limit-u", 10) == clock.now, "50 of 60 are taken"
+    assert opens(other, clock, "limit-t", 21) > clock.now
+    assert opens(other, clock, "limit-u", 11) > clock.now
+
+
+def test_beyond_the_horizon_nothing_is_taken_of_any(path: str) -> None:
+    clock = Still()
+    claims, store = claimer(path, clock)
+    daily = Rate(1, 2 * 86400.0)
+    claims.claim(Wanted("limit-d", daily), clock.now)
+    store.writes = 0
+    wanted = [Wanted("limit-t", TOKENS, (60,)), Wanted("limit-d", daily)]
+    assert claims.claim_together(wanted, clock.now) == []
+    assert store.writes == 0
+
+
+def test_a_correction_is_written_with_the_next_claim(path: str) -> None:
+    clock = Still()
+    claims, store = claimer(path, clock)
+    (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
+    claims.correct(slot.entry, slot.epoch, 50)
+    store.reads = store.writes = 0
+    (second,) = claims.claim(Wanted("limit-t", TOKENS, [50]), clock.now)
+    assert second.at == clock.now
+    assert (store.reads, store.writes) == (0, 1)
+    claims.settle()
+    assert (store.reads, store.writes) == (0, 1), "it is written once"
+
+
+def test_a_correction_that_no_claim_takes_is_written_by_itself(path: str) -> None:
+    clock = Still()
+    claims, _ = claimer(path, clock)
+    other, _ = claimer(path, clock)
+    (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
+    claims.correct(slot.entry, slot.epoch, -30)
+    claims.settle()
+    assert opens(other, clock) == pytest.approx(clock.now + 31 * GAP)
+
+
+def test_a_correction_of_an_earlier_epoch_is_forgotten(path: str) -> None:
+    clock = Still()
+    claims, store = claimer(path, clock)
+    (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
+    claims.correct(slot.entry, slot.epoch + 1, 60)
+    before = store.writes
+    claims.settle()
+    claims.settle()
+    assert store.writes == before
+    assert claims._corrections == {}
+
+
+def test_after_an_error_a_credit_is_dropped_and_a_charge_is_written(path: str) -> None:
+    """The write may have been made: a credit that is given twice would exceed the rate."""
+    clock = Still()
+    claims, store = claimer(path, clock)
+    (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
+    claims.correct(slot.entry, slot.epoch, 20)
+    claims.correct(slot.entry, slot.epoch, -5)
+    write = store._inner.write
+
+    def lost(changes: Any) -> Any:
+        write(changes)
+        raise BrokerUnavailable("the answer is lost")
+
+    store.write = lost
+    with pytest.raises(BrokerUnavailable):
+        claims.settle()
+    del store.write
+    claims.settle()
+    assert opens(claims, clock, weight=60) == pytest.approx(clock.now + (60 - (20 - 5) + 5) * GAP)
+    assert claims._corrections == {}
+
+
+def test_corrections_of_other_threads_are_all_kept(path: str) -> None:
+    clock = Still()
+    claims, _ = claimer(path, clock)
+    (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(60):
+            pool.submit(claims.correct, slot.entry, slot.epoch, 1)
+            claims.settle()
+    claims.settle()
+    assert opens(claims, clock, weight=60) == clock.now

@@ -16,6 +16,7 @@ from aztask.limits.rates import (
     LIVES_SECONDS,
     MOST_LIVING,
     SLACK,
+    WEIGHED_AHEAD,
     RateState,
     spacing,
 )
@@ -25,9 +26,9 @@ TEN = Rate(10, 1.0)
 
 
 def test_slots_follow_each_other() -> None:
-    first, state = RateState().claim(TEN, 3, 100.0, 100.0)
+    first, state = RateState().claim(TEN, [1] * 3, 100.0, 100.0)
     assert first == pytest.approx([100.0, 100.0 + spacing(TEN), 100.0 + 2 * spacing(TEN)])
-    second, _ = state.claim(TEN, 1, 100.0, 100.0)
+    second, _ = state.claim(TEN, [1], 100.0, 100.0)
     assert second == pytest.approx([100.0 + 3 * spacing(TEN)])
 
 
@@ -38,10 +39,10 @@ def test_slots_are_so_far_apart_that_each_may_be_used_late() -> None:
 
 
 def test_after_a_quiet_time_a_burst_starts_at_once() -> None:
-    times, state = RateState(free_at=50.0).claim(Rate(10, 1.0, burst=3), 5, 100.0, 100.0)
+    times, state = RateState(free_at=50.0).claim(Rate(10, 1.0, burst=3), [1] * 5, 100.0, 100.0)
     gap = spacing(TEN)
     assert times == pytest.approx([100.0, 100.0, 100.0, 100.0 + gap, 100.0 + 2 * gap])
-    more, _ = state.claim(Rate(10, 1.0, burst=3), 1, 100.0, 100.0)
+    more, _ = state.claim(Rate(10, 1.0, burst=3), [1], 100.0, 100.0)
     assert more == pytest.approx([100.0 + 3 * gap])
 
 
@@ -64,7 +65,7 @@ def test_no_period_has_more_starts_than_the_rate_allows(
     late = random.Random(seed)
     for number, pause in claims:
         now += pause
-        times, state = state.claim(rate, number, now, now)
+        times, state = state.claim(rate, [1] * number, now, now)
         starts += times
     starts = sorted(at + SLACK * 0.999 * late.random() for at in starts)
     for number, at in enumerate(starts):
@@ -74,7 +75,7 @@ def test_no_period_has_more_starts_than_the_rate_allows(
 
 def test_a_changed_rate_voids_slots_but_not_those_in_hand() -> None:
     made, _ = RateState().under(TEN, 100.0, 50.0)
-    _, state = made.claim(TEN, 1000, 100.0, 100.0)
+    _, state = made.claim(TEN, [1] * 1000, 100.0, 100.0)
     assert state.under(TEN, 100.0, 90.0) == (state, TEN)
     changed, used = state.under(Rate(100, 1.0), 100.0, 60.0)
     assert used == Rate(100, 1.0)
@@ -171,14 +172,14 @@ def test_of_workers_that_started_at_once_the_same_numbers_count_for_all() -> Non
 def test_slots_are_handed_out_for_a_day() -> None:
     daily = Rate(1, 86400.0 - 0.045)
     assert spacing(daily) == 86400.0
-    times, state = RateState().claim(daily, 5, 100.0, 100.0)
+    times, state = RateState().claim(daily, [1] * 5, 100.0, 100.0)
     assert times == [100.0, 86500.0]
-    assert state.claim(daily, 1, 100.0, 100.0) == ([], state)
+    assert state.claim(daily, [1], 100.0, 100.0) == ([], state)
 
 
 def test_new_numbers_begin_behind_the_slots_of_the_next_second() -> None:
     made, _ = RateState().under(TEN, 100.0, 50.0)
-    _, state = made.claim(TEN, 1000, 100.0, 100.0)
+    _, state = made.claim(TEN, [1] * 1000, 100.0, 100.0)
     changed, _ = state.under(Rate(20, 1.0), 100.0, 60.0)
     assert changed.free_at == pytest.approx(101.045)
     assert changed.living.keys() == {str(TEN), str(Rate(20, 1.0))}
@@ -202,7 +203,7 @@ def test_a_release_before_owners_reads_the_entry() -> None:
 
 def test_nothing_is_handed_out_beyond_the_horizon() -> None:
     state = RateState(free_at=100.0 + HORIZON + 1.0)
-    assert state.claim(TEN, 5, 100.0, 100.0) == ([], state)
+    assert state.claim(TEN, [1] * 5, 100.0, 100.0) == ([], state)
 
 
 def test_a_state_is_read_as_it_was_written_and_no_two_writers_write_the_same() -> None:
@@ -230,9 +231,21 @@ def test_a_damaged_entry_is_a_new_state(data: bytes) -> None:
 
 
 def test_the_slots_of_a_message() -> None:
-    slots = [Slot("limit-rate-a", 3, 1234.5), Slot("limit-rate-b", 1, 99.0)]
+    slots = [Slot("limit-rate-a", 3, 1234.5), Slot("limit-rate-b", 1, 99.0, weight=1200)]
     assert slots_of(slots_text(slots)) == {slot.entry: slot for slot in slots}
-    for text in (None, "", "x", "a@1@2@3", "a@b@c", "a@1@nan", "a@1@inf", "a@1", "a@1@1.0@2"):
+    for text in (
+        None,
+        "",
+        "x",
+        "a@1@2@0",
+        "a@1@2@x",
+        "a@1@2@3@4",
+        "a@b@c",
+        "a@1@nan",
+        "a@1@inf",
+        "a@1",
+        "a@1.0@1@2",
+    ):
         assert slots_of(text) == {}
     assert len(slots_of(";".join(f"e{n}@1@1.0" for n in range(1000)))) == MOST_SLOTS
 
@@ -242,3 +255,99 @@ def test_a_damaged_slot_does_not_spoil_the_one_behind_it() -> None:
     for damaged in ("a@1", "a@x@1.0", "a@1@nan"):
         assert slots_of(f"{damaged};{slots_text([good])}") == {good.entry: good}
     assert slots_text([good]) == "limit-rate-b@1@99.000000"
+
+
+# -- weights ---------------------------------------------------------------------------------
+
+TOKENS = Rate(60, 60.0, burst=60)
+
+
+def tokens(free_at: float = 0.0) -> RateState:
+    return RateState(free_at, numbers=str(TOKENS))
+
+
+def test_a_weight_waits_until_all_of_it_is_free() -> None:
+    gap = spacing(TOKENS)
+    (first, second), state = tokens().claim(TOKENS, [60, 30], 1000.0, 1000.0)
+    assert first == 1000.0, "a whole period's count, after a quiet time"
+    assert second == pytest.approx(1000.0 + 30 * gap)
+    (third,), _ = state.claim(TOKENS, [1], 1000.0, 1000.0)
+    assert third == pytest.approx(1000.0 + 31 * gap), "a small one does not overtake"
+
+
+def test_a_weight_of_one_is_a_slot() -> None:
+    rate = Rate(10, 1.0, burst=3)
+    for earliest in (50.0, 100.0, 101.0):
+        state = RateState(100.0)
+        (at,), _ = state.claim(rate, [1], 100.0, earliest)
+        assert at == state.opens(rate, 1, earliest) == max(100.0, earliest)
+
+
+def test_a_weight_above_the_burst_of_other_numbers_waits_for_a_full_burst() -> None:
+    small = Rate(60, 60.0, burst=10)
+    (at, behind), _ = RateState().claim(small, [30, 1], 1000.0, 1000.0)
+    assert at == 1000.0
+    assert behind == pytest.approx(1000.0 + 21 * spacing(small))
+
+
+def test_a_credit_brings_the_next_slot_and_a_charge_delays_it() -> None:
+    gap = spacing(TOKENS)
+    _, state = tokens().claim(TOKENS, [60, 60], 1000.0, 1000.0)
+    credited = state.corrected(20, 1000.0)
+    assert credited.opens(TOKENS, 10, 1000.0) == pytest.approx(1000.0 + 50 * gap)
+    charged = credited.corrected(-40, 1000.0)
+    assert charged.opens(TOKENS, 10, 1000.0) == pytest.approx(1000.0 + 90 * gap)
+    assert RateState.from_data(credited.to_data()) == credited
+    assert RateState.from_data(charged.to_data()) == charged
+
+
+def test_credits_never_add_up_to_more_than_a_burst() -> None:
+    _, state = tokens().claim(TOKENS, [60] * 4, 1000.0, 1000.0)
+    end = state.free_at
+    for _ in range(10):
+        state = state.corrected(60, 1000.0)
+    assert state.free_at == pytest.approx(end - 60 * spacing(TOKENS))
+    assert RateState(numbers="x").corrected(5, 1.0) == RateState(numbers="x"), "damaged"
+
+
+def test_weights_are_not_handed_out_far_ahead() -> None:
+    _, state = tokens().claim(TOKENS, [60], 1000.0, 1000.0)
+    (far,), state = state.claim(TOKENS, [30, 30], 1000.0, 1000.0, ahead=WEIGHED_AHEAD)
+    assert far == pytest.approx(1000.0 + 30 * spacing(TOKENS)), "all of it is reserved"
+    assert state.claim(TOKENS, [1], 1000.0, 1000.0, ahead=WEIGHED_AHEAD) == ([], state)
+    later = 1000.0 + 29.5 * spacing(TOKENS)
+    assert state.claim(TOKENS, [1], later, later, ahead=WEIGHED_AHEAD)[0] != []
+
+
+def test_no_charge_delays_for_more_than_a_day() -> None:
+    _, state = tokens().claim(TOKENS, [60], 1000.0, 1000.0)
+    assert state.corrected(-(10**9), 1000.0).free_at == 1000.0 + HORIZON
+
+
+@given(
+    burst=st.integers(10, 40),
+    calls=st.lists(
+        st.tuples(st.integers(1, 10), st.integers(0, 10), st.floats(0.0, 20.0), st.floats(0, 30)),
+        max_size=30,
+    ),
+)
+def test_no_period_uses_more_than_the_rate_allows_whatever_is_credited(
+    burst: int, calls: list[tuple[int, int, float, float]]
+) -> None:
+    """Each call claims, starts in its slot, and is credited some time after its start."""
+    rate, now = Rate(20, 10.0, burst), 1000.0
+    state = RateState(numbers=str(rate))
+    used: list[tuple[float, int]] = []
+    due: list[tuple[float, int]] = []
+    for weight, unused, pause, length in calls:
+        now += pause
+        for at, amount in sorted(due):
+            if at <= now:
+                state = state.corrected(amount, at)
+                due.remove((at, amount))
+        (at,), state = state.claim(rate, [weight], now, now)
+        used.append((at, max(0, weight - unused)))
+        due.append((at + length, min(unused, weight)))
+    for begin, _ in used:
+        inside = sum(amount for at, amount in used if begin <= at < begin + 10.0)
+        assert inside <= 20 + burst

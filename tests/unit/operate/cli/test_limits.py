@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from aztask.app.loading import load_app
-from aztask.limits.claiming import Claims
+from aztask.limits.claiming import Claims, Wanted
 from aztask.limits.permits import Permits
 from aztask.limits.storeclock import StoreClock
 from aztask.stores.records.controls import EntryChange, controls_of
@@ -15,6 +15,7 @@ from aztask import App
 
 app = App("limited", broker="{address}", results="{address}")
 app.limit("api", rate="1/m", burst=2)
+app.limit("tokens", rate="90000/m", cost=len)
 app.limit("five", concurrency=5)
 app.limit("tenant", rate="1/m", concurrency=2, key=lambda tenant: tenant)
 """
@@ -45,8 +46,11 @@ def test_limits_that_nothing_uses(cli, limited):
     assert found["tenant"]["wait_seconds"] is None
     assert found["tenant"]["keyed"]
     table = cli("-A", "limited_app:app", "limits").out.splitlines()
-    assert table[0].split() == ["LIMIT", "RATE", "BURST", "WAIT", "RUNNING", "MOST"]
-    assert "for each key" in table[3]
+    assert table[0].split() == ["LIMIT", "RATE", "BURST", "COST", "WAIT", "RUNNING", "MOST"]
+    assert table[1].split() == ["api", "1/60s", "2", "1", "0s", "-", "-"]
+    assert table[2].split() == ["tokens", "90000/60s", "90000", "each", "0s", "-", "-"]
+    assert "for each key" in table[4]
+    assert [found[name]["weighed"] for name in ("api", "tokens", "five")] == [False, True, False]
 
 
 def test_limits_in_use(cli, limited):
@@ -54,7 +58,9 @@ def test_limits_in_use(cli, limited):
     time = StoreClock(store, SYSTEM_CLOCK)
     time.refresh()
     limits = limited.limits
-    Claims(store, time).claim(limits["api"].entry(""), limits["api"].rate, 4, time.now())
+    Claims(store, time).claim(
+        Wanted(limits["api"].entry(""), limits["api"].rate, [1] * 4), time.now()
+    )
     permits = Permits(store, time, "one", SYSTEM_CLOCK)
     permits.take(limits["five"].permits_entry(""), 5, time.now(), wanted=3)
     permits.take(limits["tenant"].permits_entry("acme"), 2, time.now())

@@ -12,6 +12,7 @@ from runtimes import make_runtime
 
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.limits.control import Pause, Scope
+from aztask.limits.declaration import Rate
 from aztask.limits.rates import AHEAD, SLACK, spacing
 from aztask.limits.slots import slots_of
 from aztask.settlement import DeadLetter, Hold
@@ -20,6 +21,7 @@ from aztask.worker.limiting.parking import Parking
 from aztask.worker.limiting.slots import LOCAL_LEAD, RETURN_SECONDS, Slots
 from aztask.worker.pausing import FIRST_DELAY, SPREAD
 from aztask.worker.pipeline.work import ALWAYS, Stage, WorkItem, message_of
+from aztask.workflows.place import Place
 
 GAP = (1.0 + SLACK) / 10
 
@@ -336,3 +338,166 @@ def test_a_permit_is_taken_before_a_slot(make: Make) -> None:
     assert items[0].window is not None
     assert items[0].window.timed
     assert items[1].parked is not None
+
+
+# -- costs -----------------------------------------------------------------------------------
+
+TOKENS = Rate(60, 60.0, burst=60)
+
+
+@pytest.fixture
+def weighed(make: Make) -> tuple[Bench, Slots]:
+    """A task that costs the sum of its values."""
+    bench = make(task={"limits": ["tokens"]})
+    bench.app.limit("tokens", rate="60/m", cost=lambda obj, **_: sum(obj))
+    return bench, gate_of(bench)
+
+
+def sent(bench: Bench, **costs: int) -> list[WorkItem]:
+    for task_id, cost in costs.items():
+        bench.app.send("shop.count", [[cost]], task_id=task_id)
+    return bench.receive()
+
+
+def free_in(bench: Bench, gate: Slots, weight: int) -> float:
+    """Seconds until a start of this weight."""
+    gate.settle()
+    (known,) = gate._claims.read([bench.app.limits["tokens"].entry("")])
+    now = bench.clock.now + LOCAL_LEAD
+    return known.state.opens(TOKENS, weight, now) - now
+
+
+def test_a_start_takes_what_it_costs(weighed: Any) -> None:
+    bench, gate = weighed
+    items = sent(bench, a=40, b=20, c=0, d=30)
+    gate.admit(items)
+    assert times(bench, items[:2]) == pytest.approx([LOCAL_LEAD] * 2)
+    assert items[2].window is ALWAYS, "it costs nothing"
+    decided = items[3].decided
+    assert decided is not None
+    assert decided.put_off == "limit tokens (cost 30)"
+    bench.pipeline.finish(items[3:])
+    bench.clock.now += decided.settlement.delay
+    (back,) = bench.receive()
+    (slot,) = slots_of(message_of(back).slots).values()
+    assert slot.weight == 30
+    gate.admit([back])
+    assert back.window is not None
+    assert back.window.opens == pytest.approx(slot.at, abs=0.02)
+
+
+def test_what_is_far_ahead_waits_without_a_slot_for_credits(weighed: Any) -> None:
+    bench, gate = weighed
+    first, second, third = items = sent(bench, a=60, b=30, c=5)
+    gate.admit(items)
+    decided = third.decided
+    assert decided is not None
+    assert decided.put_off == "limit tokens (cost 5)"
+    assert 0.25 <= decided.settlement.delay <= 0.5
+    bench.pipeline.claim([first])
+    first.sent()
+    first.spent["tokens"] = 10
+    gate.ended(first)
+    bench.pipeline.finish([second, third])
+    bench.clock.now += 0.6
+    (back,) = bench.receive()
+    assert (message_of(back).id, message_of(back).slots) == ("c", None)
+    gate.admit([back])
+    assert times(bench, [back]) == pytest.approx([LOCAL_LEAD]), "the second one does not delay it"
+
+
+def test_a_cost_that_cannot_be_made_or_is_too_large_is_dead_lettered_alone(make: Make) -> None:
+    bench = make(task={"limits": ["tokens"]})
+    bench.app.limit("tokens", rate="60/m", cost=lambda obj, **_: obj[0])
+    for task_id, value in (("a", 5), ("b", 7), ("c", 1)):
+        bench.app.send("shop.count", [[value]], task_id=task_id)
+    bench.app.limits.pop("tokens")  # a worker with another function, and a smaller burst
+    bench.app.limit("tokens", rate="6/m", cost=lambda obj, **_: 0 if obj[0] == 0 else 7)
+    bench.app.send("shop.count", [[0]], task_id="d")
+    gate, items = gate_of(bench), bench.receive()
+    gate.admit(items)
+    for item in items[:3]:
+        assert isinstance(item.settlement, DeadLetter)
+        assert item.settlement.reason == "limit-cost"
+        assert "the call costs 7" in item.settlement.description
+    assert items[3].window is ALWAYS
+
+
+def test_what_a_run_says_it_has_used_is_corrected(weighed: Any) -> None:
+    bench, gate = weighed
+    items = sent(bench, a=60)
+    gate.admit(items)
+    assert free_in(bench, gate, 50) == pytest.approx(50 * spacing(TOKENS))
+    bench.pipeline.claim(items)
+    items[0].sent()
+    items[0].spent["tokens"] = 10
+    gate.ended(items[0])
+    gate.ended(items[0])
+    assert free_in(bench, gate, 50) == 0.0
+    assert free_in(bench, gate, 51) == pytest.approx(spacing(TOKENS)), "credited once"
+
+
+def test_a_run_that_says_nothing_used_its_estimate(weighed: Any) -> None:
+    bench, gate = weighed
+    items = sent(bench, a=60)
+    gate.admit(items)
+    bench.pipeline.claim(items)
+    items[0].sent()
+    gate.ended(items[0])
+    assert free_in(bench, gate, 50) == pytest.approx(50 * spacing(TOKENS))
+
+
+def test_a_slot_in_which_nothing_started_is_given_back(weighed: Any) -> None:
+    bench, gate = weighed
+    missed, unstarted = sent(bench, a=30, b=30)
+    gate.admit([missed, unstarted])
+    gate.missed(missed)
+    gate.ended(unstarted)
+    assert free_in(bench, gate, 60) == 0.0
+
+
+def test_a_slot_that_the_message_carries_is_not_given_back(weighed: Any) -> None:
+    """Another delivery of the message may start in it."""
+    bench, gate = weighed
+    items = sent(bench, a=60, b=30)
+    gate.admit(items)
+    bench.pipeline.finish(items[1:])
+    bench.clock.now += 29.5
+    (back,) = bench.receive()
+    gate.admit([back])
+    assert back.window is not None
+    before = free_in(bench, gate, 60)
+    gate.ended(back)
+    assert free_in(bench, gate, 60) == before > 0.0
+
+
+def test_the_value_that_a_member_takes_is_none_in_its_cost(make: Make) -> None:
+    seen: list[Any] = []
+    bench = make(task={"limits": ["tokens"]})
+    bench.app.limit("tokens", rate="60/m", cost=lambda obj, **_: seen.append(obj) or 1)
+    bench.app.send("shop.count", [[1]])
+    (item,) = bench.receive()
+    item.rewrite(body=bench.app.codec.encode_arguments((), {})[0])
+    seen.clear()
+    item.place = Place(2, takes=0)
+    gate_of(bench).admit([item])
+    assert seen == [None]
+    assert item.window is not None
+
+
+def test_several_limits_with_costs_are_taken_together(make: Make) -> None:
+    bench = make(task={"limits": ["tokens", "requests"]})
+    bench.app.limit("tokens", rate="60/m", cost=lambda obj, **_: sum(obj))
+    bench.app.limit("requests", rate="2/m", burst=2)
+    gate = gate_of(bench)
+    items = sent(bench, a=1, b=60)
+    gate.admit(items)
+    assert items[0].window is not None
+    decided = items[1].decided
+    assert decided is not None
+    assert decided.put_off == "limit tokens (cost 60), requests"
+    bench.pipeline.finish(items[1:])
+    bench.clock.now += 5.0
+    (back,) = bench.receive()
+    first, second = slots_of(message_of(back).slots).values()
+    assert first.at == second.at

@@ -394,3 +394,11 @@ def test_one_that_fails_harms_no_other_of_its_batch(make: Make) -> None:
         ("ValueError: odd", None),
         ("", None),
     ]
+
+
+def test_what_a_task_has_spent_adds_up_and_needs_no_answer(make: Make) -> None:
+    worker = make()
+    assert worker.ask("spent", "tokens", 5) == []
+    assert worker.ask("spent", "tokens", 7) == []
+    assert worker.ask("spent", "images", 1) == []
+    assert worker.item.spent == {"tokens": 12, "images": 1}
