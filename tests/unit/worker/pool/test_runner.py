@@ -308,7 +308,7 @@ def test_control_packets_about_other_deliveries_are_ignored(bench):
 
 
 def test_a_recorded_error_tells_no_secret(monkeypatch):
-    monkeypatch.setattr("aztask.support.display._known", {})  # other tests have wrapped many a secret
+    monkeypatch.setattr("aztask.support.display._known", {})  # other tests wrap many
     try:
         raise OSError("no access with SharedAccessKey=c2VjcmV0c2VjcmV0;")
     except OSError as error:
