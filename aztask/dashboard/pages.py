@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 from aztask.dashboard import graph
 from aztask.dashboard.site import PAGE_SIZE, Ask, Shown, Site
 from aztask.errors import AztaskError, ConfigurationError, NotFound
+from aztask.operate.action import audit, entry
 from aztask.operate.attention import attention, backlog
-from aztask.operate.audit import audit, entry
 from aztask.operate.controls import controls, limits
 from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters.actions import groups

@@ -38,8 +38,7 @@ from aztask.support.frozen import build
 from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions, delay_seconds, expiry
 from aztask.uniqueness.engine import UNIQUE
-from aztask.uniqueness.keys import key_of
-from aztask.uniqueness.rules import FINISHED, QUIET, STARTED
+from aztask.uniqueness.rules import FINISHED, QUIET, STARTED, key_of
 
 BATCH: Final = 500
 """Messages in one batch of `map`: one transaction, and little memory for millions of calls."""

@@ -19,8 +19,7 @@ from aztask.stores.records.uniques import Held, Holder, HolderCell, UniqueStore
 from aztask.stores.rows import Kept, New, change
 from aztask.support.failpoint import hit
 from aztask.uniqueness.claims import Claim, read_claim
-from aztask.uniqueness.keys import task_of
-from aztask.uniqueness.rules import FINISHED, QUIET, STARTED, UniqueRules
+from aztask.uniqueness.rules import FINISHED, QUIET, STARTED, UniqueRules, task_of
 
 logger = logging.getLogger(__name__)
 

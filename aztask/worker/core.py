@@ -38,7 +38,7 @@ from aztask.worker.givingback import GivingBack
 from aztask.worker.intake.allintakes import Intakes, prefetch, tell_ended
 from aztask.worker.limiting.stage import LimitStage
 from aztask.worker.options import WorkerOptions
-from aztask.worker.pausing import Pausing
+from aztask.worker.pausing import Pausing, Scaling
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.reporting import report_received
 from aztask.worker.pipeline.work import Stage, WorkItem
@@ -49,7 +49,6 @@ from aztask.worker.pool.requests import TaskRequests
 from aztask.worker.pool.timelimits import TimeLimits
 from aztask.worker.ports import Shell
 from aztask.worker.runtime import WorkerRuntime
-from aztask.worker.scaling import Scaling
 from aztask.worker.stagelanes import Claiming, Finishing, FinishLanes
 from aztask.worker.stages import Source, each
 from aztask.worker.upkeep.controlwatch import ControlWatch

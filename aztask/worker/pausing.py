@@ -1,4 +1,4 @@
-"""What a worker does about paused queues and tasks, and about tasks whose circuit breaker is open.
+"""What a worker obeys: paused queues and tasks, open circuit breakers, another concurrency.
 
 Rules
 1. A paused queue: the worker receives nothing from it, and releases once what it had prefetched.
@@ -22,13 +22,16 @@ from typing import Final
 
 from aztask.limits.breakers import OpenBreaker
 from aztask.limits.control import ControlState, Pause, Scope
+from aztask.limits.scale import scale_of
 from aztask.message.message import TaskMessage
 from aztask.settlement import Release
 from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.worker.breaking import Breaking
+from aztask.worker.intake.allintakes import Intakes
 from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
+from aztask.worker.pool.pool import Pool
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.stages import Stages, each
 from aztask.worker.upkeep.controlwatch import ControlWatch
@@ -185,3 +188,41 @@ def put_off_seconds(message: TaskMessage, pause: Pause, clock: Clock) -> float:
 def _spread(message: TaskMessage, age: float) -> float:
     longest = longest_delay(message.times_put_off, age)
     return longest * chance.uniform(1.0 - SPREAD, 1.0)
+
+
+# -- scaling ---------------------------------------------------------------------------------
+#
+# Obeys ``aztask control scale``: changes how many tasks this worker runs at the same time.
+
+
+class Scaling:
+    """Only the supervisor's loop calls it."""
+
+    def __init__(self, runtime: WorkerRuntime, pool: Pool, intakes: Intakes) -> None:
+        self._name = runtime.name
+        self._options = runtime.options
+        self._journal = runtime.journal
+        self._pool = pool
+        self._intakes = intakes
+        self.claims_ahead = 0
+        self._ahead = bool(runtime.lane_threads)
+        self._note()
+
+    def obey(self, state: ControlState) -> None:
+        """Run as many tasks as the state says, else as many as the command line says."""
+        found = scale_of(state.scales.values(), self._name, self._options.queues)
+        size = self._options.concurrency if found is None else found.size
+        if size == self._pool.capacity:
+            return
+        what = f"concurrency is {size} now, and was {self._pool.capacity}"
+        if found is not None and found.by:
+            what = f"{what}, by {found.by}"
+        logger.info("%s", what)
+        self._journal.scaled(what)
+        self._pool.scale(size)
+        self._intakes.scale(size)
+        self._note()
+
+    def _note(self) -> None:
+        """A claim across a network takes time: the next ones are sent while the pool is busy."""
+        self.claims_ahead = self._pool.capacity if self._ahead else 0

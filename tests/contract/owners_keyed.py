@@ -21,7 +21,7 @@ from aztask.limits.scale import Reach
 from aztask.limits.storeclock import StoreClock
 from aztask.limits.usage import usage_of
 from aztask.message.envelope import Envelope
-from aztask.operate.deadletters.browse import DeadLetterBrowser
+from aztask.operate.deadletters.letters import DeadLetterBrowser
 from aztask.operate.draining import Permits as DrainedPermits
 from aztask.operate.findings import pause_findings
 from aztask.stores.connections import Connections
@@ -237,8 +237,8 @@ EXEMPT: dict[str, str] = {
     "aztask.stores.records.controls.EntryCell": "one entry of the caller's store",
     "aztask.stores.records.uniques.HolderCell": "one key of the caller's store",
     "aztask.uniqueness.engine.TakingCell": "one key of the caller's store",
-    "aztask.spark.recommendation.recommend.publish": "passes the store to publish_evidence",
-    "aztask.spark.recommendation.recommend.publish_evidence": "passes the store to publish_advice",
+    "aztask.spark.recommendation.publish": "passes the store to publish_evidence",
+    "aztask.spark.recommendation.publish_evidence": "passes the store to publish_advice",
     "aztask.worker.pipeline.settling.Settler": "notes its own dead letters, and reads none",
     "aztask.worker.upkeep.leasewatch._load": "passes the store on; the document is that of all",
 }

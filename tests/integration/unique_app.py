@@ -8,11 +8,11 @@ from ledger_app import app, gather, kinds, note, work
 
 from aztask import RetryPolicy, chain, chord, group
 from aztask.uniqueness import engine
-from aztask.worker.pipeline import workflowkeys
+from aztask.worker.pipeline import uniquekeys
 from aztask.workflows.graphs import Graph
 
 engine.UNSENT_SECONDS = 1.0
-workflowkeys.LONGEST_WAIT = 1.0
+uniquekeys.LONGEST_WAIT = 1.0
 
 NEVER = RetryPolicy(max_retries=0)
 LARGE = 3_000

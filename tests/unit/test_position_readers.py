@@ -53,7 +53,7 @@ NO_READERS = {
     "stores/records/damage.py": "reads that column",
     "stores/records/local/rows.py": "writes that column",
     "stores/records/tables/rows.py": "writes that column",
-    "worker/pipeline/workflowkeys.py": "a key of what this process holds under a lease",
+    "worker/pipeline/uniquekeys.py": "a key of what this process holds under a lease",
 }
 """Modules that use the word and look at nothing twice, with the reason."""
 

@@ -6,7 +6,7 @@ Rules
 2. Dead letters that were taken but not settled are released at the end, so that this does not count
    as a delivery.
 3. Memory is bounded: at most `HELD_MOST` dead letters are held without being acted on.
-4. Copies of one dead letter (see `aztask.operate.deadletters.browse`) are all settled, and counted
+4. Copies of one dead letter (see `aztask.operate.deadletters.letters`) are all settled, and counted
    as one: the numbers of a `Report` are dead letters, not messages.
 """
 

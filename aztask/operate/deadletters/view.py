@@ -26,8 +26,13 @@ from aztask.app import App
 from aztask.errors import CodecError, ConfigurationError, ForeignId
 from aztask.message.headers import SIGNATURES
 from aztask.message.message import TaskMessage
-from aztask.operate.deadletters.browse import DeadLetterBrowser
-from aztask.operate.deadletters.letters import DeadLetterView, Group, Positions, Selection
+from aztask.operate.deadletters.letters import (
+    DeadLetterBrowser,
+    DeadLetterView,
+    Group,
+    Positions,
+    Selection,
+)
 from aztask.operate.deadletters.sweep import (
     COPIES_WITHIN,
     HeldLetter,

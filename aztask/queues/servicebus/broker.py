@@ -45,11 +45,10 @@ from aztask.queues.servicebus.admin import Administration
 from aztask.queues.servicebus.client import BusClient
 from aztask.queues.servicebus.clock import BusClock, ClockCalibration
 from aztask.queues.servicebus.errors import SDK_ERRORS
-from aztask.queues.servicebus.inspection import BusInspector
+from aztask.queues.servicebus.inspection import NOT_ALLOWED, PAGE, BusInspector, Peeking
 from aztask.queues.servicebus.kind import CAPABILITIES, KIND, MESSAGE_LIMIT
 from aztask.queues.servicebus.lock import LockWatch
 from aztask.queues.servicebus.mailboxes import BusMailboxes
-from aztask.queues.servicebus.peeking import NOT_ALLOWED, PAGE, Peeking
 from aztask.queues.servicebus.receiver import BusReceiver
 from aztask.queues.servicebus.senders import Senders
 from aztask.queues.servicebus.session import BusSessionReceiver

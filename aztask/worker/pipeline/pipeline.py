@@ -43,8 +43,7 @@ from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
 from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.refusals import Refusals, text_of
-from aztask.worker.pipeline.removal import PayloadRemoval
-from aztask.worker.pipeline.settling import Settler
+from aztask.worker.pipeline.settling import PayloadRemoval, Settler
 from aztask.worker.pipeline.turns import Turns
 from aztask.worker.pipeline.uniquekeys import UniqueKeys
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of

@@ -26,8 +26,7 @@ from aztask.errors import CodecError
 from aztask.settlement import DeadLetter
 from aztask.stores.records.damage import Damaged
 from aztask.support.floodlog import FloodLog
-from aztask.uniqueness.keys import key_of
-from aztask.uniqueness.rules import QUIET
+from aztask.uniqueness.rules import QUIET, key_of
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.place import Place

@@ -237,7 +237,7 @@ class WorkItem:
     * embedded: what a Celery message embeds, to be sent when it ends.
     * dropped: its workflow was cancelled. refusal: (reason, text) why it cannot run.
     * unique: the key that it holds as a member of a workflow. instead: the outcome that it gets
-      instead of a run, see `workflowkeys`.
+      instead of a run, see `WorkflowKeys`.
     * waits: it may not start yet; set until that is decided, see `putoffs`.
     * window: when it may start; None if it has no limits, or has not passed the gate.
     * permits: the entries of the permits that it holds; permits_until: their deadline.

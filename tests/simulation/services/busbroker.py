@@ -27,8 +27,8 @@ from aztask.queues.servicebus.admin import Administration
 from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.queues.servicebus.client import REQUEST_SECONDS, BusClient
 from aztask.queues.servicebus.control import Control
+from aztask.queues.servicebus.inspection import Peeking
 from aztask.queues.servicebus.lock import LockWatch
-from aztask.queues.servicebus.peeking import Peeking
 from aztask.support.display import Secret
 
 from .azureerrors import ask

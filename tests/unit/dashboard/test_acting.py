@@ -7,7 +7,7 @@ import pytest
 from dashboardshop import PAYLOAD, token_of
 
 from aztask.errors import BrokerUnavailable
-from aztask.operate.audit import audit
+from aztask.operate.action import audit
 from aztask.operate.deadletters import DeadLetters
 from aztask.operate.requests import KINDS, Role
 from aztask.operate.tasks import registered

@@ -4,8 +4,8 @@ import pytest
 
 from aztask import App
 from aztask.message.envelope import Envelope
-from aztask.operate.deadletters import browse
-from aztask.operate.deadletters.browse import DeadLetterBrowser
+from aztask.operate.deadletters import letters
+from aztask.operate.deadletters.letters import DeadLetterBrowser
 from aztask.settlement import DeadLetter
 from aztask.support.clock import SYSTEM_CLOCK
 
@@ -26,7 +26,7 @@ def bury(app, *names):
 
 
 def test_all_pages_of_a_service_that_pages(app, monkeypatch):
-    monkeypatch.setattr(browse, "PAGE", 2)
+    monkeypatch.setattr(letters, "PAGE", 2)
     bury(app, "a", "b", "c", "d", "e")
     browser = DeadLetterBrowser(app, "default", SYSTEM_CLOCK)
     assert not browser.whole
@@ -47,7 +47,7 @@ def test_without_an_index_nothing_has_to_be_noted(app):
 def test_beyond_what_the_service_shows_the_index_is_asked(app, monkeypatch):
     """As on a Storage queue, whose first messages are shown and the others noted."""
     bury(app, "a", "b")
-    monkeypatch.setattr(browse, "index_for", lambda broker, results: results.dead_index)
+    monkeypatch.setattr(letters, "index_for", lambda broker, results: results.dead_index)
     browser = DeadLetterBrowser(app, "default", SYSTEM_CLOCK)
     receiver = app.broker.receiver("default", lease=30.0, dead_letter=True)
     browser.met(receiver.receive(2, 1.0))

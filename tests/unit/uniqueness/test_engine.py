@@ -29,8 +29,7 @@ from aztask.uniqueness.engine import (
     UniqueEngine,
     split,
 )
-from aztask.uniqueness.keys import task_of
-from aztask.uniqueness.rules import UniqueRules
+from aztask.uniqueness.rules import UniqueRules, task_of
 
 START = 1_800_000_000.0
 DAY = 86400.0

@@ -8,8 +8,7 @@ import pytest
 from aztask import App
 from aztask.errors import ConfigurationError, EncodeError
 from aztask.message.codec import Codec
-from aztask.uniqueness.keys import key_of
-from aztask.uniqueness.rules import UniqueRules, unique_rules
+from aztask.uniqueness.rules import UniqueRules, key_of, unique_rules
 
 
 def task_of(function, *, name="shop.add", with_context=False):

@@ -6,10 +6,10 @@ from aztask.address.urls import parse_broker
 from aztask.errors import QueueNotFound
 from aztask.message.envelope import Envelope
 from aztask.queues.base import MessageState, QueueOptions
-from aztask.queues.servicebus import peeking as peeking_module
+from aztask.queues.servicebus import inspection
 from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.queues.servicebus.client import BusClient
-from aztask.queues.servicebus.peeking import Peeking
+from aztask.queues.servicebus.inspection import Peeking
 from aztask.settlement import DeadLetter
 from aztask.testing import emulator
 
@@ -57,10 +57,14 @@ def test_a_page_begins_behind_a_position(broker, peeking, queue):
 
 
 def test_what_is_asked_for_is_found_over_all_pages(broker, peeking, queue, monkeypatch):
-    monkeypatch.setattr(peeking_module, "PAGE", 2)
+    monkeypatch.setattr(inspection, "PAGE", 2)
     broker.send(queue, [Envelope(b"%d" % n) for n in range(5)])
-    assert bodies(peeking.all(queue, lambda each: each.envelope.body > b"1")) == [b"2", b"3", b"4"]
-    monkeypatch.setattr(peeking_module, "MAX_COUNTED", 2)
+    assert bodies(peeking.all(queue, lambda each: each.envelope.body > b"1")) == [
+        b"2",
+        b"3",
+        b"4",
+    ]
+    monkeypatch.setattr(inspection, "MAX_COUNTED", 2)
     assert len(peeking.all(queue, lambda each: True)) == 2
 
 

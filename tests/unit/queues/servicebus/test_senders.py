@@ -11,7 +11,7 @@ from aztask.errors import MessageTooLarge, QueueNotFound
 from aztask.message.envelope import Envelope
 from aztask.queues.servicebus import senders as senders_module
 from aztask.queues.servicebus.client import BusClient
-from aztask.queues.servicebus.peeking import Peeking
+from aztask.queues.servicebus.inspection import Peeking
 from aztask.queues.servicebus.senders import MAX_SENDERS, Senders, _batches
 from aztask.support.clock import SYSTEM_CLOCK
 from aztask.testing import emulator

@@ -16,7 +16,7 @@ from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Resubmit
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import Kind, MemoryPayloads
 from aztask.stores.records.base import Outcome, State
-from aztask.worker.pipeline.removal import PayloadRemoval
+from aztask.worker.pipeline.settling import PayloadRemoval
 
 
 class Store(MemoryPayloads):

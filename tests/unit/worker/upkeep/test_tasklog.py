@@ -10,7 +10,7 @@ from aztask import App
 from aztask.message.message import TaskMessage
 from aztask.settlement import Complete, Resubmit
 from aztask.stores.records.base import Outcome, State
-from aztask.worker.upkeep.tasklog import LINES_A_SECOND, SUMMARY_SECONDS, TaskLog
+from aztask.worker.upkeep.journal import LINES_A_SECOND, SUMMARY_SECONDS, TaskLog
 
 
 class Bench:

@@ -1,10 +1,4 @@
-"""From the event log to published lease advice.
-
-Rules
-1. The job over the events runs once. Decisions are cheap: if another writer publishes first, they
-   are made again from the newest document. So another writer's advice is never overwritten.
-2. Only lease advice is published. Recommendations on prefetch and splits are for people.
-"""
+"""Leases, renewals, prefetch and queues, recommended from the event log."""
 
 from __future__ import annotations
 
@@ -35,6 +29,19 @@ from aztask.leaseadvice.learning import SAME
 from aztask.queues.lease.bounds import Bounds
 from aztask.queues.lease.state import RENEW_AT
 from aztask.spark.events.statistics import OUTCOMES, RAN
+
+__all__ = ["publish", "recommend"]
+
+
+# -- recommend -------------------------------------------------------------------------------
+#
+# From the event log to published lease advice.
+#
+# Rules
+# 1. The job over the events runs once. Decisions are cheap: if another writer publishes first, they
+#    are made again from the newest document. So another writer's advice is never overwritten.
+# 2. Only lease advice is published. Recommendations on prefetch and splits are for people.
+
 
 # -- Evidence --------------------------------------------------------------------------------------
 #
