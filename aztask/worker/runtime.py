@@ -21,8 +21,7 @@ from aztask.worker.options import WorkerOptions, weights_of
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.ports import Shell
 from aztask.worker.stages import Stages
-from aztask.worker.upkeep.journal import Journal
-from aztask.worker.upkeep.tasklog import TaskLog
+from aztask.worker.upkeep.journal import Journal, TaskLog
 from aztask.worker.upkeep.uploader import worker_sink
 
 LANE_THREADS = 4
