@@ -22,7 +22,7 @@ The steps of a worker, in order:
 * ``settled``
 
 The steps of a pool process's start; the last three are in the pool process, and its worker gets the
-signal. The fork server has only the last two.
+signal. Of the portable shell:
 
 * ``pool-watcher``: the watching process runs, and knows nothing yet
 * ``pool-folder``: the worker's private folder is made
@@ -33,6 +33,11 @@ signal. The fork server has only the last two.
 * ``pool-set-up``: it has read its setup
 * ``pool-imported``: it has imported the app
 * ``pool-ready``: it has told the worker that it is ready
+
+Of the fork server, beside ``pool-link`` and the last three:
+
+* ``pool-server``: the server runs, and has forked nothing
+* ``pool-asked``: it is asked for a process
 
 The steps of a payload (a large argument or result that is stored apart):
 
@@ -81,9 +86,11 @@ from typing import Protocol
 from aztask.errors import ConfigurationError
 
 STEPS = (
+    "pool-server",
     "pool-watcher",
     "pool-folder",
     "pool-link",
+    "pool-asked",
     "pool-started",
     "pool-watched",
     "pool-told",

@@ -12,6 +12,7 @@ from proxy import Proxy
 from storage import storage_site
 
 from aztask.testing import RunningEmulator, emulator
+from aztask.worker.platform import is_portable
 
 WAITING = (
     "test_an_outage_of_the_service_loses_nothing",
@@ -113,6 +114,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     step = len(items) // (len(waiting) or 1)
     for number, item in enumerate(waiting):
         items.insert(number * (step + 1) + number % 3 * step // 4, item)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is of the fork server alone, where workers have the portable shell."""
+    marker = item.get_closest_marker("fork_server")
+    if marker is not None and is_portable():
+        pytest.skip(f"only of the fork server: {marker.args[0]}")
 
 
 @pytest.fixture

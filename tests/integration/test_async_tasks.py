@@ -69,16 +69,20 @@ def server() -> Iterator[str]:
 def test_one_client_is_shared_by_all_tasks_of_a_process(site: Site, pool: str, server: str) -> None:
     app = site.app()
     keys = [f"k{number}" for number in range(40)]
+    processes = 2 if pool == "processes" else 1
+    worker = start(site, pool, slots=2 if pool == "processes" else 20)
+    wait_until(
+        lambda: site.counts("lifespan-opens")["plain"] == processes, 30, "all processes serve"
+    )
     for key in keys:
         send(site, "fetch", key, server)
-    worker = start(site, pool, slots=2 if pool == "processes" else 20)
     values = [app.result(key).get(timeout=30).split() for key in keys]
     assert [value[:2] for value in values] == [[key, "ok"] for key in keys]
-    assert len({value[2] for value in values}) <= (2 if pool == "processes" else 1)
+    assert len({value[2] for value in values}) <= processes
     assert worker.stop() == 0, worker.log
     opened, closed = site.counts("lifespan-opens"), site.counts("lifespan-closes")
     assert opened == closed
-    assert opened["async"] == opened["plain"] == (2 if pool == "processes" else 1)
+    assert opened["async"] == opened["plain"] == processes
 
 
 def test_a_thousand_tasks_sleep_in_one_process_under_renewed_leases(site: Site) -> None:

@@ -52,6 +52,8 @@ if {"worker", "aztask.worker.pool.forkserver"} & set(sys.orig_argv):
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 """
 
+OF_SERVER = pytest.mark.fork_server("there is no server: each process is a new interpreter")
+
 
 def run_all(site: Site, *keys: str) -> None:
     """Have the tasks of these keys run, and wait for each of them."""
@@ -82,6 +84,7 @@ def opened_by(pid: int) -> dict[int, str]:
     return {number: path for number, path in found.items() if path.startswith("/")}
 
 
+@OF_SERVER
 def test_pool_processes_are_forked_and_each_imports_the_app_itself(site: Site) -> None:
     (site.folder / "imports_app.py").write_text(IMPORTED)
     site.module = "imports_app"
@@ -98,6 +101,7 @@ def test_pool_processes_are_forked_and_each_imports_the_app_itself(site: Site) -
     assert worker.stop() == 0
 
 
+@OF_SERVER
 @pytest.mark.parametrize("pool", ["processes", "threads"])
 def test_a_killed_server_takes_its_pool_with_it_and_nothing_is_lost(site: Site, pool: str) -> None:
     worker = site.worker("-c", "2", "--pool", pool)
@@ -118,6 +122,7 @@ def test_a_killed_server_takes_its_pool_with_it_and_nothing_is_lost(site: Site, 
     assert worker.stop() == 0
 
 
+@OF_SERVER
 def test_a_stopped_server_is_resumed_when_it_is_needed(site: Site) -> None:
     """It cannot report that a pool process died, nor start another one: the worker would hang."""
     worker = site.worker("-c", "1")
@@ -132,6 +137,7 @@ def test_a_stopped_server_is_resumed_when_it_is_needed(site: Site) -> None:
     assert worker.stop() == 0
 
 
+@OF_SERVER
 def test_a_server_that_is_killed_before_it_forked_anything_is_replaced(site: Site) -> None:
     """While the worker imports the app: nothing looks at the server then."""
     (site.folder / "killing_app.py").write_text(KILLING)
@@ -148,6 +154,7 @@ def test_a_server_that_is_killed_before_it_forked_anything_is_replaced(site: Sit
     assert worker.stop() == 0
 
 
+@OF_SERVER
 def test_beside_the_threads_of_others_a_pool_process_is_a_new_interpreter(site: Site) -> None:
     """An agent that the interpreter loads by itself may have threads: no fork has their locks."""
     (site.folder / "sitecustomize.py").write_text(AGENT)
@@ -161,6 +168,7 @@ def test_beside_the_threads_of_others_a_pool_process_is_a_new_interpreter(site: 
     assert worker.stop() == 0
 
 
+@OF_SERVER
 def test_the_server_has_nothing_of_the_apps(site: Site) -> None:
     """No thread and no file: a fork would copy them."""
     (site.folder / "busy_app.py").write_text(BUSY)

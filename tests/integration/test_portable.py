@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
-from harness import Site, Worker, wait_until
+from harness import ROOT, Site, Worker, wait_until
 from ledger_app import work
 
 from aztask.support import failpoint
@@ -32,7 +33,13 @@ def spin(key):
     while time.monotonic() < end:
         pass
 """
-STEPS = [each for each in failpoint.STEPS if each.startswith("pool-")]
+OF_BOTH = ("pool-link", "pool-set-up", "pool-imported", "pool-ready")
+OF_SERVER = ("pool-server", "pool-asked")
+STEPS = [("0", each) for each in (*OF_SERVER, *OF_BOTH)] + [
+    ("1", each) for each in failpoint.STEPS if each.startswith("pool-") and each not in OF_SERVER
+]
+SHELLS = {"0": "forked", "1": "portable"}
+"""{the value of AZTASK_PORTABLE: the shell}"""
 
 
 @pytest.fixture
@@ -107,19 +114,28 @@ def test_tasks_run_in_new_interpreters_and_the_worker_ends_well(
     nothing_is_left(portable, temporary)
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("shell", "step"), STEPS)
 def test_a_worker_that_is_killed_at_a_step_of_its_start_leaves_nothing(
-    portable: Site, temporary: Path, step: str
+    portable: Site, temporary: Path, shell: str, step: str
 ) -> None:
+    portable.extra["AZTASK_PORTABLE"] = shell
     worker = portable.worker("-c", "2", AZTASK_FAILPOINT=f"{step}:KILL")
     assert worker.wait() == -signal.SIGKILL, worker.log
     nothing_is_left(portable, temporary)
 
 
+def test_the_architecture_page_numbers_these_steps() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    numbered = re.findall(r"^\d+\. .*\(`(pool-[a-z-]+)`\)\.$", page, re.MULTILINE)
+    assert sorted(numbered) == sorted(step for _, step in STEPS)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=SHELLS.get)
 @pytest.mark.parametrize("pool", ["processes", "threads"])
 def test_a_pool_whose_task_holds_the_interpreter_ends_with_its_worker(
-    portable: Site, temporary: Path, pool: str
+    portable: Site, temporary: Path, pool: str, shell: str
 ) -> None:
+    portable.extra["AZTASK_PORTABLE"] = shell
     worker = portable.worker("-c", "2", "--pool", pool)
     holds(portable, worker)
     worker.kill()

@@ -11,6 +11,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
+from aztask.support.failpoint import hit
 from aztask.worker.mailbox import Mailbox
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.forking import ENDING_SECONDS, ForkServerHandle, next_server
@@ -34,6 +35,7 @@ class ForkedLink:
         self._inbox, self.outbox, self._control = self._sockets
         self.board = Board.create(plan.slots)
         self.hung_up = False
+        hit("pool-link")
         descriptors = [*(end.fileno() for end in theirs), self.board.descriptor]
         try:
             self.forked = server.fork(setup_of(plan), descriptors)
@@ -43,6 +45,7 @@ class ForkedLink:
                 end.close()
             self.board.close()
             raise
+        hit("pool-asked")
         self._peek = Packets(theirs[0])
         theirs[1].close()
         theirs[2].close()

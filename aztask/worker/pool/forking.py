@@ -29,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from aztask.support.failpoint import hit
 from aztask.worker.platform import memory_of
 from aztask.worker.pool import forkserver
 from aztask.worker.pool.packets import socket_pair
@@ -209,6 +210,7 @@ class ForkServerHandle:
         self._resumed = False
         self._socket = ours
         self._process = process
+        hit("pool-server")
 
     def fileno(self) -> int:
         """Readable when `read` has something to do."""

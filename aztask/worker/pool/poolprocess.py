@@ -356,6 +356,7 @@ def serve_forked(setup: Mapping[str, Any]) -> NoReturn:
     setup: see `setup_of`; also the parent's process id and four descriptors.
     """
     die_with_parent(setup["parent"])
+    hit_in_pool("pool-set-up", setup["worker"])
     serve(setup, ProcessEnds.of_descriptors(setup))
 
 
