@@ -228,6 +228,14 @@ class Settings:
     celery_may_send: tuple[str, ...] | None = setting(
         None, "Sequence[str]", names, "Further tasks that Celery may have sent.", example='["pay"]'
     )
+    strict: bool = setting(
+        False,
+        "bool",
+        flag,
+        "Refuse arguments that are not of their annotated types, for tasks that do not set "
+        "`strict`: at the send, and in a worker, which dead-letters the message.",
+        example="True",
+    )
     argsrepr: bool = setting(
         False,
         "bool",

@@ -10,7 +10,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from typing import Any, Final
@@ -196,6 +196,17 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "number")
 
 
+def _json_text(value: Any) -> Any:
+    """The text of a value that JSON lacks, as other programs write it. Raises TypeError."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal | UUID):
+        return str(value)
+    raise TypeError(f"a value of type {type(value).__qualname__} is not in JSON")
+
+
 class Handler(Task[P, R_co]):
     """The task of ``@app.handler(queue=..., model=...)``; its function takes one argument.
 
@@ -230,5 +241,9 @@ class Handler(Task[P, R_co]):
             return (read_body(self._read, message.body, self.model),), {}
         args, kwargs = codec.decode_arguments(message)
         if len(args) == 1 and not kwargs and not isinstance(args[0], str | bytes):
-            args = (read_body(self._read, json.dumps(args[0]).encode(), self.model),)
+            try:
+                text = json.dumps(args[0], default=_json_text)
+            except (TypeError, ValueError) as error:  # a key that is no text, for example
+                raise DecodeError(f"the argument is not in JSON: {error}") from None
+            args = (read_body(self._read, text.encode(), self.model),)
         return args, kwargs

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar
 
 from aztask.context import blocks_its_worker
 from aztask.errors import (
@@ -23,10 +24,20 @@ from aztask.stores.records.base import ResultStore, RunningTask, RunRecord, Stat
 from aztask.stores.records.watcher import watcher_of
 from aztask.support import clock
 from aztask.support.elsewhere import say_ours
+from aztask.typed.conversion import Conversion
 
 logger = logging.getLogger(__name__)
 
 R_co = TypeVar("R_co", covariant=True)
+
+
+class TypedTask(Protocol):
+    """The part of a `Task` that its result needs."""
+
+    @property
+    def conversion(self) -> Conversion:
+        """Converts its result."""
+        ...
 
 
 class AsyncResult(Generic[R_co]):
@@ -42,17 +53,20 @@ class AsyncResult(Generic[R_co]):
     store uses the id.
     """
 
-    __slots__ = ("_decode", "_store", "id")
+    __slots__ = ("_decode", "_store", "_tasks", "id")
 
     def __init__(
         self,
         task_id: str,
         store: Callable[[], ResultStore | None],
         decode: Callable[[bytes], Any],
+        tasks: Mapping[str, TypedTask] = MappingProxyType({}),
     ) -> None:
+        """tasks: those whose results are read by their return annotations, by their names."""
         self.id = task_id
         self._store = store
         self._decode = decode
+        self._tasks = tasks
 
     def __repr__(self) -> str:
         return f"<AsyncResult {self.id}>"
@@ -131,6 +145,9 @@ class AsyncResult(Generic[R_co]):
 
     def get(self, timeout: float | timedelta | None = None) -> R_co:
         """Wait for the task to end and return its value.
+
+        The value is of the type that the task's return annotation names, if this app has registered
+        the task; otherwise it is plain data, see docs/reference/arguments.md.
 
         * `timeout`: how long to wait, in seconds or as a ``timedelta``. None, the default, waits
           without limit; 0 only looks once.
@@ -238,7 +255,8 @@ class AsyncResult(Generic[R_co]):
             value: R_co = self._decode(outcome.value)
         except CodecError as error:
             raise self._damaged(str(error)) from None
-        return value
+        task = self._tasks.get(record.task)
+        return value if task is None else task.conversion.result(value)
 
     def _damaged(self, reason: str) -> ResultDamaged:
         return ResultDamaged(

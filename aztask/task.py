@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from aztask.breaker import breaker_of
 from aztask.context import Context, current_context, unsent_context
@@ -28,6 +28,7 @@ from aztask.taskoptions import (
     name_text,
     positive,
 )
+from aztask.typed.conversion import Arguments, Conversion, call_types
 from aztask.uniqueness.rules import unique_rules
 from aztask.workflows.graphs import GraphOwner, Signature
 
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")  # the parameters after the first one, which the element before it in a chain gives
 R_co = TypeVar("R_co", covariant=True)
 V = TypeVar("V")
 
@@ -65,10 +67,19 @@ class InvocationSender(GraphOwner, Protocol):
 
 
 class Invocation(NamedTuple):
-    """The arguments of one invocation. A tuple, because `map` makes very many."""
+    """The arguments of one invocation. A tuple, because `map` makes very many.
+
+    * `written`: as plain data, see `aztask.typed`; None if `args` and `kwargs` are plain.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    written: Arguments | None = None
+
+    @property
+    def plain(self) -> Arguments:
+        """The arguments as a message holds them."""
+        return (self.args, self.kwargs) if self.written is None else self.written
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Invocation:
@@ -115,6 +126,9 @@ class Task(Generic[P, R_co]):
             options["retry_strategy"], f"task {name!r}: retry_strategy"
         )
         self.strategy_asked: str | None = None  # that of the task itself, not the app's
+        self.strict = flag(options.get("strict", False), f"task {name!r}: strict")
+        self._conversion: Conversion | None = None
+        self._plain_calls: set[tuple[Any, ...]] = set()
         self.ordered = flag(options.get("ordered", True), f"task {name!r}: ordered")
         self.limits = limit_names(options.get("limits", ()), f"task {name!r}: limits")
         self.breaker = breaker_of(options.get("breaker"), f"task {name!r}: breaker")
@@ -152,6 +166,22 @@ class Task(Generic[P, R_co]):
         )
 
     @property
+    def conversion(self) -> Conversion:
+        """Converts arguments and results as the annotations say, see `aztask.typed`.
+
+        Made when it is first needed: an annotation may name what its module defines later.
+        """
+        if self._conversion is None:
+            self._conversion = Conversion(
+                self.name,
+                self.function,
+                self.signature,
+                with_context=self.with_context,
+                strict=self.strict,
+            )
+        return self._conversion
+
+    @property
     def sender(self) -> InvocationSender:
         """The app, which sends the invocations."""
         return self._sender
@@ -187,7 +217,8 @@ class Task(Generic[P, R_co]):
         Raises
 
         * TypeError if the arguments do not match the function's signature,
-        * EncodeError if a value cannot be written, MessageTooLarge if they are too many bytes,
+        * EncodeError if a value cannot be written, or is not of its annotated type and the task is
+          strict; MessageTooLarge if they are too many bytes,
         * BrokerUnavailable if nothing was sent,
         * SendUnconfirmed if it may or may not have been sent: send again with the same task id.
         """
@@ -238,6 +269,12 @@ class Task(Generic[P, R_co]):
         """`map` for coroutines: it never blocks the event loop."""
         return await self._sender.asend_call(self, self._invocations(calls), {})
 
+    @overload
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature: ...
+
+    @overload
+    def s(self: Task[Concatenate[Any, Q], Any], *args: Q.args, **kwargs: Q.kwargs) -> Signature: ...
+
     def s(self, *args: Any, **kwargs: Any) -> Signature:
         """A call of this task as a part of a workflow, see `aztask.chain`.
 
@@ -246,7 +283,7 @@ class Task(Generic[P, R_co]):
         """
         return Signature(self, args, kwargs)
 
-    def si(self, *args: Any, **kwargs: Any) -> Signature:
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature:
         """`s` for a call that takes only its own arguments, not the value before it."""
         return Signature(self, args, kwargs, immutable=True)
 
@@ -264,14 +301,12 @@ class Task(Generic[P, R_co]):
     def _send(
         self, options: SendOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AsyncResult[Any]:
-        self.check_arguments(args, kwargs)
-        return self._sender.send_call(self, (Invocation(args, kwargs),), options)[0]
+        return self._sender.send_call(self, (self._invocation(args, kwargs),), options)[0]
 
     async def _asend(
         self, options: SendOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AsyncResult[Any]:
-        self.check_arguments(args, kwargs)
-        return (await self._sender.asend_call(self, (Invocation(args, kwargs),), options))[0]
+        return (await self._sender.asend_call(self, (self._invocation(args, kwargs),), options))[0]
 
     def _send_many(
         self, options: SendOptions, calls: Iterable[Sequence[Any]]
@@ -285,10 +320,42 @@ class Task(Generic[P, R_co]):
                 raise TypeError(
                     f"map takes tuples of arguments, not {shown(args)}; write (x,) for one x"
                 )
-            arguments = tuple(args)
-            self.check_arguments(arguments, _NO_KEYWORDS)
-            batch.append(Invocation(arguments, _NO_KEYWORDS))
+            batch.append(self._invocation(tuple(args), _NO_KEYWORDS))
         return batch
+
+    def _invocation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation:
+        """The checked invocation, with its arguments as plain data.
+
+        Usually a call with arguments of these types was made before, and needed no converter. Then
+        it fits the signature as well, so that a send of plain arguments costs no more than without
+        converters, and one with keywords less.
+        """
+        types = call_types(args, kwargs) if kwargs else tuple(map(type, args))
+        if types in self._plain_calls:
+            return Invocation(args, kwargs)
+        self.check_arguments(args, kwargs)
+        written = self.conversion.written(args, kwargs)
+        if written is None and types in self.conversion.settled:
+            self._plain_calls.add(types)
+        return Invocation(args, kwargs, written)
+
+    def named_invocation(self, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Invocation:
+        """The invocation of a call by the task's name: plain data of the annotated types fits, too.
+
+        Raises EncodeError for a wrong kind of `args`, and what `delay` raises it for.
+        """
+        call = Invocation.of(args, kwargs)
+        written = self.conversion.written(call.args, call.kwargs, by_name=True)
+        return call._replace(written=written)
+
+    def plain_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], given: int = 0
+    ) -> Arguments:
+        """These arguments as a message holds them. Raises EncodeError.
+
+        * `given`: how many positional arguments come before them, from another task.
+        """
+        return self.conversion.written(args, kwargs, given=given) or (args, kwargs)
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError, as the call would, if the arguments do not match the signature."""
@@ -396,11 +463,19 @@ class BoundTask(Generic[P, R_co]):
         """Send with these options from a coroutine, like `Task.adelay`."""
         return await self._task._asend(self._options, args, kwargs)
 
+    @overload
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature: ...
+
+    @overload
+    def s(
+        self: BoundTask[Concatenate[Any, Q], Any], *args: Q.args, **kwargs: Q.kwargs
+    ) -> Signature: ...
+
     def s(self, *args: Any, **kwargs: Any) -> Signature:
         """A call with these options as a part of a workflow, like `Task.s`."""
         return Signature(self._task, args, kwargs, self._options)
 
-    def si(self, *args: Any, **kwargs: Any) -> Signature:
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature:
         """A call with these options as a part of a workflow, like `Task.si`."""
         return Signature(self._task, args, kwargs, self._options, immutable=True)
 

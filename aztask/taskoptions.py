@@ -56,6 +56,8 @@ class TaskOptions(TypedDict, total=False):
       task runs.
     * `ordered`: True (default): in a session, a message that is retried runs before the session's
       next message.
+    * `strict`: True refuses an argument that is not of its annotated type: at the send, and in a
+      worker, which dead-letters the message; the app's ``strict`` by default, which is False.
     * `limits`: the names of the limits that apply to it, at most 8, see `App.limit`.
     * `breaker`: a `CircuitBreaker`, which pauses the task for all workers while most of its runs
       fail; none by default. Needs a result store.
@@ -91,6 +93,7 @@ class TaskOptions(TypedDict, total=False):
     expires: float | timedelta
     delivery: str
     ordered: bool
+    strict: bool
     limits: Sequence[str]
     breaker: CircuitBreaker | None
 

@@ -195,6 +195,11 @@ class Work:
         if kwargs:
             raise TypeError("it takes no keywords")
 
+    def plain_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], given: int = 0
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
 
 def call(*args: Any) -> Signature:
     """A call of the task, for a schedule."""

@@ -180,7 +180,7 @@ class App:
         )
         self.sends = Sends(places, self.codec, self.queues, self.tasks, self.limits, sender)
         self.workflows = WorkflowStarter(
-            places, self.codec, self.leases, self.hooks, self.queues, sender
+            places, self.codec, self.leases, self.hooks, self.queues, sender, self.tasks
         )
         self.schedules = Schedules(
             self.name,
@@ -607,8 +607,9 @@ class App:
         """
         options = checked_send_options(options, "send")
         self.queues.check_name(options.get("queue"), "send: queue")
-        call = Invocation.of(args, kwargs)
-        return self.sends.send(name, self.tasks.get(name), (call,), options)[0]
+        task = self.tasks.get(name)
+        call = Invocation.of(args, kwargs) if task is None else task.named_invocation(args, kwargs)
+        return self.sends.send(name, task, (call,), options)[0]
 
     def send_call(
         self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
@@ -632,8 +633,9 @@ class App:
         """`send` for coroutines: it never blocks the event loop, like `Task.adelay`."""
         options = checked_send_options(options, "asend")
         self.queues.check_name(options.get("queue"), "asend: queue")
-        call = Invocation.of(args, kwargs)
-        return (await self.sends.asend(name, self.tasks.get(name), (call,), options))[0]
+        task = self.tasks.get(name)
+        call = Invocation.of(args, kwargs) if task is None else task.named_invocation(args, kwargs)
+        return (await self.sends.asend(name, task, (call,), options))[0]
 
     def result(self, task_id: str) -> AsyncResult[Any]:
         """The `AsyncResult` of a task id, for example one that you stored. Asks no server."""

@@ -34,6 +34,7 @@ class AppOptions(TypedDict, total=False):
     signature_clock_skew: float | timedelta
     environment: str
     celery_may_send: Sequence[str]
+    strict: bool
     argsrepr: bool
     poll_ceiling: float | timedelta
     default_queue: str

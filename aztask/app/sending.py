@@ -100,6 +100,8 @@ class Sends:
         """Send the task of an occurrence as any other task, with these headers."""
         queue, call = str(options["queue"]), Invocation(args, kwargs)
         known, sessions = self._tasks.get(name), self._queues.has_sessions(queue)
+        if known is not None:
+            call = Invocation(*known.conversion.peek(args, kwargs), (args, kwargs))
         given = cast("SendOptions", options)
         with suppress(NotUnique):  # another task of that key waits or runs: that is enough
             self.sender.send(name, known, queue, (call,), given, sessions, headers)
@@ -114,7 +116,7 @@ class Sends:
 
     def result(self, task_id: str) -> AsyncResult[Any]:
         """The `AsyncResult` of a task id. Asks no server."""
-        return AsyncResult(task_id, self._connections.results, self._codec.decode_value)
+        return self._results_of([task_id])[0]
 
     def close(self) -> None:
         """End the threads and close the event file. Sending again opens them again."""
@@ -123,7 +125,7 @@ class Sends:
 
     def _results_of(self, ids: Sequence[str]) -> list[AsyncResult[Any]]:
         results, decode = self._connections.results, self._codec.decode_value
-        return [AsyncResult(task_id, results, decode) for task_id in ids]
+        return [AsyncResult(task_id, results, decode, self._tasks) for task_id in ids]
 
 
 def _step(options: SendOptions) -> OpenStep | None:

@@ -102,7 +102,8 @@ class TaskRegistry:
 
     def _over_defaults(self, options: TaskOptions) -> TaskOptions:
         strategy = self._settings.retry_strategy
-        return {"retry": self._retry, "retry_strategy": strategy, **options}
+        strict = self._settings.strict
+        return {"retry": self._retry, "retry_strategy": strategy, "strict": strict, **options}
 
     def _kept(self, task: Task[..., Any], options: TaskOptions) -> Task[..., Any]:
         task.strategy_asked = options.get("retry_strategy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, Protocol, cast
 
@@ -14,6 +14,7 @@ from aztask.errors import ConfigurationError
 from aztask.hooks import Hooks, Sending
 from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.message.codec import Codec
+from aztask.result import TypedTask
 from aztask.sending.ids import new_id
 from aztask.sending.send import Sender
 from aztask.sending.sessionrules import check_session
@@ -59,7 +60,10 @@ class WorkflowStarter:
         hooks: Hooks,
         queues: DeclaredQueues,
         sender: Sender,
+        tasks: Mapping[str, TypedTask],
     ) -> None:
+        """tasks: those of the app, by their names; they say what their values become."""
+        self._tasks = tasks
         self._watcher: GraphWatcher | None = None
         self._connections = connections
         self._codec = codec
@@ -96,7 +100,9 @@ class WorkflowStarter:
 
     def result(self, workflow_id: str) -> WorkflowResult:
         """The `WorkflowResult` of a workflow's id. Asks no server."""
-        return WorkflowResult(workflow_id, lambda: self.engine, self._codec.decode_value)
+        return WorkflowResult(
+            workflow_id, lambda: self.engine, self._codec.decode_value, self._tasks
+        )
 
     def start(self, graph: Graph, workflow_id: str | None = None) -> WorkflowResult:
         """Start a workflow; one whose id is known is not started again.

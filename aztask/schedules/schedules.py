@@ -220,7 +220,7 @@ class Schedules:
     def _definition(self, plan: Plan) -> Definition:
         task, options = cast("Task[..., Any]", plan.call.task), plan.call.options
         body, content_type, encoding = self._codec.encode_arguments(
-            plan.call.args, dict(plan.call.kwargs)
+            *task.plain_arguments(plan.call.args, dict(plan.call.kwargs))
         )
         message = TaskMessage(
             plan.name,

@@ -191,7 +191,7 @@ class Sender:
             sent = Sending(task.name, plan.queue, plan.ids(1))
             with self._hooks.send.around(sent):
                 (fields,) = with_headers(plan.fields, sent)
-                key = key_of(self._codec, task, rules, call.args, call.kwargs)
+                key = key_of(self._codec, task, rules, *call.plain)
                 if rules.until in (STARTED, FINISHED):
                     extra = {**fields["extra"], UNIQUE: f"{rules.until}:{key}"}
                     fields = {**fields, "extra": extra}
@@ -373,9 +373,10 @@ class Sender:
             )
 
     def _message(self, common: dict[str, Any], call: Invocation, task_id: str) -> TaskMessage:
+        args, kwargs = call[:2] if call.written is None else call.written
         try:
             body, content_type, content_encoding = self._codec.encode_arguments(
-                call.args, call.kwargs, large=self._large
+                args, kwargs, large=self._large
             )
         except EncodeError as error:
             raise EncodeError(f"task {common['task']}: {error}") from None
@@ -388,8 +389,8 @@ class Sender:
             "content_encoding": content_encoding,
         }
         if self._codec.argsrepr:
-            values["argsrepr"] = short_repr(call.args, len(body))
-            values["kwargsrepr"] = short_repr(call.kwargs, len(body)) if call.kwargs else "{}"
+            values["argsrepr"] = short_repr(args, len(body))
+            values["kwargsrepr"] = short_repr(kwargs, len(body)) if kwargs else "{}"
         return build(TaskMessage, values)
 
     def _open_publisher(self) -> Publisher:

@@ -348,7 +348,7 @@ class InlineWorker:
                     value = call.begin()
                     if inspect.isawaitable(value):
                         value = self._loop.run(value)
-                return attempts.value(value, message.id)
+                return attempts.value(value, call)
         except (Exception, Suspension, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             return attempts.error(error, message)
 

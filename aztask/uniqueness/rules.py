@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
-from aztask.errors import ConfigurationError
+from aztask.errors import ConfigurationError, EncodeError
 from aztask.message.codec import Codec
 from aztask.taskoptions import choice, positive
+from aztask.typed.conversion import Conversion, as_plain
 
 OnConflict: TypeAlias = Literal["return", "drop", "raise", "replace"]
 ON_CONFLICT: Final[tuple[str, ...]] = get_args(OnConflict)
@@ -122,20 +123,36 @@ class UniqueTask(Protocol):
     signature: inspect.Signature
     with_context: bool
 
+    @property
+    def conversion(self) -> Conversion:
+        """Reads its arguments as a function for the key gets them."""
+        ...
+
 
 def key_of(
     codec: Codec,
     task: UniqueTask,
     rules: UniqueRules,
     args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    kwargs: dict[str, Any],
 ) -> str:
     """The key of a call. Raises EncodeError for arguments that no message can hold, and whatever
     the function for the key raises.
+
+    A function for the key gets the arguments as the task's function gets them, in the sender and in
+    a worker, so that both find one key.
+
+    * `args`, `kwargs`: plain, as the message holds them.
     """
-    value = _bound(task, args, kwargs) if rules.key is None else _made(rules.key, args, kwargs)
-    digest = sha256(codec.encode_value(_in_order(value))).hexdigest()
-    return f"{task.name}:{digest[:40]}"
+    if rules.key is None:
+        value = _bound(task, args, kwargs)
+    else:
+        value = _made(rules.key, *task.conversion.peek(args, kwargs))
+    try:
+        data = codec.encode_value(_in_order(value))
+    except EncodeError:  # a default, or the function's value, which is no plain data
+        data = codec.encode_value(_in_order(as_plain(value)))
+    return f"{task.name}:{sha256(data).hexdigest()[:40]}"
 
 
 def task_of(key: str) -> str:

@@ -109,6 +109,12 @@ class Callee(Protocol):
         """Raise TypeError if the arguments do not match the function's signature."""
         ...
 
+    def plain_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], given: int = 0
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as a message holds them, behind `given` ones. Raises EncodeError."""
+        ...
+
 
 class Graph(ABC):
     """A signature, a chain, a group or a chord. ``a | b`` is a chain of both.

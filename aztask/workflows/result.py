@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from aztask.context import blocks_its_worker
@@ -18,7 +19,7 @@ from aztask.errors import (
     TaskCancelled,
     TaskFailed,
 )
-from aztask.result import AsyncResult
+from aztask.result import AsyncResult, TypedTask
 from aztask.stores.records.base import State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.workflows import Listed
@@ -92,17 +93,20 @@ class WorkflowResult:
     cannot be read, and ForeignId if another app on the same result store uses the id.
     """
 
-    __slots__ = ("_decode", "_engine", "id")
+    __slots__ = ("_decode", "_engine", "_tasks", "id")
 
     def __init__(
         self,
         workflow_id: str,
         engine: Callable[[], WorkflowEngine],
         decode: Callable[[bytes], Any],
+        tasks: Mapping[str, TypedTask] = MappingProxyType({}),
     ) -> None:
+        """tasks: those whose results are read by their return annotations, by their names."""
         self.id = workflow_id
         self._engine = engine
         self._decode = decode
+        self._tasks = tasks
 
     def __repr__(self) -> str:
         return f"<WorkflowResult {self.id}>"
@@ -190,7 +194,10 @@ class WorkflowResult:
                 if number not in given:
                     given.add(number)
                     yield AsyncResult(
-                        task_id_of(self.id, number), lambda: self._engine().results, self._decode
+                        task_id_of(self.id, number),
+                        lambda: self._engine().results,
+                        self._decode,
+                        self._tasks,
                     )
             if root.ended_at is not None:
                 return
@@ -278,15 +285,47 @@ class WorkflowResult:
                 f"{first.error} (task {task_id_of(self.id, first.node)} of workflow {self.id})",
             )
         try:
-            return self._decode(self._engine().inputs.value(self.id, ROOT).value)
+            value = self._decode(self._engine().inputs.value(self.id, ROOT).value)
+            plan = self._engine().graphs.plan(self.id, root)
         except (Damaged, CodecError) as error:
             raise self._damaged(str(error)) from None
+        return value if plan is None else _Members(plan, self._tasks).value(ROOT, value)
 
     def _damaged(self, reason: str) -> ResultDamaged:
         return ResultDamaged(
             f"workflow {self.id} cannot be read ({reason}); its tasks are listed under their ids, "
             f"{task_id_of(self.id, 1)} and so on"
         )
+
+
+class _Members:
+    """Reads the value of a workflow: each task's part by its return annotation.
+
+    * `_ends`: of each join, the node that each member's value is of. All elements of a chain work
+      for one member; its value is that of the last one.
+    """
+
+    def __init__(self, plan: Plan, tasks: Mapping[str, TypedTask]) -> None:
+        self._nodes, self._tasks = plan.nodes, tasks
+        self._ends: dict[int, dict[int, int]] = {}
+        for node in plan.nodes:
+            if node.slot is not None and not node.next:
+                self._ends.setdefault(node.slot.join, {})[node.slot.member] = node.number
+
+    def value(self, number: int, value: Any) -> Any:
+        """The value of a node; plain data where its task is not registered here."""
+        node, ends = self._nodes[number], self._ends.get(number, {})
+        if node.task:
+            task = self._tasks.get(node.task)
+            return value if task is None else task.conversion.result(value)
+        if node.single:
+            return self.value(ends[0], value) if 0 in ends else value
+        if not isinstance(value, list):
+            return value
+        return [
+            self.value(ends[member], each) if member in ends else each
+            for member, each in enumerate(value)
+        ]
 
 
 class EmptyWorkflow(WorkflowResult):

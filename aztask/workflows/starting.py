@@ -194,8 +194,9 @@ class Starter:
         signature: Signature,
         parent: str | None,
     ) -> TaskMessage:
-        kwargs = dict(signature.kwargs)
-        body, content_type, encoding = self._codec.encode_arguments(signature.args, kwargs)
+        given = int(node.takes is not None)
+        parts = signature.task.plain_arguments(signature.args, dict(signature.kwargs), given)
+        body, content_type, encoding = self._codec.encode_arguments(*parts)
         fields = common.copy()
         fields["id"] = task_id_of(workflow, node.number)
         fields["body"] = body

@@ -33,7 +33,7 @@ LAYERS = (
     ("engines", "queues.engine  azure  retry", "the embedded queue; Azure requests; retry policy"),
     (
         "values",
-        "errors  version  support  address  message  settlement  breaker",
+        "errors  version  support  address  message  settlement  breaker  typed",
         "values and helpers without I/O of their own",
     ),
 )

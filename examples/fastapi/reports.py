@@ -1,7 +1,12 @@
-"""The tasks of the example: the pages of a report side by side, then the report."""
+"""The tasks of the example: the pages of a report side by side, then the report.
+
+They take and return pydantic models, as the web service does.
+"""
 
 import asyncio
 import os
+
+from pydantic import BaseModel, Field
 
 from aztask import App, RetryPolicy, chord
 from aztask.workflows.graphs import Graph
@@ -14,19 +19,33 @@ app = App(
 )
 
 
+class NewReport(BaseModel):
+    """What a client sends to start a report, and what its tasks get."""
+
+    title: str = Field(max_length=100)
+    pages: int = Field(ge=1, le=100)
+
+
+class Page(BaseModel):
+    """A page that is written."""
+
+    number: int
+    text: str
+
+
 @app.task
-async def page(title: str, number: int) -> str:
+async def page(new: NewReport, number: int) -> Page:
     """Write one page. A report without a title fails."""
     await asyncio.sleep(0.2)  # a slow service
-    if not title:
+    if not new.title:
         raise ValueError("a report needs a title")
-    return f"{title}, page {number}"
+    return Page(number=number, text=f"{new.title}, page {number}")
 
 
 @app.task
-async def bind(pages: list[str]) -> str:
+async def bind(pages: list[Page]) -> str:
     """Bind the pages, in order, once all are written."""
-    return f"{len(pages)} pages, from {pages[0]!r} to {pages[-1]!r}"
+    return f"{len(pages)} pages, from {pages[0].text!r} to {pages[-1].text!r}"
 
 
 @app.task
@@ -35,6 +54,6 @@ async def count_visit(path: str) -> str:
     return path
 
 
-def report(title: str, pages: int) -> Graph:
+def report(new: NewReport) -> Graph:
     """All pages, then the binding."""
-    return chord([page.s(title, number) for number in range(1, pages + 1)], bind.s())
+    return chord([page.s(new, number) for number in range(1, new.pages + 1)], bind.s())

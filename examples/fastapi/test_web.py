@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
-from reports import app, count_visit
+from reports import NewReport, Page, app, count_visit, page
 from web import api
 
 from aztask.testing import Inline
@@ -30,6 +30,12 @@ def test_a_report(client: TestClient) -> None:
     answer = client.get(f"/reports/{started.json()['id']}").json()
     assert answer["state"] == "succeeded"
     assert answer["text"] == "2 pages, from 'Sales, page 1' to 'Sales, page 2'"
+
+
+def test_each_page_gets_the_model_and_is_one(client: TestClient, inline: Inline) -> None:
+    client.post("/reports", json={"title": "Sales", "pages": 1})
+    sent = inline.assert_sent(page, NewReport(title="Sales", pages=1), 1)
+    assert app.result(sent.id).get(timeout=0) == Page(number=1, text="Sales, page 1")
 
 
 def test_the_events_of_a_report_that_fails(client: TestClient) -> None:

@@ -10,8 +10,7 @@ from uuid import UUID
 
 from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException
 from fastapi.responses import HTMLResponse, StreamingResponse
-from pydantic import BaseModel, Field
-from reports import app, count_visit, report
+from reports import NewReport, app, count_visit, report
 
 from aztask import App, BrokerUnavailable, TaskCancelled, TaskFailed
 
@@ -35,13 +34,6 @@ Queue = Annotated[App, Depends(queue)]
 api = FastAPI(lifespan=lifespan)
 
 
-class NewReport(BaseModel):
-    """What a client sends to start a report."""
-
-    title: str = Field(max_length=100)
-    pages: int = Field(ge=1, le=100)
-
-
 @api.get("/", response_class=HTMLResponse)
 async def home(background: BackgroundTasks) -> str:
     """The page. The visit is counted after the answer was sent: a crash then loses it."""
@@ -53,7 +45,7 @@ async def home(background: BackgroundTasks) -> str:
 async def start(new: NewReport) -> dict[str, str]:
     """Start a report. When the client has the answer, the queue has the tasks."""
     try:
-        started = await report(new.title, new.pages).adelay()
+        started = await report(new).adelay()
     except BrokerUnavailable as error:
         raise HTTPException(503, "the queue is unreachable, try again") from error
     return {"id": started.id}

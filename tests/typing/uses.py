@@ -7,7 +7,10 @@ error of its own, so every wrong use has to be found.
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum
+from pathlib import Path
 from typing import Any, assert_type
 
 from aztask import (
@@ -76,6 +79,51 @@ resize.delay("a", 1, depth=3)  # type: ignore[call-arg]  # pyright: ignore[repor
 crawl.delay()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 resize.with_options(dealy=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 resize.with_options(delay="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# Types that are converted are the same for type checkers: what is passed, and what is returned.
+
+
+class Color(Enum):
+    RED = "red"
+
+
+@dataclass
+class Order:
+    id: int
+    color: Color = Color.RED
+
+
+@app.task(strict=True)
+def place(order: Order, folders: set[Path]) -> dict[int, Order]:
+    return {len(folders): order}
+
+
+@app.task
+async def paint(order: Order, color: Color) -> tuple[Order, Color]:
+    return order, color
+
+
+assert_type(place.delay(Order(1), {Path("a")}).get(), dict[int, Order])
+assert_type(paint.delay(Order(1), Color.RED), AsyncResult[tuple[Order, Color]])
+assert_type(place.map([(Order(1), {Path("a")})]), list[AsyncResult[dict[int, Order]]])
+place.delay({"id": 1}, {Path("a")})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+place.delay(Order(1), {"a"})  # type: ignore[arg-type]  # pyright: ignore
+paint.delay(Order(1), "red")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+place.with_options(delay=3).delay(Order(1), 3)  # type: ignore[arg-type]  # pyright: ignore
+
+# A signature takes all arguments, or those after the value of the element before it.
+
+assert_type(paint.s(Order(1), Color.RED), Signature)
+assert_type(paint.s(Color.RED), Signature)
+assert_type(paint.s(color=Color.RED), Signature)
+assert_type(paint.with_options(delay=3).s(Color.RED), Signature)
+assert_type(paint.si(Order(1), Color.RED), Signature)
+paint.s("red")  # type: ignore[call-overload]  # pyright: ignore
+paint.s(Order(1), "red")  # type: ignore[call-overload]  # pyright: ignore
+paint.si(Color.RED)  # type: ignore[call-arg, arg-type]  # pyright: ignore
+crawl.s()
+crawl.s("http://localhost")
 
 
 async def asynchronous() -> None:

@@ -27,6 +27,11 @@ class FakeTask:
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         pass
 
+    def plain_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], given: int = 0
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
     def s(self, *args: Any) -> Signature:
         return Signature(self, args)
 

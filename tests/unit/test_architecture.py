@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[2] / "aztask"
 # from earlier ones. A package inside another one may be a part with a layer of its own; its name
 # has a dot. This lists exactly what exists; docs/architecture.md draws it.
 LAYERS = {
-    "values": "errors version support address message settlement breaker",
+    "values": "errors version support address message settlement breaker typed",
     "engines": "queues.engine azure retry",
     "brokers": "queues",
     "leases": "queues.lease",

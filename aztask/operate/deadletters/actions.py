@@ -305,6 +305,7 @@ def edit(
             task.check_arguments(tuple(args), dict(kwargs))
         except TypeError as error:
             raise ConfigurationError(str(error)) from None
+        args, kwargs = task.named_invocation(args, dict(kwargs)).plain
     app.codec.encode_arguments(args, kwargs)
     part = Part(letters, selection, 1)
     return EditLetter(app, 1, [part], LeftOut(), (), found.message.task, (args, kwargs), task_id)

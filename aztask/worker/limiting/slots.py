@@ -302,11 +302,12 @@ class Slots:
         limits = self._limits[task.name]
         args: tuple[object, ...] = ()
         kwargs: dict[str, object] = {}
+        taken = int(item.place is not None and item.place.takes is not None)
         if any(limit.key is not None or limit.cost is not None for limit in limits):
-            args, kwargs = task.arguments(self._app.codec, message)
+            plain = task.arguments(self._app.codec, message)
+            args, kwargs = task.conversion.peek(*plain, given=taken)
         keys = [(limit, limit.key_of(args, kwargs)) for limit in limits]
-        if item.place is not None and item.place.takes is not None:  # it is read with the claim
-            args = (None, *args)
+        args = (None,) * taken + args  # the value before it is read with the claim
         return [
             Demand(limit, key, 1 if limit.cost is None else _cost(limit, task, args, kwargs))
             for limit, key in keys

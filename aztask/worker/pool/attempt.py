@@ -136,6 +136,7 @@ class RunReader:
             args, kwargs = self.fetching.arguments(task, message)
             if delivery.given:
                 args = (first_argument(self._app.codec, *delivery.given[0]), *args)
+            args, kwargs = task.conversion.read(args, kwargs)
             saved = self._app.codec.decode_value(message.saved) if message.saved else None
         except CodecError as error:
             raise _UndecodableError(error) from None
@@ -162,13 +163,14 @@ class RunReader:
         hook = self._app.hooks.run
         return _hooked(hook, context) if hook else context.steps
 
-    def value(self, value: Any, task_id: str) -> list[Any]:
+    def value(self, value: Any, call: Call) -> list[Any]:
         """The answer for a task that returned `value`. Raises EncodeError, BrokerUnavailable."""
-        return self.done(self.encoded(value), task_id)
+        return self.done(self.encoded(value, call), call.context.task_id)
 
-    def encoded(self, value: Any) -> bytes:
+    def encoded(self, value: Any, call: Call) -> bytes:
         """The value that a task returned, encoded. Raises EncodeError."""
         hit_in_pool("ran", self._worker)
+        value = call.task.conversion.written_result(value)
         return self._app.codec.encode_value(value, large=self.fetching.large)
 
     def done(self, data: bytes, task_id: str) -> list[Any]:

@@ -223,7 +223,7 @@ class SlotRunner:
                     slot.end()
             finally:
                 set_current_context(None)
-            return attempts.value(value, message.id)
+            return attempts.value(value, call)
         except BaseException as error:  # noqa: BLE001  # task code may raise anything at all
             return attempts.error(error, message)
 
@@ -246,7 +246,7 @@ class SlotRunner:
             finally:
                 slot.end()
                 set_current_context(None)
-            data = attempts.encoded(value)
+            data = attempts.encoded(value, call)
             if len(data) > attempts.fetching.result_bytes:
                 return await asyncio.to_thread(attempts.done, data, message.id)
             return attempts.done(data, message.id)

@@ -8,12 +8,15 @@ import pytest
 from aztask import App
 from aztask.errors import ConfigurationError, EncodeError
 from aztask.message.codec import Codec
+from aztask.typed.conversion import Conversion
 from aztask.uniqueness.rules import UniqueRules, key_of, unique_rules
 
 
 def task_of(function, *, name="shop.add", with_context=False):
+    signature = inspect.signature(function)
+    conversion = Conversion(name, function, signature, with_context=with_context, strict=False)
     return SimpleNamespace(
-        name=name, signature=inspect.signature(function), with_context=with_context
+        name=name, signature=signature, with_context=with_context, conversion=conversion
     )
 
 

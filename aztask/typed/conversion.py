@@ -1,0 +1,259 @@
+"""The converter of one task: its arguments and its result, by the names of its parameters."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from aztask.errors import DecodeError, EncodeError
+from aztask.message.payload import StoredValue
+from aztask.typed.annotations import ANY, Shapes, hints_of
+from aztask.typed.shapes import AnyShape, Findings, Misfit, Place, Refused, Shape, plain_of
+
+logger = logging.getLogger(__name__)
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+RESULT: Final = "the result"
+SIGNATURES: Final = 64
+"""Types of calls that a task remembers. A program that has more of them looks at each call."""
+
+
+class Conversion:
+    """Converts the arguments and the result of a task. Any number of threads may share one.
+
+    * `settled`: the types of calls that need no look (`call_types`): each argument is of exactly a
+      type that fits, and nothing in it would change.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        signature: inspect.Signature,
+        *,
+        with_context: bool,
+        strict: bool,
+    ) -> None:
+        """strict: refuse what does not fit, see `aztask.typed`."""
+        self._name, self.strict = name, strict
+        hints, shapes = hints_of(function), Shapes()
+        self._places: list[tuple[str, Shape]] = []
+        self._names: dict[str, Shape] = {}
+        self._more: tuple[str, Shape] | None = None
+        self._others: Shape = ANY
+        for each in list(signature.parameters.values())[int(with_context) :]:
+            shape = shapes.of(hints.get(each.name, Any))
+            if each.kind is each.VAR_POSITIONAL:
+                self._more = (each.name, shape)
+            elif each.kind is each.VAR_KEYWORD:
+                self._others = shape
+            else:
+                if each.kind is not each.KEYWORD_ONLY:
+                    self._places.append((each.name, shape))
+                if each.kind is not each.POSITIONAL_ONLY:
+                    self._names[each.name] = shape
+        self._result = shapes.of(hints.get("return", Any))
+        self._warned = self._warned_of_result = False
+        self.settled: set[tuple[Any, ...]] = set()
+
+    # -- arguments ---------------------------------------------------------------------------
+
+    def written(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        given: int = 0,
+        by_name: bool = False,
+    ) -> Arguments | None:
+        """The arguments as plain data; None if they are plain already.
+
+        * `given`: how many positional arguments come before `args`, from another task.
+        * `by_name`: plain data that can be read as the annotated type fits, too: such calls may
+          come from JSON.
+
+        Raises EncodeError for one that cannot be written, or that `strict` refuses.
+        """
+        if self._is_settled(args, kwargs, given):
+            return None
+        found = Findings(strict=self.strict)
+        write = _write_by_name if by_name else _write
+        try:
+            plain = self._each(write, args, kwargs, found, given)
+        except (Misfit, Refused) as error:
+            raise EncodeError(f"task {self._name}: {error}") from None
+        if found.first:
+            self._warn(found.first, "it is sent as it is")
+        return None if _same(plain, args, kwargs) else plain
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Plain arguments as the function takes them, for a run. Raises DecodeError if strict."""
+        if self._is_settled(args, kwargs):
+            return args, kwargs
+        found = Findings(strict=self.strict)
+        try:
+            made = self._each(_read, args, kwargs, found)
+        except Misfit as error:
+            raise DecodeError(f"task {self._name}: {error}") from None
+        if found.first:
+            self._warn(found.first, "the task gets it as it is")
+        return made
+
+    def peek(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, given: int = 0) -> Arguments:
+        """`read` for functions that look at a call before its run: it never raises, nor warns."""
+        return self._each(_read, args, kwargs, Findings(strict=False), given)
+
+    def why_not(self, parameter: str, value: Any) -> str:
+        """Why a plain value does not fit a parameter; "" if it does, or is not checked.
+
+        Names the parameter. For those who know the types of many values before they send them.
+        """
+        try:
+            self._names.get(parameter, self._others).read(value, parameter, Findings(strict=True))
+        except Misfit as error:
+            return str(error)
+        return ""
+
+    def _is_settled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: int = 0) -> bool:
+        """Whether a call needs no look: it is neither converted nor warned of.
+
+        Each argument is of exactly a type that fits, and holds nothing that would change. Strict
+        tasks look into lists and dicts.
+        """
+        if not given and call_types(args, kwargs) in self.settled:
+            return True
+        shaped = self._shaped(args, kwargs, given)
+        if not all(self._settles(shape, type(value)) for _, shape, value in shaped):
+            return False
+        if not given and len(self.settled) < SIGNATURES:
+            self.settled.add(call_types(args, kwargs))
+        return True
+
+    def _settles(self, shape: Shape, kind: type) -> bool:
+        if isinstance(shape, AnyShape) or (self._warned and shape.plain and not self.strict):
+            return True
+        return kind in shape.settled and not (self.strict and issubclass(kind, _CONTAINERS))
+
+    def _shaped(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: int
+    ) -> list[tuple[Place, Shape, Any]]:
+        """(place, shape, value) of each argument, in their order."""
+        found: list[tuple[Place, Shape, Any]] = []
+        for number, value in enumerate(args, given):
+            if number < len(self._places):
+                found.append((*self._places[number], value))
+            else:
+                name, shape = self._more or ("args", ANY)
+                found.append(((name, number - len(self._places)), shape, value))
+        for name, value in kwargs.items():
+            found.append((name, self._names.get(name, self._others), value))
+        return found
+
+    def _each(
+        self,
+        convert: Callable[[Shape, Any, Place, Findings], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        found: Findings,
+        given: int = 0,
+    ) -> Arguments:
+        shaped = self._shaped(args, kwargs, given)
+        values = [convert(shape, value, place, found) for place, shape, value in shaped]
+        names = dict(zip(kwargs, values[len(args) :], strict=True)) if kwargs else kwargs
+        return tuple(values[: len(args)]), names
+
+    def _warn(self, text: str, follows: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "task %s: %s; %s. This is said once; strict=True refuses such calls",
+                self._name, text, follows,
+            )  # fmt: skip
+
+    # -- the result --------------------------------------------------------------------------
+
+    def written_result(self, value: Any) -> Any:
+        """What a task returned, as plain data. Raises EncodeError."""
+        if type(value) in self._result.settled or isinstance(self._result, AnyShape):
+            return value
+        found = Findings(strict=False)
+        try:
+            plain = self._result.write(value, RESULT, found)
+        except Refused as error:
+            raise EncodeError(f"task {self._name}: {error}") from None
+        if found.first and not self._warned_of_result:
+            self._warned_of_result = True
+            logger.warning(
+                "task %s: %s; it is recorded as it is. This is said once", self._name, found.first
+            )
+        return plain
+
+    def result(self, value: Any) -> Any:
+        """A recorded result by the return annotation; the plain data if it does not fit."""
+        return _read(self._result, value, RESULT, Findings(strict=False))
+
+
+_CONTAINERS: Final = (list, tuple, dict, set, frozenset)
+
+
+def call_types(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The types of the arguments of a call, and its keywords."""
+    if kwargs:
+        return (*map(type, args), *kwargs, *map(type, kwargs.values()))
+    return tuple(map(type, args))
+
+
+def _read(shape: Shape, value: Any, place: Place, found: Findings) -> Any:
+    """The value as the function takes it; unless strict, as it is if it cannot be built."""
+    try:
+        return shape.read(value, place, found)
+    except Misfit as error:
+        if found.strict:
+            raise
+        found.first = found.first or str(error)
+        return value
+
+
+def _write(shape: Shape, value: Any, place: Place, found: Findings) -> Any:
+    return shape.write(value, place, found)
+
+
+def _write_by_name(shape: Shape, value: Any, place: Place, found: Findings) -> Any:
+    """What is rich is written, what is plain stays; both must be readable."""
+    _read(shape, value, place, found)
+    return shape.write(value, place, Findings(strict=False))
+
+
+def _same(plain: Arguments, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return all(map(_is, plain[0], args)) and all(map(_is, plain[1].values(), kwargs.values()))
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def key_value(value: Any) -> Any:
+    """What a function for a unique key returned, as plain data, by the types of the values.
+
+    What a serializer writes itself is left to that, as before there were converters.
+    """
+    if value is None or isinstance(value, str | int | float | StoredValue):
+        return value
+    if isinstance(value, dict):
+        return {key_value(name): key_value(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [key_value(each) for each in value]
+    shape = Shapes().of(type(value))
+    try:
+        return (
+            plain_of(value)
+            if shape.plain
+            else shape.write(value, "the key", Findings(strict=False))
+        )
+    except TypeError:
+        return value  # the serializer refuses it
+    except (Misfit, Refused) as error:
+        raise EncodeError(str(error)) from None

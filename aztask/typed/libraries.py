@@ -1,0 +1,197 @@
+"""Shapes of the classes of msgspec and pydantic, which convert them themselves.
+
+Neither library is imported here: an annotation that is one of their classes proves that the user
+has imported it. `library` finds it among the loaded modules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from contextlib import suppress
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import PurePath
+from typing import Any, Final, get_origin
+from uuid import UUID
+
+from aztask.support.display import one_line
+from aztask.typed.records import ERROR_CHARACTERS, refuse_subclass
+from aztask.typed.shapes import (
+    Findings,
+    Misfit,
+    Place,
+    Refused,
+    Shape,
+    kind_text,
+    place_text,
+    plain_of,
+)
+
+_WRITTEN: Final = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
+"""What msgspec leaves as it is, because the serializer has an encoding for it."""
+
+
+def library_shape(annotation: Any) -> Shape | None:
+    """The shape of a class of msgspec or pydantic; None if it is neither.
+
+    Raises what the libraries raise for a class that they cannot convert.
+    """
+    kind = get_origin(annotation) or annotation
+    if not isinstance(kind, type):
+        return None
+    if hasattr(kind, "__struct_fields__") and "msgspec" in sys.modules:
+        return StructShape(annotation, kind)
+    if "pydantic" not in sys.modules:
+        return None
+    is_dataclass = dataclasses.is_dataclass(kind) and hasattr(kind, "__pydantic_validator__")
+    if is_dataclass or issubclass(kind, sys.modules["pydantic"].BaseModel):
+        return ModelShape(annotation, kind)
+    return None
+
+
+class StructShape(Shape):
+    """A ``msgspec.Struct``."""
+
+    def __init__(self, annotation: Any, kind: Any) -> None:
+        self.name, self.kind = kind.__name__, kind
+        self._annotation = annotation
+        self._msgspec: Any = sys.modules["msgspec"]
+        config = kind.__struct_config__
+        tag = (config.tag_field,) if config.tag_field else ()
+        self.fields = (
+            None if config.array_like else frozenset((*kind.__struct_encode_fields__, *tag))
+        )
+
+    def holds(self, value: Any) -> bool:
+        """An instance."""
+        return isinstance(value, self.kind)
+
+    def write(self, value: Any, place: Place, found: Findings) -> Any:
+        """What ``msgspec.to_builtins`` makes of it."""
+        if not isinstance(value, self.kind):
+            return found.misfit(place, value, self.name)
+        refuse_subclass(value, self.kind, place)
+        try:
+            return self._msgspec.to_builtins(
+                value, builtin_types=_WRITTEN, enc_hook=plain_of, order="deterministic"
+            )
+        except (TypeError, ValueError) as error:
+            raise Refused(f"{place_text(place)}: {_short(error)}") from None
+
+    def read(self, value: Any, place: Place, found: Findings) -> Any:
+        """What ``msgspec.convert`` makes of it."""
+        if isinstance(value, self.kind):
+            return value
+        if not isinstance(value, dict | list):
+            return found.misfit(place, value, self.name)
+        try:
+            return self._msgspec.convert(
+                value, self._annotation, builtin_types=_WRITTEN, dec_hook=_from_plain
+            )
+        except self._msgspec.ValidationError as error:
+            text, _, path = _short(error).rpartition(" - at `$")
+            where = f"{place_text(place)}{path.rstrip('`')}" if text else place_text(place)
+            raise Misfit(f"{where}: {text or _short(error)}") from None
+        except Exception as error:  # noqa: BLE001  # __post_init__ may raise anything
+            raise Misfit(f"{place_text(place)} makes no {self.name}: {_short(error)}") from None
+
+
+def _from_plain(kind: Any, value: Any) -> Any:
+    if isinstance(kind, type) and issubclass(kind, PurePath) and isinstance(value, str):
+        return kind(value)
+    raise NotImplementedError(f"{kind} cannot be read")
+
+
+class ModelShape(Shape):
+    """A pydantic model, or a dataclass of pydantic.
+
+    Written by the names of the fields, without computed ones; read by names and aliases. Values
+    that have an encoding (datetime, Decimal, bytes) keep it, so that nothing is lost; a model with
+    other values is written as its own JSON, if that reads as an equal model.
+    """
+
+    def __init__(self, annotation: Any, kind: Any) -> None:
+        pydantic = sys.modules["pydantic"]
+        self.name, self.kind = kind.__name__, kind
+        self._adapter: Any = pydantic.TypeAdapter(annotation)
+        self._error: Any = pydantic.ValidationError
+        self._core: Any = sys.modules["pydantic_core"]
+        names = getattr(kind, "__pydantic_fields__", None) or {}
+        root = getattr(kind, "__pydantic_root_model__", False)
+        known = (*names, *(str(each.alias) for each in names.values() if each.alias))
+        self.fields = None if root else frozenset(known)
+        version = tuple(map(int, pydantic.VERSION.split(".")[:2]))
+        # Before 2.11 a field with an alias was read by that alone, so the alias is written.
+        self._dump = {"by_alias": version < (2, 11), "round_trip": True, "warnings": False}
+        self._load = {"by_alias": True, "by_name": True} if version >= (2, 11) else {}
+
+    def holds(self, value: Any) -> bool:
+        """An instance."""
+        return isinstance(value, self.kind)
+
+    def write(self, value: Any, place: Place, found: Findings) -> Any:
+        """A map of its fields."""
+        if not isinstance(value, self.kind):
+            return found.misfit(place, value, self.name)
+        refuse_subclass(value, self.kind, place)
+        try:
+            dumped = self._adapter.dump_python(value, **self._dump)
+        except Exception as error:  # noqa: BLE001  # a serializer may raise anything
+            raise Refused(f"{place_text(place)}: {_short(error)}") from None
+        with suppress(TypeError):
+            return plain_of(dumped)
+        return self._verified(value, dumped, place)
+
+    def _verified(self, value: Any, dumped: Any, place: Place) -> Any:
+        """With text in the place of an address and the like, or as the JSON of the model.
+
+        Both may hide a part, such as a secret: the one that reads as an equal model counts.
+        """
+        with suppress(Exception):  # a type of its own, or a validator that refuses the text
+            plain = plain_of(dumped, self._core.to_jsonable_python)
+            if self._validated(plain) == value:
+                return plain
+        with suppress(Exception):  # bytes that are no text
+            plain = self._adapter.dump_python(value, mode="json", **self._dump)
+            if self._validated(plain) == value:
+                return plain
+        raise Refused(
+            f"{place_text(place)} is {kind_text(value)}, which holds what a reader would not get as"
+            " it is, such as a SecretStr; give that field a serializer"
+        )
+
+    def read(self, value: Any, place: Place, found: Findings) -> Any:
+        """A validated instance."""
+        if isinstance(value, self.kind):
+            return value
+        if self.fields is not None and not isinstance(value, dict):
+            return found.misfit(place, value, self.name)
+        try:
+            return self._validated(value)
+        except self._error as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = place
+            for step in first["loc"]:
+                where = (where, f".{step}" if isinstance(step, str) else step)
+            raise Misfit(
+                f"{place_text(where)}: {one_line(first['msg'], ERROR_CHARACTERS)}"
+            ) from None
+        except Exception as error:  # noqa: BLE001  # a validator may raise anything
+            raise Misfit(f"{place_text(place)} makes no {self.name}: {_short(error)}") from None
+
+    def _validated(self, value: Any) -> Any:
+        try:
+            return self._adapter.validate_python(value, **self._load)
+        except self._error:
+            # A strict model takes a list for a set, or text for an enum, from JSON alone.
+            try:
+                text = self._core.to_json(value)
+                return self._adapter.validate_json(text, **self._load)
+            except (ValueError, TypeError):  # ValidationError is a ValueError
+                pass
+            raise
+
+
+def _short(error: Exception) -> str:
+    return one_line(str(error), ERROR_CHARACTERS) or type(error).__name__
