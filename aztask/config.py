@@ -229,12 +229,7 @@ class Settings:
         None, "Sequence[str]", names, "Further tasks that Celery may have sent.", example='["pay"]'
     )
     strict: bool = setting(
-        False,
-        "bool",
-        flag,
-        "Refuse arguments that are not of their annotated types, for tasks that do not set "
-        "`strict`: at the send, and in a worker, which dead-letters the message.",
-        example="True",
+        False, "bool", flag, "Refuse arguments of other types than annotated.", example="True"
     )
     argsrepr: bool = setting(
         False,

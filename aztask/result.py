@@ -36,7 +36,7 @@ class TypedTask(Protocol):
 
     @property
     def conversion(self) -> Conversion:
-        """Converts its result."""
+        """Reads its results as its return annotation says."""
         ...
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from aztask.breaker import breaker_of
 from aztask.context import Context, current_context, unsent_context
@@ -43,7 +53,9 @@ __all__ = [
 ]
 
 P = ParamSpec("P")
-Q = ParamSpec("Q")  # the parameters after the first one, which the element before it in a chain gives
+Q = ParamSpec(
+    "Q"
+)  # the parameters after the first one, which the element before it in a chain gives
 R_co = TypeVar("R_co", covariant=True)
 V = TypeVar("V")
 

@@ -139,11 +139,17 @@ class Shapes:
         try:
             known = self._made.get(key)
         except TypeError:  # Annotated with a list, for example
-            return self._build(annotation, loose)
+            return self._safely(annotation, loose)
         if known is None:
             self._made[key] = ANY  # an alias that contains itself
-            known = self._made[key] = self._build(annotation, loose)
+            known = self._made[key] = self._safely(annotation, loose)
         return known
+
+    def _safely(self, annotation: Any, loose: bool) -> Shape:
+        try:
+            return self._build(annotation, loose)
+        except Exception:  # noqa: BLE001  # dict[str], or a class with hooks of its own
+            return ANY
 
     def _build(self, annotation: Any, loose: bool) -> Shape:
         annotation = _unwrapped(annotation)
@@ -184,8 +190,7 @@ class Shapes:
         elif issubclass(kind, PurePath | ZoneInfo):
             found = TextShape(kind)
         else:
-            with suppress(Exception):  # a class that its own library cannot convert
-                found = library_shape(annotation)
+            found = library_shape(annotation)
         if found is not None:
             return found
         name: str = kind.__name__

@@ -235,23 +235,23 @@ def _is(one: object, other: object) -> bool:
     return one is other
 
 
-def key_value(value: Any) -> Any:
-    """What a function for a unique key returned, as plain data, by the types of the values.
+def as_plain(value: Any) -> Any:
+    """A value as plain data, by its own types, where no annotation says any. Raises EncodeError.
 
     What a serializer writes itself is left to that, as before there were converters.
     """
     if value is None or isinstance(value, str | int | float | StoredValue):
         return value
     if isinstance(value, dict):
-        return {key_value(name): key_value(each) for name, each in value.items()}
+        return {as_plain(name): as_plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [key_value(each) for each in value]
+        return [as_plain(each) for each in value]
     shape = Shapes().of(type(value))
     try:
         return (
             plain_of(value)
             if shape.plain
-            else shape.write(value, "the key", Findings(strict=False))
+            else shape.write(value, "the value", Findings(strict=False))
         )
     except TypeError:
         return value  # the serializer refuses it

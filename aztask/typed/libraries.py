@@ -51,7 +51,7 @@ def library_shape(annotation: Any) -> Shape | None:
 
 
 class StructShape(Shape):
-    """A ``msgspec.Struct``."""
+    """A ``msgspec.Struct``, which msgspec itself writes and reads."""
 
     def __init__(self, annotation: Any, kind: Any) -> None:
         self.name, self.kind = kind.__name__, kind
@@ -64,7 +64,7 @@ class StructShape(Shape):
         )
 
     def holds(self, value: Any) -> bool:
-        """An instance."""
+        """Whether it is an instance, of a subclass too."""
         return isinstance(value, self.kind)
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
@@ -127,7 +127,7 @@ class ModelShape(Shape):
         self._load = {"by_alias": True, "by_name": True} if version >= (2, 11) else {}
 
     def holds(self, value: Any) -> bool:
-        """An instance."""
+        """Whether it is an instance, of a subclass too."""
         return isinstance(value, self.kind)
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
@@ -162,7 +162,7 @@ class ModelShape(Shape):
         )
 
     def read(self, value: Any, place: Place, found: Findings) -> Any:
-        """A validated instance."""
+        """An instance that pydantic has validated."""
         if isinstance(value, self.kind):
             return value
         if self.fields is not None and not isinstance(value, dict):

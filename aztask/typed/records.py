@@ -40,12 +40,12 @@ class RecordShape(Shape):
         self.members: Sequence[Member] = ()
 
     def complete(self, members: Sequence[Member]) -> None:
-        """Set the members, once."""
+        """Set the members, when their shapes are known."""
         self.members = members
         self.fields = frozenset(each.name for each in members)
 
     def holds(self, value: Any) -> bool:
-        """An instance."""
+        """Whether it is an instance, of a subclass too."""
         return isinstance(value, self.kind)
 
 

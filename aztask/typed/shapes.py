@@ -125,7 +125,7 @@ class AnyShape(Shape):
         self.name = name
 
     def holds(self, value: Any) -> bool:
-        """Everything is."""
+        """True, since nothing is known of it."""
         return True
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
@@ -133,7 +133,7 @@ class AnyShape(Shape):
         return value
 
     def read(self, value: Any, place: Place, found: Findings) -> Any:
-        """Unchanged."""
+        """The value itself, which is not looked at."""
         return value
 
 
@@ -165,7 +165,7 @@ class ScalarShape(Shape):
         return isinstance(value, self.kind)
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
-        """Unchanged."""
+        """The value itself: the serializer has an encoding for it."""
         return value if isinstance(value, self.kind) else found.misfit(place, value, self.name)
 
     def read(self, value: Any, place: Place, found: Findings) -> Any:
@@ -193,7 +193,7 @@ class TextShape(Shape):
         return isinstance(value, self.kind)
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
-        """Its text."""
+        """The text that stands for it."""
         if isinstance(value, self.kind):
             return str(value)
         return found.misfit(place, value, self.name)
@@ -224,7 +224,7 @@ class EnumShape(Shape):
         self._by_value = all(isinstance(each.value, _BY_VALUE) for each in kind)
 
     def holds(self, value: Any) -> bool:
-        """A member."""
+        """Whether it is a member of the enum."""
         return isinstance(value, self.kind)
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
@@ -234,7 +234,7 @@ class EnumShape(Shape):
         return found.misfit(place, value, self.name)
 
     def read(self, value: Any, place: Place, found: Findings) -> Any:
-        """The member."""
+        """The member that the value or name stands for."""
         if isinstance(value, self.kind):
             return value
         try:
@@ -268,7 +268,7 @@ class LiteralShape(Shape):
         return found.misfit(place, value, self.name)
 
     def read(self, value: Any, place: Place, found: Findings) -> Any:
-        """The literal."""
+        """The literal that the plain value stands for."""
         for each, plain in self._allowed:
             if (type(value) is type(plain) and value == plain) or value is each:
                 return each
@@ -294,7 +294,7 @@ class ArrayShape(Shape):
         self.settled = frozenset(accepts) - frozenset(self._sets) if self.plain else frozenset()
 
     def holds(self, value: Any) -> bool:
-        """Of an accepted type."""
+        """Whether its type is one that callers may pass."""
         return isinstance(value, self._accepts)
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
@@ -345,7 +345,7 @@ class TupleShape(Shape):
         self._plain_items = all(each.plain for each in items)
 
     def holds(self, value: Any) -> bool:
-        """A tuple."""
+        """Whether it is a tuple, of whatever length."""
         return isinstance(value, tuple)
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
@@ -359,7 +359,7 @@ class TupleShape(Shape):
         return value if self._plain_items else plain
 
     def read(self, value: Any, place: Place, found: Findings) -> Any:
-        """The tuple."""
+        """A tuple of the items, each in its shape."""
         if not isinstance(value, list | tuple) or len(value) != len(self._items):
             return found.misfit(place, value, self.name)
         parts = zip(self._items, value, strict=True)
@@ -384,11 +384,11 @@ class MapShape(Shape):
         self.settled = frozenset((dict,)) if self.plain else frozenset()
 
     def holds(self, value: Any) -> bool:
-        """Of an accepted type."""
+        """Whether its type is one that callers may pass."""
         return isinstance(value, self._accepts)
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
-        """A dict."""
+        """A dict of keys and values in their shapes."""
         if not isinstance(value, self._accepts):
             return found.misfit(place, value, self.name)
         if self._plain_items and not found.strict:

@@ -1,4 +1,4 @@
-"""Typed arguments: on every broker they arrive as they were passed, and as plain data in between."""
+"""Typed arguments arrive as they were passed on every broker, and are plain data in between."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -109,7 +109,7 @@ assert_type(paint.delay(Order(1), Color.RED), AsyncResult[tuple[Order, Color]])
 assert_type(place.map([(Order(1), {Path("a")})]), list[AsyncResult[dict[int, Order]]])
 place.delay({"id": 1}, {Path("a")})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 place.delay(Order(1), {"a"})  # type: ignore[arg-type]  # pyright: ignore
-paint.delay(Order(1), "red")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+paint.delay(Order(1), "red")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 place.with_options(delay=3).delay(Order(1), 3)  # type: ignore[arg-type]  # pyright: ignore
 
 # A signature takes all arguments, or those after the value of the element before it.

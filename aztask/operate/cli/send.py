@@ -24,6 +24,7 @@ from aztask.operate.cli.output import to_json
 from aztask.operate.cli.target import app_spec, open_app
 from aztask.support.display import printable
 from aztask.taskoptions import SESSION_CHARACTERS, TASK_ID_CHARACTERS, SendOptions
+from aztask.typed.conversion import as_plain
 
 
 @click.command(
@@ -125,7 +126,7 @@ def _check_call(app: App, task: str, args: list[Any], kwargs: dict[str, Any]) ->
 
 def _print_value(get: Any, task_id: str, timeout: float | None) -> None:
     try:
-        click.echo(to_json(get(timeout=timeout)))  # the value as it is: programs read it
+        click.echo(to_json(as_plain(get(timeout=timeout))))  # the whole value: programs read it
     except TaskFailed as error:
         raise CommandFailed(f"task {task_id} failed: {error}") from error
     except (TaskCancelled, TaskExpired, ResultTimeout) as error:

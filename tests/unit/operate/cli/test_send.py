@@ -76,6 +76,43 @@ def test_waiting_prints_the_value(cli, shop):
     assert (ended.code, json.loads(ended.out)) == (0, {"sum": 3})
 
 
+TYPED = """
+from dataclasses import dataclass
+from pathlib import Path
+from aztask import App
+app = App("shop", broker="local://", results="local://", strict=True)
+
+@dataclass
+class Order:
+    id: int
+    folder: Path
+
+@app.task(queue="sums")
+def bill(order: Order) -> Order:
+    return order
+"""
+
+
+def test_typed_arguments_are_json_and_a_typed_value_is_printed_as_json(cli):
+    spec = cli.module("typed_shop", TYPED)
+    order = {"id": 1, "folder": "a/b"}
+    given = ("send", "-A", spec, "shop.bill", "--args", json.dumps([order]), "--task-id", "done")
+    assert cli(*given).code == 0
+    (message,) = sent(cli)
+    assert arguments(cli, message) == ((order,), {})
+    app = cli.app()
+    end(app, "done", task="shop.bill", value=app.codec.encode_value(order))
+    assert json.loads(cli(*given, *WAIT).out) == order
+
+
+def test_a_strict_task_refuses_wrong_json_with_the_field(cli):
+    spec = cli.module("typed_shop", TYPED)
+    ended = cli("send", "-A", spec, "shop.bill", "--args", '[{"id": "x", "folder": "a"}]')
+    assert ended.code != 0
+    assert "task shop.bill: order.id is a str, not int" in ended.err
+    assert ended.out == "", "nothing was sent"
+
+
 def test_waiting_for_a_task_that_failed(cli, shop):
     app = cli.app()
     app.send("shop.add", [1, 2], task_id="bad")
@@ -138,10 +175,10 @@ def test_bad_input_is_one_line(cli, shop, given, code, words):
     assert ended.out == ""
 
 
-def end(app, task_id, *, state="succeeded", **outcome):
+def end(app, task_id, *, task="shop.add", state="succeeded", **outcome):
     """Record how a run ended, as a worker does."""
     key = RunKey(task_id)
-    app.results.start([Start(key, "shop.add", "sums", 1, "me", "w", 1e9)])
+    app.results.start([Start(key, task, "sums", 1, "me", "w", 1e9)])
     done = Outcome(State(state), Complete(), at=1e9 + 1, duration=0.5, **outcome)
     assert app.results.record([Finish(key, "me", done)]) == [True]
 
