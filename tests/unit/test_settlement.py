@@ -119,13 +119,7 @@ def test_a_time_that_no_calendar_knows_is_no_settlement(due, good):
 
 
 def test_a_dead_letter_tells_no_secret(monkeypatch):
-<<<<<<< HEAD
     monkeypatch.setattr("aztask.support.display._known", {})  # other tests wrap many
-=======
-    monkeypatch.setattr(
-        "aztask.support.display._known", {}
-    )  # other tests have wrapped many a secret
->>>>>>> 67167648 (What the checks found: docstrings, the growth of the house, typed values on the command line)
     letter = DeadLetter("bad", "cannot open AccountKey=c2VjcmV0c2VjcmV0;x " + "y" * 2000)
     assert "c2VjcmV0" not in letter.description
     assert letter.description.startswith("cannot open AccountKey=****;x")

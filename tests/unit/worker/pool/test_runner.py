@@ -308,13 +308,7 @@ def test_control_packets_about_other_deliveries_are_ignored(bench):
 
 
 def test_a_recorded_error_tells_no_secret(monkeypatch):
-<<<<<<< HEAD
     monkeypatch.setattr("aztask.support.display._known", {})  # other tests wrap many
-=======
-    monkeypatch.setattr(
-        "aztask.support.display._known", {}
-    )  # other tests have wrapped many a secret
->>>>>>> 67167648 (What the checks found: docstrings, the growth of the house, typed values on the command line)
     try:
         raise OSError("no access with SharedAccessKey=c2VjcmV0c2VjcmV0;")
     except OSError as error:
