@@ -127,9 +127,9 @@ class AsyncResult(Generic[R_co]):
     def progress(self) -> Any:
         """The last checkpoint of the running task, as its worker reported it; else None.
 
-        Workers report every five seconds, for checkpoints of at most 500 bytes, and for at most the
-        100 tasks that have run longest. It is None before the first checkpoint and once the task
-        has ended. This reads the heartbeats of all workers: do not ask in a tight loop.
+        Workers report a new checkpoint within a second, if it has at most 500 bytes, for at most
+        the 100 tasks that have run longest. It is None before the first checkpoint and once the
+        task has ended. This reads the heartbeats of all workers: do not ask in a tight loop.
         """
         store = self._results()
         record = store.get(self.id)

@@ -35,6 +35,7 @@ from aztask.operate.orphans import payload_findings
 from aztask.operate.owners import owner_findings
 from aztask.operate.queuechecks import judge
 from aztask.operate.queues import LeftOut, all_queues
+from aztask.operate.workers import Workers, lost_runs
 from aztask.queues.base import Broker, Inspectable, Inspector, Permission, QueueFacts
 from aztask.sending.queueplan import QueuePlan
 from aztask.stores.records.base import Provisioned, State, WorkerRecord
@@ -321,6 +322,7 @@ def _of_results(app: App, *, named: bool) -> Iterator[Finding]:
     yield from schedule_findings(app, store, named=named)
     yield from _of_priorities(app, workers)
     yield from _of_parts(workers)
+    yield from _of_lost(app, workers)
     if known < len(workers):
         names = [(worker.name, worker.damage) for worker in workers if worker.damage]
         text = f"rows of workers that cannot be read: {named_rows(names)}"
@@ -347,6 +349,25 @@ def _of_priorities(app: App, workers: Sequence[WorkerRecord]) -> Iterator[Findin
             "priorities",
             f"no worker serves {', '.join(unserved)}: messages of these priorities wait",
             "add them to -Q of a worker, or start one without -Q, which serves all of the app's",
+        )
+
+
+def _of_lost(app: App, workers: Sequence[WorkerRecord]) -> Iterator[Finding]:
+    """At-most-once runs whose workers are gone."""
+    readable = [worker for worker in workers if not worker.damage]
+    try:
+        lost = list(lost_runs(app, Workers(readable, {}, time.time())))
+    except AztaskError as error:
+        yield failed("results", "lost", error)
+        return
+    if lost:
+        names = [(run.key.task_id, f"{run.task} on {worker.name}") for run, worker in lost]
+        yield warning(
+            "workers",
+            "lost",
+            f"{plural(len(lost), 'at-most-once task')} started on workers that are gone: "
+            f"{named_rows(names)}",
+            "a running worker of this app ends each as lost once its lease has passed; run one",
         )
 
 

@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.steps.records import KeepsRows
 from aztask.stores.layout import SqlLayout, TablesLayout
 from aztask.stores.records.owners import is_other_broker
-from aztask.stores.rows import Change, Kind, Place, Row, RowStore, move_rows
+from aztask.stores.rows import Change, KeepsRows, Kind, Place, Row, RowStore, move_rows
 from aztask.support import chance
 
 _STEPS: Final = (

@@ -15,6 +15,7 @@ from aztask.operate.action import Action, Progress, results_of
 from aztask.operate.ledger import ledger_of
 from aztask.steps.records import steps_of
 from aztask.stores.records.base import ResultStore
+from aztask.stores.records.onceruns import once_runs_of
 from aztask.stores.records.owners import UNOWNED_SECONDS, CountsUnowned, OwnedRows, parts_of
 from aztask.support.display import plural
 from aztask.support.finding import Finding, failed, fine, warning
@@ -56,7 +57,8 @@ def _owners(app: App, store: ResultStore) -> set[Owner]:
 
 def _owned(app: App, store: ResultStore) -> Iterator[OwnedRows]:
     """All parts of the store whose rows have owners."""
-    for part in (*parts_of(store), steps_of(store, app.codec), ledger_of(store)):
+    beside = (steps_of(store, app.codec), ledger_of(store), once_runs_of(store))
+    for part in (*parts_of(store), *beside):
         if isinstance(part, OwnedRows):
             yield part
 

@@ -11,7 +11,8 @@ from aztask.app import App
 from aztask.errors import CodecError, ForeignId
 from aztask.message.codec import Codec
 from aztask.operate.action import results_of
-from aztask.stores.records.base import ResultStore, RunningTask, RunRecord, WorkerRecord
+from aztask.stores.records.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
+from aztask.stores.records.onceruns import OnceRun, once_runs_of
 from aztask.support.parts import Failure
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "WorkerRecord",
     "Workers",
     "heartbeats",
+    "lost_runs",
     "running",
     "running_rows",
     "workers",
@@ -134,7 +136,7 @@ def running(
     found = workers(app)
     rows = [
         row
-        for row in running_rows(found, app.codec)
+        for row in (*running_rows(found, app.codec), *_lost(app, found))
         if row.seconds >= longer
         and (not queues or row.task.queue in queues)
         and (task is None or row.task.task == task)
@@ -151,6 +153,38 @@ def running_rows(found: Workers, codec: Codec) -> Iterator[RunningRow]:
         for task in worker.tasks:
             seconds = max(0.0, until - task.started_at)
             yield RunningRow(task, worker, state, seconds, _progress(codec, task))
+
+
+def _lost(app: App, found: Workers) -> Iterator[RunningRow]:
+    """At-most-once runs of workers that are gone and did not report them."""
+    known = {task.task_id for worker in found.records for task in worker.tasks}
+    for run, worker in lost_runs(app, found):
+        task_id = run.key.task_id
+        if task_id not in known:
+            task = RunningTask(task_id, run.task, run.queue, run.at, run.key.hop)
+            seconds = max(0.0, worker.seen_at - run.at)
+            yield RunningRow(task, worker, found.state(worker), seconds)
+
+
+def lost_runs(app: App, found: Workers) -> Iterator[tuple[OnceRun, WorkerRecord]]:
+    """At-most-once runs that have started, and whose workers are gone: they end as lost.
+
+    A worker that the store has forgotten is shown as silent since it noted the run. Raises
+    BrokerUnavailable.
+    """
+    store = results_of(app)
+    notes = once_runs_of(store)
+    workers = {each.name: each for each in found.records}
+    for run in () if notes is None else notes.all():
+        worker = workers.get(run.worker)
+        if worker is None:
+            worker = WorkerRecord(run.worker, run.at, run.at, (run.queue,), 1, 0)
+        if found.state(worker) == "alive":
+            continue
+        record = _record(store, run.key.task_id)
+        same = record is not None and record.key == run.key and record.worker == run.worker
+        if same and record is not None and record.state is State.STARTED:
+            yield run, worker
 
 
 def _progress(codec: Codec, task: RunningTask) -> Any:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import msgpack
 
@@ -30,7 +30,7 @@ from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.stores.layout import SqlLayout, TablesLayout
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.owners import is_other_broker
-from aztask.stores.rows import Change, Kind, Place, Row, RowStore, move_rows
+from aztask.stores.rows import Change, KeepsRows, Kind, Place, Row, RowStore, move_rows
 
 _STEPS: Final = (
     """
@@ -272,14 +272,6 @@ class StepStore:
 
 def _signed_for(place: Place) -> str:
     return f"step {place.key} of {place.partition}"
-
-
-@runtime_checkable
-class KeepsRows(Protocol):
-    """A result store on the port of rows."""
-
-    owner: Owner
-    rows: RowStore
 
 
 def steps_of(results: object, codec: Codec) -> StepStore | None:

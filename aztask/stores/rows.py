@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from aztask.address.owner import Owner
 from aztask.errors import BrokerUnavailable, EncodeError
@@ -258,6 +258,14 @@ class RowStore(Protocol):
     def time(self) -> StoreTime:
         """Read the store's clock, which all processes share, exactly."""
         ...
+
+
+@runtime_checkable
+class KeepsRows(Protocol):
+    """A result store on the port of rows."""
+
+    owner: Owner
+    rows: RowStore
 
 
 # -- changing --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ The steps of a worker, in order:
 
 * ``received``
 * ``checked``: its lease was held a moment ago, and its start row is not written
+* ``once-noted``: an at-most-once run is noted, its message not removed yet
 * ``claimed``
 * ``sent``
 * ``stopping``: a cancelled run was asked to stop
@@ -99,6 +100,7 @@ STEPS = (
     "pool-ready",
     "received",
     "checked",
+    "once-noted",
     "claimed",
     "sent",
     "stopping",

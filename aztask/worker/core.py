@@ -76,10 +76,16 @@ class Core:
         self._mailbox, self.deliveries = runtime.mailbox, runtime.deliveries
         self._keeper, self._journal = runtime.keeper, runtime.journal
         pipeline = self.pipeline = Pipeline(
-            app, runtime.keeper, name=runtime.name, clock=runtime.clock
+            app,
+            runtime.keeper,
+            name=runtime.name,
+            clock=runtime.clock,
+            incarnation=runtime.incarnation,
         )
         plan = PoolPlan(app_spec, options.processes, options.slots, runtime.name, options.pool)
-        pool = self.pool = Pool(plan, shell.starter(runtime.mailbox), clock=shell.clock)
+        pool = self.pool = Pool(
+            plan, shell.starter(runtime.mailbox, foreground=plan.foreground), clock=shell.clock
+        )
         self.claims = runtime.lane(
             "claim", Claiming(pipeline, self), threads=runtime.lane_threads, essential="claim"
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from aztask.app import App
@@ -56,6 +57,7 @@ class WorkerRuntime:
     name: the worker's, unique among all workers. shell: what makes threads and processes. mailbox:
     how other threads reach the supervisor's loop. deliveries: all that the worker holds. journal:
     where they are reported. clock: corrected by store_clock, that of a remote result store.
+    incarnation: tells it from a worker that had its name before.
     """
 
     name: str
@@ -68,6 +70,7 @@ class WorkerRuntime:
     deliveries: Deliveries
     clock: Clock
     store_clock: StoreClock | None = None
+    incarnation: str = field(default_factory=partial(chance.token, 4))
 
     @classmethod
     def create(cls, app: App, options: WorkerOptions, shell: Shell, core: Stages) -> WorkerRuntime:

@@ -29,6 +29,7 @@ from aztask.stores.records.base import (
     State,
     WorkerRecord,
 )
+from aztask.stores.records.onceruns import OnceRun, once_runs_of
 from aztask.stores.records.watcher import ResultWatcher
 from aztask.stores.records.workflows import ROOT, Document, workflows_of
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -37,6 +38,7 @@ from aztask.worker.lane import lane_of
 from aztask.worker.pipeline.refusals import Refusals
 from aztask.worker.shell import ThreadShell
 from aztask.worker.upkeep.housekeeping import Housekeeping
+from aztask.worker.upkeep.lostruns import LostRuns
 from aztask.workflows.edits import RootEdit
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import Place
@@ -150,6 +152,21 @@ def housekeeping(mine: World, theirs: World) -> None:
         chores.stop()
     assert mine.app.result("a").state == "succeeded"
     assert root_of(mine) == before
+
+
+def lost_runs(mine: World, theirs: World) -> None:
+    """Their worker ends no run of mine, however long mine is gone."""
+    notes, key, at = once_runs_of(mine.store), RunKey("a"), time.time()
+    assert notes is not None
+    mine.store.start([Start(key, "step", "default", 1, "lease", "gone", at)])
+    notes.note([OnceRun(key, "step", "default", "gone", "", at, 1.0)])
+    now = [0.0]
+    clock = Clock(monotonic=lambda: now[0])
+    runtime = SimpleNamespace(app=theirs.app, clock=clock, name="w", incarnation="", mailbox=None)
+    looker = LostRuns(cast("Any", runtime))
+    for now[0] in (0.0, LONG_AGO):
+        looker.look(theirs.store)
+    assert mine.app.result("a").state == "started"
 
 
 def top(mine: World, theirs: World) -> None:
@@ -301,6 +318,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.steps.keeping.StepPurge": step_purge,
     "aztask.worker.pipeline.refusals.Refusals": refusals,
     "aztask.worker.upkeep.housekeeping.Housekeeping": housekeeping,
+    "aztask.worker.upkeep.lostruns.LostRuns": lost_runs,
     "aztask.workflows.documents.Documents": documents,
     "aztask.workflows.engine.WorkflowEngine": workflow_engine,
     "aztask.workflows.graph.Graphs": graphs,

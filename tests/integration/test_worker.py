@@ -36,8 +36,11 @@ from aztask.errors import BrokerError, ResultTimeout, TaskCancelled, TaskExpired
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.view import DeadLetters, Selection
+from aztask.operate.doctor import examine
+from aztask.operate.workers import running
 from aztask.stores.events.sink import read_events
 from aztask.stores.records.base import State
+from aztask.stores.records.onceruns import once_runs_of
 from aztask.task import Task
 
 POOLS = ["processes", "threads"]
@@ -276,6 +279,38 @@ def test_at_most_once_loses_rather_than_repeats(site: Site) -> None:
     send(site, once, "twice", 0)
     start(site)
     assert app.result("twice").get(timeout=20) == "twice"
+
+
+@pytest.mark.parametrize("step", ["claimed", "sent", "ran"])
+def test_at_most_once_ends_as_lost_with_its_worker(site: Site, step: str) -> None:
+    """Nothing would run it again, so another worker of the app ends it."""
+    app = site.app()
+    send(site, once, "once", 0)
+    start(site, "processes", "--lease", "1s", AZTASK_FAILPOINT=f"{step}:KILL").wait()
+    assert app.result("once").state == State.STARTED
+    wait_until(lambda: running(app).rows, 30, "running shows it once the worker is silent")
+    assert [row.task.task_id for row in running(app).rows] == ["once"]
+    (found,) = [each for each in examine(app, ["default"]) if each.check == "lost"]
+    assert "once (ledger.once on " in found.text
+    start(site, LEDGER_GRAPH_SECONDS="2")
+    with pytest.raises(TaskFailed) as failure:
+        app.result("once").get(timeout=60)
+    assert failure.value.error_type == "lost"
+    assert site.counts("start")["once"] <= (step in {"sent", "ran"})
+    notes = once_runs_of(app.results)
+    assert notes is not None
+    wait_until(lambda: not list(notes.all()), 20, "the note is deleted")
+    assert nothing_left(app)
+
+
+def test_at_most_once_runs_if_its_worker_died_before_the_removal(site: Site) -> None:
+    """The run was noted, but its message is there: it comes again before the worker is gone."""
+    app = site.app()
+    send(site, once, "once", 0)
+    start(site, "processes", "--lease", "1s", AZTASK_FAILPOINT="once-noted:KILL").wait()
+    start(site, LEDGER_GRAPH_SECONDS="2")
+    assert app.result("once").get(timeout=60) == "once"
+    assert site.counts("start")["once"] == 1
 
 
 def test_unknown_and_undecodable_messages_do_not_block(site: Site) -> None:

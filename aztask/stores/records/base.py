@@ -62,6 +62,10 @@ PARKED: Final = "(waiting)"
 """The `Outcome.error_type` of a run that waits inside its task. No error has this name. A release
 that does not know it reads the outcome all the same, as that of a snoozed run."""
 
+LOST: Final = "lost"
+"""The `Outcome.error_type` of an at-most-once run that ended with its worker: it has no dead
+letter."""
+
 OVERDUE_SECONDS: Final = 86400.0
 """For so long after its time a task that waits counts as open, although nothing woke it."""
 
@@ -414,6 +418,10 @@ class ResultStore(Protocol):
 
         * `running`: stop a run that has started; see `to_stop`.
         """
+        ...
+
+    def uncancel(self, task_id: str) -> None:
+        """Take back a task's mark of `cancel`, if it has one: a later run of it may start."""
         ...
 
     def to_stop(self, task_ids: Sequence[str]) -> list[str]:

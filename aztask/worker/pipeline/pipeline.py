@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 
 from aztask.app import App
 from aztask.celery.embedded.launch import may_embed
@@ -33,6 +33,7 @@ from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.settlement import Abandon, DeadLetter, Release
 from aztask.stores.records.base import Finish, Owned, ResultStore, Start, StartAnswer
 from aztask.stores.records.deadindex import index_for
+from aztask.stores.records.onceruns import OnceRun, OnceRuns, once_runs_of
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
 from aztask.support.floodlog import FloodLog
@@ -59,8 +60,15 @@ class Pipeline:
     """The stages, one object per worker; `claim` and `finish` may run on lane threads."""
 
     def __init__(
-        self, app: App, keeper: LeaseKeeper, *, name: str, clock: Clock = SYSTEM_CLOCK
+        self,
+        app: App,
+        keeper: LeaseKeeper,
+        *,
+        name: str,
+        clock: Clock = SYSTEM_CLOCK,
+        incarnation: str = "",
     ) -> None:
+        """name, incarnation: the worker's; see `OnceRun`."""
         self._app = app
         self._keeper = keeper
         self._name = name
@@ -87,6 +95,7 @@ class Pipeline:
         self._removal = PayloadRemoval(app.payloads) if app.payloads is not None else None
         self._embedding = CelerySuccessors(app, clock, self.floods)
         self._unique = UniqueKeys(app, clock)
+        self._incarnation = incarnation
         engine = engine_for(
             app.results, lambda: app.broker, app.codec, clock, posted=app.workflows.posted
         )
@@ -197,18 +206,36 @@ class Pipeline:
     def _complete_first(self, items: list[WorkItem]) -> None:
         """Complete at-most-once messages before their tasks run; a crash from here on loses them.
 
-        A task does not run unless its message was certainly removed.
+        A task does not run unless its message was certainly removed. If the process dies between
+        the note and the removal, the run may end as lost although its message is still there: the
+        next delivery finds that outcome, and does not run either.
         """
-        once = [item for item in items if item.task and item.task.delivery == "at-most-once"]
+        once = [item for item in items if _is_once(item)]
         isolated(
             once,
-            self._settling.settle,
+            self._note_and_complete,
             unavailable=self._not_settled,
             refused=lambda item, error: self._not_settled([item], error),
         )
         for item in once:
             if not item.settled:
                 item.end()
+
+    def _note_and_complete(self, items: Sequence[WorkItem]) -> None:
+        if self._once is not None:
+            self._once.note([self._once_run(item) for item in items])
+            hit("once-noted", len(items))
+        self._settling.settle(items)
+
+    @cached_property
+    def _once(self) -> OnceRuns | None:
+        """Where at-most-once runs are noted; only an app with such tasks asks for it."""
+        return once_runs_of(self._results)
+
+    def _once_run(self, item: WorkItem) -> OnceRun:
+        task, lease = message_of(item).task, item.delivery.lease_seconds
+        now = self._clock.wall()
+        return OnceRun(item.key, task, item.queue, self._name, self._incarnation, now, lease)
 
     # -- finish ------------------------------------------------------------------------------
 
@@ -239,6 +266,9 @@ class Pipeline:
             self.following.follow(kept)
             self._embedding.follow(kept)
             self._unique.ended(kept)
+            once = [item for item in kept if _is_once(item)]
+            if once and self._once is not None:
+                self._once.drop([self._once_run(item) for item in once])
             self._redelivery.write_counts(kept)
             now = [item for item in kept if not self._redelivery.waits(item)]
             answers = self._settling.carry_out(now)
@@ -358,6 +388,10 @@ class Pipeline:
         except BaseException:
             self._settling.undo(items)
             raise
+
+
+def _is_once(item: WorkItem) -> bool:
+    return item.task is not None and item.task.delivery == "at-most-once"
 
 
 def _joint(app: App) -> Transactional | None:

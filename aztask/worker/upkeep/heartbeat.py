@@ -35,6 +35,13 @@ class Heartbeat:
         self._deliveries = runtime.deliveries
         self._clock = runtime.clock
         self._born = runtime.clock.wall()
+        self._told: dict[str, bytes] = {}
+
+    def news(self) -> bool:
+        """Whether a running task has a checkpoint that the last heartbeat did not have."""
+        running = sorted(self._pool.running(), key=lambda pair: pair[1])
+        found = ((item.key.task_id, _progress_of(item)) for item, _ in running[:MOST_TASKS])
+        return any(saved and self._told.get(task_id) != saved for task_id, saved in found)
 
     def running_ids(self) -> list[str]:
         """The ids of the running tasks."""
@@ -45,6 +52,8 @@ class Heartbeat:
         running = sorted(self._pool.running(), key=lambda pair: pair[1])
         seen_at = self._clock.wall()
         behind = seen_at - self._clock.monotonic()
+        found = ((item.key.task_id, _progress_of(item)) for item, _ in running[:MOST_TASKS])
+        self._told = {task_id: saved for task_id, saved in found if saved is not None}
         return WorkerRecord(
             self._name,
             self._born,
@@ -84,12 +93,17 @@ def _running_tasks(
 
 def _running_task(item: WorkItem, started_at: float) -> RunningTask:
     message = message_of(item)
-    saved = message.saved
     return RunningTask(
         message.id,
         message.task,
         item.queue,
         started_at,
         message.resubmit_count,
-        saved if saved and len(saved) <= MOST_PROGRESS and not stored_in(saved) else None,
+        _progress_of(item),
     )
+
+
+def _progress_of(item: WorkItem) -> bytes | None:
+    """The last checkpoint of a running task, encoded; None without one, or for a long one."""
+    saved = item.opened.message.saved if item.opened is not None else None
+    return saved if saved and len(saved) <= MOST_PROGRESS and not stored_in(saved) else None

@@ -18,7 +18,7 @@ from aztask.message.message import TaskMessage
 from aztask.queues.base import Peeked, Position, QueueStats
 from aztask.settlement import DeadLetter
 from aztask.steps.keeping import StepPurge
-from aztask.steps.records import KeepsRows, steps_of
+from aztask.steps.records import steps_of
 from aztask.stores.events.retention import remove_old
 from aztask.stores.payloads.holders import Holders, remove_ended
 from aztask.stores.payloads.payloads import Payloads
@@ -27,6 +27,7 @@ from aztask.stores.records.controls import controls_of
 from aztask.stores.records.schedules import schedules_of
 from aztask.stores.records.uniques import uniques_of
 from aztask.stores.records.workflows import workflows_of
+from aztask.stores.rows import KeepsRows
 from aztask.support import chance
 from aztask.uniqueness.rules import QUIET
 from aztask.worker.lane import Work
@@ -35,6 +36,7 @@ from aztask.worker.pipeline.workflowends import WorkflowEnds
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.stages import Stages
 from aztask.worker.upkeep.heartbeat import Heartbeat
+from aztask.worker.upkeep.lostruns import LostRuns
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import Place
 from aztask.workflows.repair import Repair
@@ -154,6 +156,9 @@ class DeadWatch:
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
+PROGRESS_SECONDS = 1.0
+"""While a checkpoint is new, a heartbeat comes this long after the one before."""
+
 PURGE_SECONDS = 60.0
 PURGE_AGAIN_SECONDS = 5.0
 EVENTS_SECONDS = 3600.0
@@ -174,6 +179,9 @@ IDLE_GRAPH_SECONDS = 60.0
 """Seconds between two looks at open workflows; the last one if the store is remote and there are
 none, since every look costs requests."""
 
+NO_LOSS_SECONDS = 3600.0
+"""The same for runs of at-most-once tasks, if the app declares none: a former release of it may
+have."""
 
 AGAIN_SECONDS = 10.0
 """Seconds until a chore that failed is tried again, if its own time does not come before."""
@@ -210,13 +218,14 @@ class Housekeeping(Work[Chore]):
         self._mailbox = runtime.mailbox
         self._lane = runtime.lane("chores", self, threads=1)
         self._again: dict[str, tuple[float, Callable[[], object]]] = {}
-        self._heartbeat_at = 0.0
+        self._heartbeat_at = self._progress_at = 0.0
         # At random within the first minute: workers that live for a few seconds purge, too, in
         # proportion to the time that they live, and those that start together take turns.
         self._purge_at = clock.monotonic() + chance.uniform(0.0, PURGE_SECONDS)
         self._events_at = self._payloads_at = self._purge_at
         self._look_at = 0.0
-        self._unique_at = 0.0
+        self._unique_at = self._lost_at = 0.0
+        self._lost = LostRuns(runtime)
         self._unowned_at = self._steps_at = self._purge_at
         self._scheduling = (
             runtime.shell.scheduling(app, runtime.name) if runtime.options.schedules else None
@@ -246,9 +255,12 @@ class Housekeeping(Work[Chore]):
         results = self._app.results
         if results is None:
             return
-        if now >= self._heartbeat_at:
-            self._heartbeat_at = now + HEARTBEAT_SECONDS
+        beats = now >= self._heartbeat_at
+        if now >= self._progress_at and (beats or self._heartbeat.news()):
+            self._progress_at = now + PROGRESS_SECONDS
             self.tell(self._heartbeat.record())
+        if beats:
+            self._heartbeat_at = now + HEARTBEAT_SECONDS
             if ids := self._heartbeat.running_ids():
                 self._submit("cancelled tasks", partial(self._look_for_cancelled, results, ids))
         if now >= self._dead_at and self._dead.useful:
@@ -272,6 +284,10 @@ class Housekeeping(Work[Chore]):
         if now >= self._unique_at and uniques_of(results) is not None:
             self._unique_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
             self._submit("unique tasks", partial(self._look_after_unique_tasks, results))
+        if now >= self._lost_at and isinstance(results, KeepsRows):
+            usual = REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS
+            self._lost_at = now + (usual if self._lost.usual else NO_LOSS_SECONDS)
+            self._submit("at-most-once runs", partial(self._lost.look, results))
 
     def _remove_old_events(self) -> None:
         settings = self._app.settings

@@ -14,6 +14,7 @@ from aztask.settlement import DeadLetter
 from aztask.stores.events.event import Event, EventKind
 from aztask.stores.events.sink import EventSink
 from aztask.stores.records.base import Outcome, State
+from aztask.stores.records.onceruns import OnceRun
 from aztask.support.clock import Clock
 from aztask.worker.logs import LOG_TASKS, brief_seconds
 from aztask.worker.pipeline.redelivery import UNKNOWN_TASK
@@ -226,6 +227,17 @@ class Journal:
                 parent_id=message.parent_id,
             )
         )
+
+    def lost(self, run: OnceRun, error_type: str, error: str) -> None:
+        """Report an at-most-once run whose worker is gone."""
+        key = run.key
+        self.counts["failed"] += 1
+        self._sink.emit(
+            Event(
+                "failed", key.task_id, run.task, run.queue, 1, key.hop,
+                error_type=error_type, error=error,
+            )
+        )  # fmt: skip
 
     def lease_changed(self, queue: str, former: float, lease: float, reason: str) -> None:
         """Report that the queue's messages are received under another lease from now on."""

@@ -36,6 +36,8 @@ TABLES: Final = (
     "owned_steps",
     "operations",
     "owned_operations",
+    "once_runs",
+    "owned_once_runs",
     "workflows",
     "workflow_documents",
 )

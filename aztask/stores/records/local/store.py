@@ -324,6 +324,11 @@ class LocalResults:
             self._cancellations.mark(connection, task_id, at, running=running)
             return True
 
+    def uncancel(self, task_id: str) -> None:
+        """Take back a task's mark of `cancel`."""
+        with self._database.transaction() as connection:
+            self._cancellations.drop(connection, task_id)
+
     def to_stop(self, task_ids: Sequence[str]) -> list[str]:
         """Those of these tasks whose runs should be stopped."""
         with self._database.read() as connection:

@@ -16,6 +16,7 @@ Partitions
 * ``u-SHARD``: holders of unique tasks, see `aztask.stores.records.uniques`.
 * ``U-MARK-SHARD``, ``K-MARK-NAME``, ``D-MARK-QUEUE``: holders, control entries and dead letters
   with an owner, see `aztask.stores.tables.owners`.
+* ``n-WORKER`` and ``N-MARK-WORKER``: its at-most-once runs, see `aztask.stores.records.onceruns`.
 * ``h-TASK`` and ``H-MARK-TASK``: the recorded steps of a task, see `aztask.steps.records`.
 * ``g-WORKFLOW;DOCUMENT``, ``o-SHARD``, ``em-MARK-SHARD`` and ``e-SHARD``: see
   `aztask.stores.records.tables.workflows`.

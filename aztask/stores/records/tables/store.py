@@ -332,6 +332,10 @@ class TablesResults:
         self._marks.put(task_id, at, running=running)
         return True
 
+    def uncancel(self, task_id: str) -> None:
+        """Take back a task's mark of `cancel`: a request for each place where it may be."""
+        self._marks.drop(TimeBudget(), partition_of(task_id))
+
     def to_stop(self, task_ids: Sequence[str]) -> list[str]:
         """Those of these tasks whose runs should be stopped: a query for each shard."""
         return self._marks.to_stop(task_ids)

@@ -29,6 +29,7 @@ from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import Kind, Listed, MemoryPayloads, belongs, new_name
 from aztask.stores.records.base import Owned, RunKey, Start
 from aztask.stores.records.local.scan import TABLES
+from aztask.stores.records.onceruns import once_runs_of
 from aztask.stores.records.workflows import Change
 
 PACKAGE = Path(holders.__file__).parents[2]
@@ -120,6 +121,7 @@ def test_every_column_of_every_table_of_a_local_store_is_read(app, tmp_path):
     app.results.heartbeat  # noqa: B018  # opens the store
     StepHome(app).store()  # which makes its tables when it is first used
     ledger_of(app.results)
+    once_runs_of(app.results)
     hidden, seen = [], set()
     connection = sqlite3.connect(tmp_path / "q.db")
     tables = [name for (name,) in connection.execute(

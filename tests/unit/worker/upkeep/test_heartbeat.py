@@ -64,6 +64,22 @@ def test_the_last_checkpoint_is_reported_unless_it_is_long(make):
         assert bench.heartbeat.record().tasks[0].progress == reported
 
 
+def test_a_checkpoint_is_news_until_it_was_reported(make):
+    bench = make(2)
+    heartbeat, (first, second) = bench.heartbeat, [item for item, _ in bench.running]
+    assert not heartbeat.news()
+    first.rewrite(saved=b"7")
+    assert heartbeat.news()
+    heartbeat.record()
+    assert not heartbeat.news()
+    second.rewrite(saved=b"x" * (MOST_PROGRESS + 1))
+    assert not heartbeat.news(), "a long one is not reported"
+    first.rewrite(saved=b"8")
+    assert heartbeat.news()
+    bench.running.clear()
+    assert not heartbeat.news()
+
+
 def test_it_keeps_its_start_and_moves_its_time(make):
     bench = make(0)
     born = bench.time.now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from dataclasses import replace
@@ -38,6 +39,9 @@ class Idle:
 
     def running_ids(self) -> list[str]:
         return []
+
+    def news(self) -> bool:
+        return False
 
 
 class Purging:
@@ -121,6 +125,40 @@ def test_what_is_old_is_known_from_the_stores_clock(monkeypatch: pytest.MonkeyPa
     answers.append(StoreTime(2000.0, 1000.0, 1000.0))
     assert tick(1001.0 + KEPT_SECONDS) == []
     assert tick(1002.0 + KEPT_SECONDS) == [1950.0]
+    chores.stop()
+
+
+def test_a_new_checkpoint_brings_the_heartbeat_forward_once_a_second() -> None:
+    told: list[float] = []
+    now = [1000.0]
+    store = Purging(0)
+    store.heartbeat = lambda worker: told.append(now[0])  # type: ignore[method-assign]
+    app: Any = SimpleNamespace(
+        results=store,
+        payloads=None,
+        broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+    )
+    runtime = make_runtime(app, clock=Clock(monotonic=lambda: now[0]), queues=("q",))
+    beating = Idle()
+    chores, mailbox = Housekeeping(runtime, beating, Noting()), runtime.mailbox
+
+    def run(until: float) -> list[float]:
+        told.clear()
+        while now[0] < until:
+            chores.tick(now[0])
+            while len(chores._lane):
+                mailbox.run()
+            now[0] = round(now[0] + 0.1, 1)
+        return told
+
+    assert run(1011.0) == [1000.0, 1005.0, 1010.0]
+    beating.news = lambda: True  # type: ignore[method-assign]
+    found = run(1016.0)
+    assert len(found) == 5
+    assert min(after - before for before, after in itertools.pairwise(found)) >= 1.0
+    beating.news = lambda: False  # type: ignore[method-assign]
+    assert len(run(1026.0)) == 2
     chores.stop()
 
 

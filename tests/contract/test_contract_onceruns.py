@@ -1,0 +1,83 @@
+"""Notes of at-most-once runs in every store of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import rowstores
+from rowstores import Make
+
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.stores.records.base import RunKey
+from aztask.stores.records.onceruns import OnceRun, OnceRuns
+from aztask.stores.rows import TOGETHER, RowStore
+
+MINE = Owner("servicebus://mine.servicebus.windows.net", "shop")
+THEIRS = Owner("servicebus://theirs.servicebus.windows.net", "shop")
+RUN = OnceRun(RunKey("a/b?#\\ä", 1, 2), "shop.pay", "orders", "pod-0", "1f", 1_800_000_000.5, 60.0)
+
+
+@pytest.fixture(scope="module", params=sorted(rowstores.FACTORIES))
+def make(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Make]:
+    with rowstores.FACTORIES[request.param](tmp_path_factory.mktemp("rows")) as made:
+        yield made
+
+
+@pytest.fixture
+def rows(make: Make) -> Iterator[RowStore]:
+    made = make()
+    yield made.store
+    for each in made.at_end:
+        each()
+
+
+@pytest.fixture(params=[NO_OWNER, MINE], ids=["no owner", "owner"])
+def notes(request: pytest.FixtureRequest, rows: RowStore) -> OnceRuns:
+    return OnceRuns(rows, request.param)
+
+
+def test_a_note_is_read_until_it_is_dropped(notes: OnceRuns) -> None:
+    long = replace(RUN, key=RunKey("x" * 600), worker="w" * 400)
+    for run in (RUN, long):
+        notes.note([run])
+    assert set(notes.all()) == {RUN, long}
+    notes.drop([RUN])
+    notes.drop([RUN])
+    assert list(notes.all()) == [long]
+
+
+def test_more_than_one_transaction(notes: OnceRuns) -> None:
+    runs = [replace(RUN, key=RunKey(f"t{number}")) for number in range(TOGETHER + 3)]
+    notes.note(runs)
+    assert set(notes.all()) == set(runs)
+    notes.drop(runs)
+    assert list(notes.all()) == []
+
+
+def test_a_repeated_claim_notes_again(notes: OnceRuns) -> None:
+    again, other = replace(RUN, at=RUN.at + 60), replace(RUN, key=RunKey("other"))
+    notes.note([RUN])
+    notes.note([again, other])
+    assert set(notes.all()) == {again, other}
+
+
+def test_workers_have_notes_of_their_own(notes: OnceRuns) -> None:
+    """The run was taken over: what one worker deletes is not the other's note."""
+    other = replace(RUN, worker="pod-1")
+    notes.note([RUN])
+    notes.note([other])
+    notes.drop([RUN])
+    assert list(notes.all()) == [other]
+
+
+def test_notes_belong_to_a_broker(rows: RowStore) -> None:
+    mine, theirs = OnceRuns(rows, MINE), OnceRuns(rows, THEIRS)
+    theirs.note([RUN])
+    assert list(mine.all()) == []
+    assert mine.adopt(THEIRS) == 1
+    assert list(mine.all()) == [RUN]
+    assert list(theirs.all()) == []
