@@ -17,7 +17,7 @@ from aztask.settlement import Complete
 from aztask.stores.events import Event
 from aztask.stores.records.base import Outcome, ResultStore, RunKey, RunRecord, State
 from aztask.stores.records.schedules import ClaimRow, Kept, Occurrence, ScheduleStore, schedules_of
-from aztask.workflows.graphs import Signature
+from aztask.workflows.graphs import Graph, Signature
 
 
 class Killed(BaseException):
@@ -67,7 +67,9 @@ class World:
         assert inner is not None
         store = DyingStore(self, inner)
         results: Any = WithSchedules(self.results, store)
-        made = Schedules("shop", Opened(results), Sends(self), codec or Codec(), self.tasks)
+        made = Schedules(
+            "shop", Opened(results), Sends(self), codec or Codec(), self.tasks, workflows=Starts()
+        )
         declare(made)
         self.engines.append(made.engine)
         return made
@@ -223,6 +225,16 @@ class Sends:
 
     def report(self, event: Event) -> None:
         self._world.events.append(event)
+
+
+class Starts:
+    """The workflows of one simulated process: its schedules have none."""
+
+    def check(self, graph: Graph) -> None:
+        assert isinstance(graph, Signature)
+
+    def start_occurrence(self, graph: Graph, workflow: str, headers: Any) -> None:
+        raise AssertionError(workflow)
 
 
 class Opened:

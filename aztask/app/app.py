@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, overload
 
 from aztask.address.addresses import LocalAddress
@@ -64,7 +64,7 @@ from aztask.taskoptions import (
     name_text,
 )
 from aztask.uniqueness.engine import UniqueEngine
-from aztask.workflows.graphs import Signature
+from aztask.workflows.graphs import Graph, calls_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -188,6 +188,7 @@ class App:
             self.sends,
             self.codec,
             self.tasks,
+            workflows=self.workflows,
         )
 
     def __repr__(self) -> str:
@@ -367,16 +368,18 @@ class App:
         """The limits of a task. Raises ConfigurationError for a name that is not declared."""
         return self.limits.of(task)
 
-    def schedule(self, name: str, call: Signature, **options: Unpack[ScheduleOptions]) -> Plan:
+    def schedule(self, name: str, call: Graph, **options: Unpack[ScheduleOptions]) -> Plan:
         """Send a task at certain times. Every worker of the app takes part, without a leader.
 
         ::
 
             app.schedule("nightly", report.s(), cron="0 2 * * *", tz="Europe/Berlin")
             app.schedule("poll", poll.s("eu"), every=30, overlap="skip")
+            app.schedule("import", fetch.s() | store.s(), cron="0 4 * * *", overlap="skip")
 
         * `name`: names the schedule; one without a dot gets the app's name in front.
-        * `call`: one call of a task; `Signature.with_options` sets its queue, expiry or session.
+        * `call`: a call of a task, or a workflow; `Signature.with_options` sets a call's queue,
+          expiry or session.
         * `options`: when, and by which rules, see `ScheduleOptions`.
 
         The first occurrence is after the first start of a worker, never in the past. A schedule
@@ -385,7 +388,7 @@ class App:
         docs/how-to/basics/schedules.md.
         """
         plan = self.schedules.plan(name, call, **options)
-        if call.options.get("queue") == self.settings.default_queue:
+        if any(each.options.get("queue") == self.settings.default_queue for each in calls_of(call)):
             self.queues.name_default()
         return self.schedules.declare(plan)
 
@@ -665,7 +668,7 @@ class App:
 
         return back
 
-    def inline(self, *, run: bool = True) -> InlineMode:
+    def inline(self, *, run: bool = True, now: datetime | None = None) -> InlineMode:
         """Run tasks here, at the moment they are sent: for tests, as a ``with`` block.
 
         ::
@@ -675,12 +678,15 @@ class App:
                 inline.assert_sent(notify, "a.png")
 
         Broker and result store are replaced by new ones in memory. Retries, rejections, dead
-        letters and sessions work as on a worker, and retries do not wait. Delayed tasks run when
-        you call ``inline.advance(seconds)``. See `aztask.testing.Inline`.
+        letters and sessions work as on a worker, and retries do not wait. Time stands still:
+        delayed and debounced tasks and schedules come when you call ``inline.advance(seconds)``.
+        See `aztask.testing.Inline`.
 
         * `run`: False only keeps what is sent; ``inline.run()`` then runs it.
+        * `now`: the time at the start, a ``datetime`` with a time zone; by default that of this
+          machine. With it, a test of a cron expression does not depend on when it runs.
         """
-        inline: InlineMode = late("aztask.testing.inline", "Inline")(self, run=run)
+        inline: InlineMode = late("aztask.testing.inline", "Inline")(self, run=run, now=now)
         return inline
 
     # -- messages and values -----------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any, Final, Protocol, cast
 
 from aztask.app.queues import DeclaredQueues
@@ -104,8 +105,23 @@ class WorkflowStarter:
             workflow_id, lambda: self.engine, self._codec.decode_value, self._tasks
         )
 
-    def start(self, graph: Graph, workflow_id: str | None = None) -> WorkflowResult:
+    def check(self, graph: Graph) -> None:
+        """Raise TypeError for arguments that do not match, ConfigurationError for its size."""
+        compile_graph(graph, lambda signature: "")
+
+    def start_occurrence(self, graph: Graph, workflow: str, headers: Mapping[str, Any]) -> None:
+        """Start the workflow of a schedule's occurrence, with these headers on its messages."""
+        self.start(graph, workflow, headers)
+
+    def start(
+        self,
+        graph: Graph,
+        workflow_id: str | None = None,
+        headers: Mapping[str, Any] = MappingProxyType({}),
+    ) -> WorkflowResult:
         """Start a workflow; one whose id is known is not started again.
+
+        * `headers`: of all its messages, beside those that hooks set.
 
         Raises TypeError for wrong arguments, EncodeError, MessageTooLarge, ConfigurationError, and
         BrokerUnavailable: then start it again under the same id.
@@ -126,7 +142,7 @@ class WorkflowStarter:
                 f"{os.getpid()}@{socket.gethostname()}",
                 (parent.message.root_id or parent.task_id) if parent else None,
                 parent.task_id if parent else None,
-                _headers(sent, compiled.signatures),
+                _headers(sent, compiled.signatures, headers),
                 self._session_of,
                 self._leases.lease_seconds,
             )
@@ -150,12 +166,14 @@ class WorkflowStarter:
         )
 
 
-def _headers(sent: Sending, nodes: Iterable[int]) -> Callable[[int], dict[str, Any]]:
-    """The headers that hooks have set for the message of a node."""
+def _headers(
+    sent: Sending, nodes: Iterable[int], given: Mapping[str, Any]
+) -> Callable[[int], dict[str, Any]]:
+    """The headers that hooks have set for the message of a node, and the given ones."""
     if sent.each is None:
-        return lambda node: sent.headers
+        return lambda node: {**sent.headers, **given}
     each = dict(zip(nodes, sent.each, strict=True))
-    return lambda node: {**sent.headers, **each[node]}
+    return lambda node: {**sent.headers, **each[node], **given}
 
 
 def _checked_id(workflow_id: object) -> str:

@@ -23,6 +23,7 @@ from aztask.schedules.view import View
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.damage import Damaged
 from aztask.support.display import visible
+from aztask.workflows.graphs import calls_of
 
 __all__ = [
     "MOST_AT_ONCE",
@@ -181,18 +182,24 @@ def _described(
         name,
         state,
         when=str(definition.trigger),
-        task=definition.message.task,
+        task=_called(definition.message.task, workflow=definition.graph),
         next=_next_times(definition.trigger, start, now),
         details=details,
     )
 
 
+def _called(task: str, *, workflow: bool) -> str:
+    """What a schedule calls: a task, or the workflow that begins with it."""
+    return f"{task} (workflow)" if workflow else task
+
+
 def _declared(plan: Plan, now: float) -> ScheduleShown:
+    call = next(calls_of(plan.call))
     return ScheduleShown(
         plan.name,
         "new" if next_time(plan.trigger, now) is not None else MISSED,
         when=str(plan.trigger),
-        task=plan.call.task.name,
+        task=_called(call.task.name, workflow=call is not plan.call),
         next=_next_times(plan.trigger, now, now),
     )
 

@@ -17,6 +17,7 @@ from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.schedules.claims import FORGOTTEN_SECONDS, Claim, read_claim
 from aztask.schedules.deciding import decide, due_times, is_busy, jitter_of
+from aztask.schedules.graphs import GraphReader, later
 from aztask.schedules.stored import (
     DUE,
     PLANNED,
@@ -42,9 +43,12 @@ from aztask.stores.records.base import ResultStore
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.schedules import COMMITTED, ScheduleStore
 from aztask.stores.rows import Kept, New, change
+from aztask.stores.records.workflows import ROOT, workflows_of
 from aztask.support.display import one_line, plural
 from aztask.support.failpoint import hit
 from aztask.task import Task
+from aztask.workflows.graph import read_root
+from aztask.workflows.graphs import Graph
 
 # -- The events of occurrences: that one was sent, and that some were skipped, and why.
 
@@ -122,6 +126,18 @@ class OccurrenceSends(Protocol):
         ...
 
 
+class OccurrenceStarts(Protocol):
+    """The workflows of an app, as its schedules need them."""
+
+    def check(self, graph: Graph) -> None:
+        """Raise TypeError for arguments that do not match, ConfigurationError for its size."""
+        ...
+
+    def start_occurrence(self, graph: Graph, workflow: str, headers: Mapping[str, Any]) -> None:
+        """Start a workflow with these headers on its messages; a known one is not started again."""
+        ...
+
+
 Commit: TypeAlias = tuple[Schedule, Sequence[Made]]
 """A new head, and the occurrences that are made with it."""
 
@@ -161,7 +177,10 @@ class ScheduleEngine:
         codec: Codec,
         sends: OccurrenceSends,
         code: Code = NO_CODE,
+        *,
+        workflows: OccurrenceStarts,
     ) -> None:
+        self._workflows = workflows
         self._code = code
         self.results = results
         self.store = store
@@ -503,11 +522,15 @@ class ScheduleEngine:
 
     def _send_task(self, view: View, made: Made, now: float) -> None:
         definition = self.definition(view)
-        args, kwargs = self._codec.decode_arguments(definition.message)
         jitter = jitter_of(made.task_id, definition.rules.jitter)
         delay = definition.delay + max(0.0, jitter - max(0.0, now - made.at))
-        options = {**definition.options, "task_id": made.task_id, "delay": delay}
         headers = {SCHEDULE: view.name, SCHEDULED_AT: made.at}
+        if definition.graph:
+            graph = GraphReader(self._codec, self._code.tasks).read(definition.message.body)
+            self._workflows.start_occurrence(later(graph, delay), made.task_id, headers)
+            return
+        args, kwargs = self._codec.decode_arguments(definition.message)
+        options = {**definition.options, "task_id": made.task_id, "delay": delay}
         self._sends.send_occurrence(definition.message.task, args, kwargs, options, headers)
 
     def _refused(self, view: View, made: Made, error: Exception) -> Made:
@@ -517,11 +540,14 @@ class ScheduleEngine:
         return refused
 
     def runs(self, task_id: str, old: bool = False) -> bool:
-        """True unless the task has ended. One that the store does not know may be in the queue.
+        """True unless the task or workflow has ended. A task without a row may be in the queue.
 
         * `old`: it counts as lost, unless it waits inside its code.
         """
         record = self.results.get(task_id)
+        store = None if record is not None else workflows_of(self.results)
+        if store is not None and (found := store.read([(task_id, ROOT)])[0]) is not None:
+            return not old and read_root(found.data).ended_at is None
         if old:
             return record is not None and record.parked_at(self.store.now())
         return record is None or not record.state.final

@@ -14,7 +14,8 @@ from aztask.errors import ConfigurationError, DuplicateTask
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.schedules.deciding import task_id_of
-from aztask.schedules.engine import OccurrenceSends, ScheduleEngine
+from aztask.schedules.engine import OccurrenceSends, OccurrenceStarts, ScheduleEngine
+from aztask.schedules.graphs import pack_graph
 from aztask.schedules.rules import Missed, Overlap, Rules, checked_rules
 from aztask.schedules.runner import Declared, Runner
 from aztask.schedules.stored import BACKFILLED, DUE, SENT, TRIGGERED, Made, Schedule, key_of
@@ -30,7 +31,7 @@ from aztask.support.interactive import interactive
 from aztask.support.parts import Part
 from aztask.task import Task
 from aztask.taskoptions import check_options
-from aztask.workflows.graphs import Signature
+from aztask.workflows.graphs import Graph, calls_of
 
 NAME_CHARACTERS: Final = 200
 MOST_BACKFILLED: Final = 10_000
@@ -56,8 +57,8 @@ class ScheduleOptions(TypedDict, total=False):
     * `max_missed`: the most that "all" and "skip" send at once, the latest ones; 100 by default.
     * `grace`: how late an occurrence is still sent; however late by default, with "skip" 60
       seconds.
-    * `overlap`: if the task of the last occurrence has not ended: "allow" (default) sends the next,
-      "skip" skips it, "queue" sends it afterwards.
+    * `overlap`: if the task or the workflow of the last occurrence has not ended: "allow" (default)
+      sends the next, "skip" skips it, "queue" sends it afterwards.
     * `overlap_limit`: after this time, a task that has not ended counts as lost; a day by default.
     * `release`: while workers with different code run, the definition with the higher release
       counts; of equal ones that whose first worker started later. 0 by default.
@@ -81,7 +82,7 @@ class Plan:
     """A schedule as it was written in the code: what is sent, when, and by which rules."""
 
     name: str
-    call: Signature
+    call: Graph
     trigger: Trigger
     rules: Rules
     release: int = 0
@@ -108,6 +109,8 @@ class Schedules:
         sends: OccurrenceSends,
         codec: Codec,
         tasks: Mapping[str, object] = MappingProxyType({}),
+        *,
+        workflows: OccurrenceStarts,
     ) -> None:
         """The app makes it.
 
@@ -120,6 +123,7 @@ class Schedules:
         self._connections = connections
         self._codec = codec
         self._sends = sends
+        self._workflows = workflows
         self._engine: ScheduleEngine | None = None
         self._engine_of: object = None
         self.declared: dict[str, Plan] = {}
@@ -136,7 +140,9 @@ class Schedules:
             if self._acts_for is not None:
                 store = store.of(self._acts_for)
             code = Code(self._app_name, self.declared, self._tasks)
-            self._engine = ScheduleEngine(results, store, self._codec, self._sends, code)
+            self._engine = ScheduleEngine(
+                results, store, self._codec, self._sends, code, workflows=self._workflows
+            )
         return self._engine
 
     def act_for(self, owner: Owner) -> None:
@@ -158,16 +164,18 @@ class Schedules:
 
     # -- definitions -------------------------------------------------------------------------
 
-    def plan(self, name: str, call: Signature, **options: Unpack[ScheduleOptions]) -> Plan:
+    def plan(self, name: str, call: Graph, **options: Unpack[ScheduleOptions]) -> Plan:
         """Check a schedule. Raises ConfigurationError, and TypeError for wrong arguments."""
         full, where = self.full_name(name), f"schedule {name!r}"
         check_options(options, ScheduleOptions, where)
-        if not isinstance(call, Signature):
+        if not isinstance(call, Graph):
             raise ConfigurationError(
-                f"{where} takes one call of a task, such as report.s(), not {call!r:.80}; a task "
-                "can start a workflow"
+                f"{where} takes a call of a task or a workflow, such as report.s(), not "
+                f"{call!r:.80}"
             )
-        call.task.check_arguments(call.args, dict(call.kwargs))
+        if next(calls_of(call), None) is None:
+            raise ConfigurationError(f"{where}: the workflow has no tasks")
+        self._workflows.check(call)
         release: object = options.get("release", 0)
         if type(release) is not int or not 0 <= release < 10**9:
             raise ConfigurationError(f"{where}: release takes a whole number, not {release!r}")
@@ -182,7 +190,7 @@ class Schedules:
         self.declared[plan.name] = plan
         return plan
 
-    def create(self, name: str, call: Signature, **options: Unpack[ScheduleOptions]) -> None:
+    def create(self, name: str, call: Graph, **options: Unpack[ScheduleOptions]) -> None:
         """Make a schedule at run time, or replace one that was made at run time.
 
         ::
@@ -218,9 +226,14 @@ class Schedules:
         return engine.store.delete(full)
 
     def _definition(self, plan: Plan) -> Definition:
-        task, options = cast("Task[..., Any]", plan.call.task), plan.call.options
+        call = next(calls_of(plan.call))
+        task, options = cast("Task[..., Any]", call.task), call.options
+        if call is not plan.call:
+            body, queue = pack_graph(self._codec, plan.call), self._sends.route(task, options)
+            message = TaskMessage(plan.name, task.name, queue, body)
+            return Definition(message, plan.trigger, plan.rules, graph=True)
         body, content_type, encoding = self._codec.encode_arguments(
-            *task.plain_arguments(plan.call.args, dict(plan.call.kwargs))
+            *task.plain_arguments(call.args, dict(call.kwargs))
         )
         message = TaskMessage(
             plan.name,
@@ -333,6 +346,10 @@ class Schedules:
         return [made.task_id for made in ended if made.state == SENT]
 
     # -- workers -----------------------------------------------------------------------------
+
+    def definitions(self) -> list[Definition]:
+        """The definitions of the code's schedules."""
+        return [self._definition(plan) for plan in self.declared.values()]
 
     def runner(self, by: str, part: Part | None = None) -> Runner:
         """What a worker does for schedules, see `Runner`. `by`: its name."""

@@ -34,6 +34,8 @@ class Definition:
 
     * `message`: the task's message; its id is the schedule's name.
     * `delay`, `expires`: seconds from each send; `expires` may be None.
+    * `graph`: the message's body is a workflow, see `aztask.schedules.graphs`; its task and queue
+      are those of the first task.
     """
 
     message: TaskMessage
@@ -41,6 +43,7 @@ class Definition:
     rules: Rules
     delay: float = 0.0
     expires: float | None = None
+    graph: bool = False
 
     @property
     def name(self) -> str:
@@ -56,7 +59,8 @@ class Definition:
                 "rules": self.rules.packed(),
                 "delay": self.delay,
                 "expires": self.expires,
-                "queue": self.message.queue,
+                # A release that knows no workflows here misses the queue, and sends nothing.
+                "graph_queue" if self.graph else "queue": self.message.queue,
             }
         )
         return packed
@@ -111,7 +115,9 @@ def read_template(codec: Codec, name: str, data: bytes) -> Definition:
     if not isinstance(found, dict):
         raise Damaged("its definition is missing")
     columns = Columns(found)
-    message = codec.from_envelope(envelope, columns.text("queue"), stored=f"schedule {name}")
+    graph = "graph_queue" in found
+    queue = columns.text("graph_queue" if graph else "queue")
+    message = codec.from_envelope(envelope, queue, stored=f"schedule {name}")
     if message.id != name:
         raise Damaged(f"its definition is that of schedule {message.id}")
     return Definition(
@@ -120,4 +126,5 @@ def read_template(codec: Codec, name: str, data: bytes) -> Definition:
         read_rules(found.get("rules")),
         columns.time("delay"),
         columns.optional_time("expires"),
+        graph,
     )

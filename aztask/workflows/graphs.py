@@ -150,7 +150,7 @@ class Graph(ABC):
         * EncodeError and MessageTooLarge before anything is sent,
         * BrokerUnavailable and SendUnconfirmed: start it again with the same id.
         """
-        first = next(_signatures(self), None)
+        first = next(calls_of(self), None)
         if first is None:  # no app is known, and there is nothing to send or to record
             return EmptyWorkflow(workflow_id or chance.token(), self.empty_value())
         return first.task.sender.workflows.start(self, workflow_id)
@@ -177,11 +177,12 @@ say_ours(
 )
 
 
-def _signatures(graph: Graph) -> Iterator[Signature]:
+def calls_of(graph: Graph) -> Iterator[Signature]:
+    """The calls of a graph in their order, without its handlers of errors."""
     if isinstance(graph, Signature):
         yield graph
     for part in graph.parts():
-        yield from _signatures(part)
+        yield from calls_of(part)
 
 
 def _links(graph: Graph) -> tuple[Graph, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from typing import Any
 
 SKEW = float(os.environ.get("SCHEDULE_SKEW", "0"))
 if SKEW:
@@ -43,6 +44,28 @@ def tick(context: Context) -> float:
     note("end", f"{at:.0f}")
     return at
 
+
+@app.task_with_context
+def begin(context: Context) -> str:
+    assert context.scheduled_at is not None
+    at = f"{context.scheduled_at.timestamp():.0f}"
+    note("start", at)
+    return at
+
+
+@app.task_with_context
+def finish(context: Context, at: str) -> str:
+    """It takes longer than the time between two occurrences."""
+    assert context.scheduled_at is not None
+    assert f"{context.scheduled_at.timestamp():.0f}" == at
+    time.sleep(1.5)
+    note("end", at)
+    return at
+
+
+if "SCHEDULE_OVERLAP" in os.environ:
+    overlap: Any = os.environ["SCHEDULE_OVERLAP"]
+    app.schedule("flow", begin.s() | finish.s(), every=1, overlap=overlap)
 
 DECLARED = json.loads(
     os.environ.get("SCHEDULES", '{"tick": {"every": 1, "missed": "all", "max_missed": 1000}}')

@@ -89,6 +89,33 @@ def test_another_worker_completes_what_one_that_died_began(step: str, tmp_path: 
         assert second.stop() == 0, second.log
 
 
+@pytest.mark.parametrize("step", ["occurrence-made", "occurrence-sent", "graph-root"])
+def test_workflows_of_a_schedule_never_overlap(step: str, tmp_path: Path) -> None:
+    """A worker dies at its second occurrence; another one goes on, and starts none twice."""
+    with site_on("local", tmp_path) as site:
+        given = {"SCHEDULES": "{}", "SCHEDULE_OVERLAP": "skip"}
+        first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:KILL:2", **given)
+        assert first.wait(60) == -signal.SIGKILL, first.log
+        site.worker(*ARGUMENTS, **given)
+        wait_until(lambda: len(site.lines("end")) >= 4, 60, "four workflows")
+        assert site.app().schedules.pause("flow")
+        wait_until(lambda: len(site.lines("start")) == len(site.lines("end")), 60, "all end")
+        told = [(line.event, line.key) for line in site.lines()]
+        begun = [key for event, key in told if event == "start"]
+        assert told == [(event, key) for key in begun for event in ("start", "end")]
+        assert len(set(begun)) == len(begun)
+        store = schedules_of(site.app().results)
+        assert store is not None
+        made = [read_made(row) for row in store.newest("ledger.flow", 100)]
+        assert {each.state for each in made} == {"sent", "skipped"}
+        (why,) = {each.why.partition("@")[2][20:] for each in made if each.state == "skipped"}
+        assert why == " has not ended"
+        for each in made:
+            if each.state == "sent":
+                value = f"{each.at:.0f}"
+                assert site.app().workflows.result(each.task_id).get(timeout=10) == value
+
+
 @pytest.mark.kills
 @pytest.mark.parametrize("where", ["local", "tables"])
 def test_workers_that_are_killed_lose_no_occurrence(where: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from aztask import App, Context, chain
+from aztask import App, Context, chain, group
 from aztask.errors import CodecError, ConfigurationError, DuplicateTask, MessageTooLarge
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
@@ -37,8 +37,12 @@ def app(tmp_path):
 def test_a_wrong_schedule_is_an_error_where_it_is_written(app):
     with pytest.raises(TypeError, match="missing a required argument: 'region'"):
         app.schedule("s", app.report.s(), every=60)
-    with pytest.raises(ConfigurationError, match=r"one call of a task, such as report\.s"):
-        app.schedule("s", chain(app.report.s("eu")), every=60)
+    with pytest.raises(ConfigurationError, match=r"a call of a task or a workflow, such as report"):
+        app.schedule("s", app.report, every=60)
+    with pytest.raises(ConfigurationError, match="the workflow has no tasks"):
+        app.schedule("s", group([]), every=60)
+    with pytest.raises(TypeError, match="region"):
+        app.schedule("s", chain(app.report.s("eu"), app.report.si()), every=60)
     with pytest.raises(ConfigurationError, match="a schedule's name is a text"):
         app.schedule("", app.report.s("eu"), every=60)
     with pytest.raises(ConfigurationError, match="release takes a whole number, not -1"):
@@ -60,7 +64,7 @@ def test_a_result_store_that_keeps_no_schedules_is_none(app):
         def results(self):
             return object()
 
-    schedules = Schedules("shop", Opened(), app.sends, app.codec)
+    schedules = Schedules("shop", Opened(), app.sends, app.codec, workflows=app.workflows)
     with pytest.raises(ConfigurationError, match="schedules need a result store"):
         schedules.pause("s")
     assert not schedules.wanted
