@@ -104,7 +104,9 @@ class Sends:
             call = Invocation(*known.conversion.peek(args, kwargs), (args, kwargs))
         given = cast("SendOptions", options)
         with suppress(NotUnique):  # another task of that key waits or runs: that is enough
-            self.sender.send(name, known, queue, (call,), given, sessions, headers)
+            ids = self.sender.send(name, known, queue, (call,), given, sessions, headers)
+            if self.on_sent is not None:
+                self.on_sent(name, queue, (call,), ids, given)
 
     def route(self, task: Task[..., Any] | None, options: Mapping[str, Any]) -> str:
         """The queue of a send that is about to be made, see `DeclaredQueues.route`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -47,7 +48,10 @@ class InlineMode(Protocol):
 
     def run(self) -> None: ...
 
-    def advance(self, seconds: float) -> None: ...
+    def advance(self, seconds: float | timedelta) -> None: ...
+
+    @property
+    def now(self) -> datetime: ...
 
     def deliver(
         self, queue: str, body: bytes | str | dict[str, Any] | list[Any], **headers: Any

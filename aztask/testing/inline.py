@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Final
 
 from aztask.app import App
 from aztask.context import Context, current_context, set_current_context, unsent_context
-from aztask.errors import ResultTimeout
+from aztask.errors import ConfigurationError, ResultTimeout
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.view import DeadLetters, DeadLetterView
 from aztask.queues.engine import Database
@@ -22,7 +21,8 @@ from aztask.result import AsyncResult
 from aztask.sending.ids import new_id
 from aztask.sending.sent import Sent, find, named
 from aztask.stores.records.local.store import LocalResults
-from aztask.support.clock import Clock
+from aztask.support import clock
+from aztask.support.clock import Clock, replaced
 from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions, delay_seconds
 from aztask.testing.inlineworker import InlineClock, InlineWorker
@@ -42,26 +42,32 @@ class Inline:
       order. In a workflow it has only the signature's own arguments, not the value before it.
     """
 
-    def __init__(self, app: App, *, run: bool = True) -> None:
-        """Called by `App.inline`, which describes `run`."""
+    def __init__(self, app: App, *, run: bool = True, now: datetime | None = None) -> None:
+        """Called by `App.inline`, which describes `run` and `now`."""
+        if now is not None and now.tzinfo is None:
+            raise ConfigurationError(f"now takes a datetime with a time zone, not {now!r}")
         self._app = app
         self._runs = run
+        self._start = now
         self.sent: list[Sent] = []
 
     def __enter__(self) -> Inline:
         """Replace the app's broker and result store by new ones in memory."""
-        clock = InlineClock()
+        time = InlineClock(self._start)
+        self._clock = time.clock
         self._database = Database(":memory:")
-        broker = LocalBroker(self._database, clock=clock.clock)
-        results = InlineResults(self._database, clock.clock, self)
+        broker = LocalBroker(self._database, clock=time.clock)
+        results = InlineResults(self._database, time.clock, self)
         with ExitStack() as undo:
             undo.callback(self._database.close)
-            self._restore = self._app.redirect(broker, results, self._sent)
-            undo.callback(self._restore)
+            if self._start is not None:
+                # Times that a program computes from the machine's clock mean nothing here.
+                undo.enter_context(replaced(Clock(wall=self._clock.wall)))
+            undo.callback(self._app.redirect(broker, results, self._sent))
             self._app.workflows.watch(self)
             undo.callback(self._app.workflows.watch, None)
-            self._worker = InlineWorker(self._app, broker, clock)
-            undo.pop_all()
+            self._worker = InlineWorker(self._app, broker, time)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(
@@ -72,9 +78,7 @@ class Inline:
     ) -> None:
         """Give the app its own connections back. Tasks that still wait are dropped."""
         self._worker.close()
-        self._app.workflows.watch(None)
-        self._restore()
-        self._database.close()
+        self._undo.close()
 
     # -- running -----------------------------------------------------------------------------
 
@@ -82,14 +86,21 @@ class Inline:
         """Run all tasks that are due. ``app.inline()`` does so at every send by itself."""
         self._worker.run()
 
-    def advance(self, seconds: float) -> None:
-        """Let time pass: delayed, snoozed and scheduled tasks run at their times, in order.
+    def advance(self, seconds: float | timedelta) -> None:
+        """Let time pass: everything that becomes due in it happens at its time, in order.
 
-        Only the clock of queues and leases moves; `time.time` in your tasks does not.
+        Delayed, snoozed and debounced tasks run, and the app's schedules send theirs. Only the
+        clock of `now` moves; `time.time` in your tasks does not.
         """
-        if seconds < 0:
+        passed = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        if passed < 0:
             raise ValueError(f"advance takes seconds of 0 or more, not {seconds!r}")
-        self._worker.advance(seconds)
+        self._worker.advance(passed)
+
+    @property
+    def now(self) -> datetime:
+        """The time of queues, delays, schedules and results, in UTC; only `advance` moves it."""
+        return datetime.fromtimestamp(self._clock.wall(), UTC)
 
     def deliver(
         self, queue: str, body: bytes | str | dict[str, Any] | list[Any], **headers: Any
@@ -153,7 +164,7 @@ class Inline:
         given = dict(options)
         for call, task_id in zip(calls, ids, strict=True):
             self.sent.append(Sent(task_id, name, queue, call.args, call.kwargs, given))
-        self._worker.expect(delay_seconds(options, time.time()))
+        self._worker.expect(delay_seconds(options, clock.wall()))
         self.started()
 
     # -- workflows, see `aztask.app.workflows.GraphWatcher` ----------------------------------
@@ -180,8 +191,8 @@ class Inline:
 class InlineResults(LocalResults):
     """Results in memory. Waiting for one runs what is due, and fails if nothing is."""
 
-    def __init__(self, database: Database, clock: Clock, inline: Inline) -> None:
-        super().__init__(database, clock=clock)
+    def __init__(self, database: Database, time: Clock, inline: Inline) -> None:
+        super().__init__(database, clock=time)
         self._inline = inline
 
     def wait_changed(self, version: int, timeout: float) -> int:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 from aztask.app import App
@@ -29,6 +30,8 @@ from aztask.queues.base import ANY_SESSION, Receiver, SessionHolder
 from aztask.queues.delivery import Renewed
 from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.queues.local.broker import LocalBroker
+from aztask.schedules.stored import DUE
+from aztask.schedules.view import View
 from aztask.settlement import Abandon, Complete, Defer, Hold, Lapse, Resubmit, from_record
 from aztask.steps.suspension import Suspension
 from aztask.stores.events.sink import NullEventSink
@@ -114,14 +117,57 @@ NAME: Final = "inline"
 class InlineClock:
     """A clock that stands still until it is moved."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: datetime | None = None) -> None:
+        """start: what the wall clock says at first; by default, the time of this machine."""
         self._moved = 0.0
-        monotonic, wall = SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall()
+        monotonic = SYSTEM_CLOCK.monotonic()
+        wall = SYSTEM_CLOCK.wall() if start is None else start.timestamp()
         self.clock = Clock(lambda: monotonic + self._moved, lambda: wall + self._moved)
 
     def move(self, seconds: float) -> None:
         """Move it forward by so many seconds."""
         self._moved += max(0.0, seconds)
+
+
+class InlineSchedules:
+    """Makes the occurrences of the app's schedules, at the times of the inline clock.
+
+    There is no other worker, so it needs no claims; otherwise it does what a worker does.
+    """
+
+    def __init__(self, app: App, clock: Clock) -> None:
+        self._app = app
+        self._clock = clock
+
+    def _views(self) -> Iterator[View]:
+        """The schedules that are not paused: those of the code, and those made at run time."""
+        schedules = self._app.schedules
+        for definition in schedules.definitions():
+            if schedules.view(definition.name) is None:
+                schedules.engine.define(definition, 0, NAME, None, of_code=True)
+        for _, view in schedules.engine.views():
+            if isinstance(view, View) and view.schedule.paused_at is None:
+                yield view
+
+    def next_at(self) -> float | None:
+        """When the next occurrence is due, UTC epoch seconds; None if none is."""
+        engine = self._app.schedules.engine
+        times = [due for view in self._views() if (due := engine.next_due(view)) is not None]
+        return min(times, default=None)
+
+    def turn(self) -> None:
+        """Make and send what is due, and what waited for the occurrence before it."""
+        engine, now = self._app.schedules.engine, self._clock.wall()
+        for each in list(self._views()):
+            view: View | None = each
+            due = engine.next_due(each)
+            if due is not None and due <= now:
+                view = engine.fire(each, NAME)
+            if view is not None and view.waiting:
+                view = engine.admit(view, NAME)
+            for made in () if view is None else view.open:
+                if view is not None and made.state == DUE:
+                    engine.send(view, made)
 
 
 class InlineSession:
@@ -169,6 +215,8 @@ class InlineWorker:
         self._due: list[Due] = []
         debounced = any(task.unique and task.unique.until == QUIET for task in app.tasks.values())
         self._unique = unique_engine(app) if debounced else None
+        self._schedules = InlineSchedules(app, self._clock)
+        self._schedules.next_at()  # the first occurrences come after now
         self._lifespans = app.hooks.lifespan.open(self._loop.run) if app.hooks.lifespan else None
 
     def close(self) -> None:
@@ -198,10 +246,12 @@ class InlineWorker:
         end = self._clock.wall() + seconds
         self.run()
         while True:
-            due = min(filter(None, (self._next(), self._quiet())), default=None)
+            due = min(filter(None, (self._next(), self._quiet(), self._planned())), default=None)
             if due is None or due.at > end:
                 break
             self._jump(due)
+            self.run()
+            self._schedules.turn()
             self.run()
         self._move(end - self._clock.wall())
         self.run()  # an eta becomes a delay twice, milliseconds apart: here and in the message
@@ -231,6 +281,10 @@ class InlineWorker:
         found = self._unique.store.due(math.inf, 1) if self._unique is not None else []
         soon = [Due(each.due + 0.001, retry=False) for each in found]
         return next((due for due in soon if due.at > self._clock.wall()), None)
+
+    def _planned(self) -> Due | None:
+        at = self._schedules.next_at()
+        return None if at is None else Due(at, retry=False)
 
     def _jump(self, due: Due) -> None:
         with self._lock:
