@@ -18,14 +18,16 @@ from typing import Final
 from aztask.app import App
 from aztask.errors import ConfigurationError, NotFound
 from aztask.operate.eventlog import GAP, Entry, EventLog, events_of, gap, seconds
+from aztask.operate.workflows import workflow
 from aztask.settlement import DeadLetter, Decision, Defer, Hold, Resubmit, name_of
 from aztask.stores.events.event import Event
 from aztask.stores.records.base import Outcome, RunRecord, State
 from aztask.stores.records.starts import GIVEN_BACK
+from aztask.support.display import plural
 
 
 def explain(app: App, task_id: str, directory: Path | None = None) -> History:
-    """What happened to a task.
+    """What happened to a task, or to the tasks of a workflow.
 
     directory: of its events; the app's own by default. Raises NotFound, and ConfigurationError
     without a result store and events.
@@ -40,12 +42,45 @@ def explain(app: App, task_id: str, directory: Path | None = None) -> History:
     runs = store.history(task_id) if store is not None else []
     log = events_of(place, task_id) if place is not None else None
     found = history_of(task_id, runs, log, state=latest.state if latest is not None else None)
+    if found is None and store is not None:
+        found = _of_workflow(app, task_id)
     if found is None:
         raise NotFound(
             f"neither the result store nor the events know a task {task_id!r}; it may not have "
             "started yet"
         )
     return found
+
+
+def _of_workflow(app: App, workflow_id: str) -> History | None:
+    """The history of a workflow: when its tasks started and ended, and what the others wait for.
+
+    None if there is no such workflow. Its tasks have their own histories under their ids.
+    """
+    try:
+        found = workflow(app, workflow_id)
+    except (NotFound, ConfigurationError):
+        return None
+    root = found.root
+    entries = [Entry(root.at, START, f"the workflow starts, of {plural(root.tasks, 'task')}")]
+    waiting: list[Entry] = []
+    for node in found.all_nodes():
+        name = f"{node.task} {node.task_id}"
+        if node.started_at is not None:
+            entries.append(Entry(node.started_at, START, f"{name} starts"))
+        if node.state is not None and node.ended_at is not None:
+            why = node.failure
+            error = f": {why.error_type}: {why.error}" if why is not None else ""
+            entries.append(Entry(node.ended_at, node.state.value, f"{name} {node.state}{error}"))
+        if node.waits:
+            waiting.append(gap(f"{name}: {node.waits}"))
+    if root.cancelled_at is not None:
+        entries.append(Entry(root.cancelled_at, "cancelled", "the workflow is cancelled"))
+    if root.ended_at is not None:
+        text = f"the workflow has ended: {root.state}"
+        entries.append(Entry(root.ended_at, root.state.value, text))
+    entries.sort(key=lambda entry: entry.at or 0.0)
+    return History(workflow_id, "workflow", "", root.state, entries=(*entries, *waiting))
 
 
 # What the rows of a task's runs say: every start that they keep, every outcome, and what lacks.
@@ -102,7 +137,7 @@ def ended(outcome: Outcome) -> str:
     """How a run ended, and what followed, in words."""
     text = outcome.state.value
     if outcome.duration:
-        text += f" after {seconds(outcome.duration)}"
+        text += f" after a run of {seconds(outcome.duration)}"
     if outcome.error_type:
         first = outcome.error.splitlines()[:1]
         text += f": {': '.join([outcome.error_type, *first])}"
@@ -204,8 +239,9 @@ def _text(event: Event) -> str:
     error = ": ".join(each for each in (event.error_type, event.error) if each)
     if event.event in _WORDS:
         return _WORDS[event.event](event)
-    text = "failed, and is retried" if event.event == "resubmitted" else str(event.event)
-    text += _known(" after {}", event.duration_seconds)
+    text = "failed" if event.event == "resubmitted" else str(event.event)
+    text += _known(" after a run of {}", event.duration_seconds)
+    text += ", and is retried" if event.event == "resubmitted" else ""
     text += _known(", {} of the lease left", event.margin_seconds)
     return f"{text}: {error}" if error else text
 

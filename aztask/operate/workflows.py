@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 from aztask.app import App
 from aztask.errors import AztaskError, ForeignId, NotFound, ResultDamaged
 from aztask.operate.action import Action, Progress, Subject, results_of
 from aztask.operate.deadletters.actions import ReplayLetters, replay_by_id
-from aztask.stores.records.base import State
+from aztask.stores.records.base import LOST, State
 from aztask.stores.records.damage import Damaged
 from aztask.support.display import visible
-from aztask.workflows.bits import Bit, Failure
-from aztask.workflows.edits import row_name
+from aztask.workflows.bits import Bit, Decision, Failure
+from aztask.workflows.edits import RootEdit, join_name, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import Root
+from aztask.workflows.packing import read_join
 from aztask.workflows.plan import ROOT, Node, Plan, Slot, task_id_of
+from aztask.workflows.repair import MEMBER_LOST
 from aztask.workflows.rows import Row, read_row
 
 # -- A workflow as people see it: a tree of its nodes with their states, and a list of workflows.
@@ -31,8 +34,11 @@ ASKED: Final = 200
 class NodeView:
     """One node: a task, or a group with its members.
 
-    * `state`: None if it is not known: it may be waiting, or not sent yet.
+    * `state`: None for a task that no worker has started; then `waits` says why, "" if that is not
+      known.
     * `members`: for each member of a group, its nodes in the order in which they run.
+    * `handler`: of a group, the task of its `on_error`.
+    * `generation`: of the last run; `lost`: its message is gone without a dead letter.
     """
 
     number: int
@@ -44,22 +50,28 @@ class NodeView:
     ended_at: float | None = None
     failure: Failure | None = None
     members: tuple[tuple[NodeView, ...], ...] = ()
+    waits: str = ""
+    handler: NodeView | None = None
+    generation: int = 0
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowView:
-    """One workflow, with the nodes of its outermost chain."""
+    """One workflow, with the nodes of its outermost chain, and the task of its `on_error`."""
 
     workflow: str
     root: Root
     nodes: tuple[NodeView, ...]
+    handler: NodeView | None = None
 
     def all_nodes(self) -> Iterator[NodeView]:
-        """Every node, groups before their members."""
-        stack = list(reversed(self.nodes))
+        """Every node, groups before their members, and handlers of errors behind them."""
+        stack = [*([self.handler] if self.handler else []), *reversed(self.nodes)]
         while stack:
             node = stack.pop()
             yield node
+            stack += [node.handler] if node.handler else []
             stack += [each for member in reversed(node.members) for each in reversed(member)]
 
 
@@ -69,7 +81,8 @@ def view(engine: WorkflowEngine, workflow: str) -> WorkflowView | None:
     plan = None if root is None else engine.graphs.plan(workflow, root)
     if root is None or plan is None:
         return None
-    return WorkflowView(workflow, root, _Viewer(engine, workflow, plan).nodes())
+    viewer = _Viewer(engine, workflow, root, plan)
+    return WorkflowView(workflow, root, viewer.nodes(), viewer.handler(plan.nodes[ROOT]))
 
 
 def summaries(
@@ -104,8 +117,12 @@ def summaries(
 class _Viewer:
     engine: WorkflowEngine
     workflow: str
+    root: Root
     plan: Plan
     rows: dict[tuple[int, int], Row] = field(default_factory=dict)
+    decisions: dict[int, Decision] = field(default_factory=dict)
+    states: dict[int, State | None] = field(default_factory=dict)
+    served: set[str] | None = None
     asked: int = 0
 
     def nodes(self) -> tuple[NodeView, ...]:
@@ -116,7 +133,24 @@ class _Viewer:
             if data is not None:
                 row = read_row(data, node.layout.row_size(number))
                 self.rows[node.number, number] = row
+                if row.decision is not None:
+                    self.decisions[node.number] = row.decision
+        several = [node for node in joins if node.rows > 1]
+        names = [(self.workflow, join_name(node.number)) for node in several]
+        for node, data in zip(several, self.engine.documents.read(names), strict=True):
+            join = None if data is None else read_join(data, node.rows)
+            if join is not None and join.decision is not None:
+                self.decisions[node.number] = join.decision
         return self._slot(Slot(ROOT, 0))
+
+    def handler(self, join: Node) -> NodeView | None:
+        """The task of a join's `on_error`."""
+        if join.on_error is None:
+            return None
+        decision = self.decisions.get(join.number)
+        failed = decision is not None and decision.state is not State.SUCCEEDED
+        unsent = "not sent" if decision is None else "not needed"
+        return self._node(self.plan.nodes[join.on_error], None, "" if failed else unsent)
 
     def _bit(self, slot: Slot) -> Bit | None:
         number, index = self.plan.nodes[slot.join].layout.place(slot.member)
@@ -128,31 +162,64 @@ class _Viewer:
         nodes = self.plan.in_slots[slot]
         return tuple(self._node(node, bit) for node in nodes)
 
-    def _node(self, node: Node, bit: Bit | None) -> NodeView:
+    def _node(self, node: Node, bit: Bit | None, unsent: str | None = None) -> NodeView:
+        """unsent: why a handler is not sent, "" if it is; None for other nodes."""
         state, failure = None, None
+        generation, lost = 0 if bit is None else bit.generation, False
         if bit is not None and node.number < bit.node:
             state = State.SUCCEEDED
         elif bit is not None and node.number == bit.node:
             state = bit.state
             failure = bit.failures[0] if bit.failures and node.task else None
-        elif not node.task and (row := self.rows.get((node.number, 0))) and row.decision:
-            state = row.decision.state
+        elif not node.task and node.number in self.decisions:
+            state = self.decisions[node.number].state
         task_id = task_id_of(self.workflow, node.number)
         started = ended = None
         if node.task and self.asked < ASKED:
             self.asked += 1
             record = self.engine.results.get(task_id)
             if record is not None:
-                state = record.state
+                state, generation = record.state, record.key.generation
                 started = record.started_at
                 ended = record.outcome.at if record.outcome is not None else None
+                why = record.outcome.error_type if record.outcome is not None else ""
+                lost = state is State.FAILED and why in (MEMBER_LOST, LOST)
+            self.states[node.number] = state
         members: tuple[tuple[NodeView, ...], ...] = ()
         if not node.task:
             slots = [Slot(node.number, member) for member in range(node.size)]
             members = tuple(self._slot(each) for each in slots)
+        waits = self._waits(node, unsent) if node.task and state is None else ""
         return NodeView(
-            node.number, task_id, node.task, node.queue, state, started, ended, failure, members
-        )
+            node.number, task_id, node.task, node.queue, state, started, ended, failure, members,
+            waits, self.handler(node) if node.size else None, generation, lost,
+        )  # fmt: skip
+
+    def _waits(self, node: Node, unsent: str | None) -> str:
+        """Why no worker has started a task; "" if that is not known."""
+        if node.number not in self.states:
+            return ""  # it was not asked for
+        if unsent is None:
+            unsent = "" if self._is_sent(node) else "not sent"
+        if unsent:
+            return unsent
+        if self.served is None:
+            now = time.time()
+            alive = [each for each in self.engine.results.workers() if not each.damage]
+            alive = [each for each in alive if each.state_at(now) == "alive"]
+            self.served = {queue for each in alive for queue in each.queues}
+        unserved = "" if node.queue in self.served else ", which no worker serves"
+        return f"waiting in queue {node.queue}{unserved}"
+
+    def _is_sent(self, node: Node) -> bool:
+        number = self.plan.before.get(node.number)
+        if number is None:
+            return self.root.starting_until is None
+        before = self.plan.nodes[number]
+        if before.task:
+            return self.states.get(number) is State.SUCCEEDED
+        decision = self.decisions.get(number)
+        return not before.size or (decision is not None and decision.state is State.SUCCEEDED)
 
 
 __all__ = [
@@ -256,26 +323,38 @@ class CancelWorkflow(Action[bool]):
 
 
 def resume(app: App, workflow_id: str) -> ResumeWorkflow:
-    """Replay the dead-lettered tasks of a workflow. It goes on behind each that succeeds now.
+    """Run the tasks of a workflow again that did not succeed. It goes on behind each that does now.
 
-    What a body was given before does not change. Raises as `workflow` does, and AztaskError if none
-    of its tasks is among the dead letters.
+    Dead-lettered tasks are replayed. Those that were cancelled, that expired or whose message was
+    lost have no dead letter: they are sent again as the workflow stored them, and the workflow is
+    no longer cancelled. What a body was given before does not change. Raises as `workflow` does,
+    and AztaskError if there is no such task.
     """
     found = workflow(app, workflow_id)
     queues: dict[str, set[str]] = defaultdict(set)
+    again = []
     for node in found.all_nodes():
-        if node.task and node.state not in (None, State.SUCCEEDED):
+        if not node.task or node.state in (None, State.SUCCEEDED):
+            continue
+        task = app.tasks.get(node.task)
+        once = task is not None and task.delivery == "at-most-once"
+        without = node.lost or (once and node.state is State.FAILED)
+        if without or node.state in (State.CANCELLED, State.EXPIRED):
+            again.append(node)
+        else:
             queues[node.queue].add(node.task_id)
     replayed = replay_by_id(app, queues)
     succeeded = found.root.state is State.SUCCEEDED
-    return ResumeWorkflow(app, replayed.count, workflow_id, replayed, succeeded)
+    count = replayed.count + len(again)
+    return ResumeWorkflow(app, count, workflow_id, replayed, succeeded, tuple(again))
 
 
 @dataclass(slots=True)
 class ResumeWorkflow(Action[int]):
-    """Replays the tasks of a workflow; `act` returns how many.
+    """Runs tasks of a workflow again; `act` returns how many.
 
-    succeeded: whether the workflow had succeeded, so that only its tasks' own results change.
+    * `succeeded`: the workflow had succeeded, so that only its tasks' own results change.
+    * `again`: the tasks that have no dead letter.
     """
 
     name: ClassVar[str] = "workflow-resume"
@@ -283,6 +362,7 @@ class ResumeWorkflow(Action[int]):
     workflow: str
     replayed: ReplayLetters
     succeeded: bool
+    again: tuple[NodeView, ...] = ()
 
     def __str__(self) -> str:
         return f"resume workflow {visible(self.workflow)}"
@@ -296,9 +376,28 @@ class ResumeWorkflow(Action[int]):
             self.replayed.work(progress)
         finally:
             self.done = self.replayed.report.done
+        if self.again:
+            self._send_again()
         if not self.done:
             raise AztaskError(
-                f"workflow {visible(self.workflow)} has no task among the dead letters; aztask "
-                "workflow show lists its tasks"
+                f"workflow {visible(self.workflow)} has no task to run again; aztask workflow show "
+                "lists its tasks"
             )
         return self.done
+
+    def _send_again(self) -> None:
+        """Send the tasks without a dead letter, each as a new generation.
+
+        If the process dies on the way, act again: a task whose message was sent already runs once.
+        """
+        engine = self.app.workflows.engine
+        edit = RootEdit(self.workflow, lambda root: replace(root, cancelled_at=None))
+        engine.documents.change([edit])
+        engine.graphs.forget(self.workflow)
+        if edit.root is None:  # it was deleted in between
+            return
+        for node in self.again:
+            engine.results.uncancel(node.task_id)
+        nodes = [(node.number, node.generation + 1) for node in self.again]
+        refused = engine.mailer.send(self.workflow, edit.root, nodes)
+        self.done += len(nodes) - len(refused)

@@ -25,26 +25,33 @@ _FIELDS: Final = {"task": 7, "chain": 3, "group": 3, "chord": 5}
 
 
 def pack_graph(codec: Codec, graph: Graph) -> bytes:
-    """The graph as bytes; `read_graph` reads them. Raises EncodeError."""
-    packed: bytes = msgpack.packb([VERSION, _packed(codec, graph)], unicode_errors="surrogatepass")
-    return packed
+    """The graph as bytes; `GraphReader` reads them. Raises EncodeError."""
+    packed = [VERSION, _packed(codec, graph, 0)]
+    data: bytes = msgpack.packb(packed, unicode_errors="surrogatepass")
+    return data
 
 
-def _packed(codec: Codec, graph: Graph | None) -> Any:
+def _packed(codec: Codec, graph: Graph | None, given: int) -> Any:
+    """given: how many values come before the arguments of the calls that start at once."""
     if graph is None:
         return None
     if isinstance(graph, Signature):
-        encoded = codec.encode_arguments(graph.args, dict(graph.kwargs))
+        before = 0 if graph.immutable else given
+        parts = graph.task.plain_arguments(graph.args, dict(graph.kwargs), before)
+        encoded = codec.encode_arguments(*parts)
         return ["task", graph.task.name, *encoded, dict(graph.options), graph.immutable]
     if isinstance(graph, Chain):
-        elements = [_packed(codec, each) for each in graph.elements]
-        return ["chain", elements, _packed(codec, graph.on_error)]
+        elements = [
+            _packed(codec, each, given if number == 0 else 1)
+            for number, each in enumerate(graph.elements)
+        ]
+        return ["chain", elements, _packed(codec, graph.on_error, 1)]
     if isinstance(graph, Group):
-        members = [_packed(codec, each) for each in graph.members]
-        return ["group", members, _packed(codec, graph.on_error)]
+        members = [_packed(codec, each, given) for each in graph.members]
+        return ["group", members, _packed(codec, graph.on_error, 1)]
     assert isinstance(graph, Chord)  # noqa: S101  # there are four kinds of graphs
-    parts = (_packed(codec, graph.header), _packed(codec, graph.body))
-    return ["chord", *parts, graph.return_errors, _packed(codec, graph.on_error)]
+    header, body = _packed(codec, graph.header, given), _packed(codec, graph.body, 1)
+    return ["chord", header, body, graph.return_errors, _packed(codec, graph.on_error, 1)]
 
 
 class GraphReader:

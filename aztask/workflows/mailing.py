@@ -115,6 +115,11 @@ class Mailer:
                 progress()
         return refused
 
+    def stored(self, workflow: str, root: Root, node: int) -> TaskMessage:
+        """The message of a node as it was stored. Raises Damaged and CodecError."""
+        queue, envelope = self._graphs.messages(workflow, root, [node])[node]
+        return self._verified(workflow, node, queue, envelope)
+
     def _verified(self, workflow: str, node: int, queue: str, envelope: Envelope) -> TaskMessage:
         message = self._codec.from_envelope(envelope, queue, stored=place_of(workflow, node))
         if message.workflow != workflow:

@@ -205,7 +205,7 @@ def _error_line(run: RunRecord) -> str | None:
 )
 @json_option
 def explain(task_id: str, directory: Path | None, as_json: bool) -> None:
-    """Show what happened to a task, in order, and why.
+    """Show what happened to a task, in order, and why; or to the tasks of a workflow.
 
     That is its deliveries, leases, retries and settlements, with their reasons. The command merges
     the task's rows in the result store with its events in the event directory of this machine.

@@ -79,6 +79,7 @@ def _row(found: WorkflowShown) -> list[object]:
 def show(workflow_id: str, watch: bool, as_json: bool) -> None:
     """Show a workflow as a tree, with the state and the time of each task.
 
+    A task that no worker has started is shown as waiting in its queue, or as not sent.
     Large groups are shortened: failed members come first. --json prints every task on a line.
     """
     with open_app(reads=True) as app:
@@ -112,15 +113,17 @@ def cancel_(workflow_id: str) -> None:
 @app_option
 @click.argument("workflow_id", type=Text(), metavar="ID")
 def resume_(workflow_id: str) -> None:
-    """Replay the dead-lettered tasks of a workflow. It goes on behind each that succeeds now.
+    """Run the tasks of a workflow again that did not succeed. It goes on behind each that does now.
 
+    Dead-lettered tasks are replayed. Those that were cancelled, that expired or that were lost with
+    their worker are sent again, and a cancelled workflow goes on.
     What a body was given before does not change: if the workflow has succeeded, a replay changes
     only the results of its own tasks.
     """
     with open_app() as app:
         action = resume(app, workflow_id)
         done = action.act()
-    click.echo(f"replayed {done} task{'' if done == 1 else 's'} of {visible(workflow_id)}")
+    click.echo(f"resumed {done} task{'' if done == 1 else 's'} of {visible(workflow_id)}")
     if action.succeeded:
         click.echo("the workflow has succeeded: what its bodies were given does not change")
 
@@ -130,15 +133,20 @@ def resume_(workflow_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Nodes that run one after the other, as a part of the tree."""
+    """Nodes that run one after the other, as a part of the tree, and their handler of errors."""
 
     nodes: Sequence[NodeView]
+    handler: NodeView | None = None
 
     def drawn(self) -> Drawing:
-        """One node as itself; several as a chain."""
-        if len(self.nodes) == 1:
+        """One node as itself; several, or one with a handler, as a chain."""
+        if len(self.nodes) == 1 and self.handler is None:
             return _drawn(self.nodes[0])
-        return "chain", [("", _Branch([node])) for node in self.nodes]
+        return "chain", [*[("", _Branch([node])) for node in self.nodes], *_handled(self.handler)]
+
+
+def _handled(handler: NodeView | None) -> list[Part]:
+    return [] if handler is None else [("on error ", _Branch([handler]))]
 
 
 def _drawn(node: NodeView) -> Drawing:
@@ -148,6 +156,7 @@ def _drawn(node: NodeView) -> Drawing:
     parts: list[Part] = [("", _Branch(member)) for member in members]
     if len(parts) > SHOWN:
         parts = [*parts[:SHOWN], (f"... {len(parts) - SHOWN:,} more", None)]
+    parts += _handled(node.handler)
     return f"group of {len(node.members)}{_state(node)}", parts
 
 
@@ -162,7 +171,7 @@ def _line(node: NodeView) -> str:
 
 def _state(node: NodeView) -> str:
     if node.state is None:
-        return ""
+        return f"  {click.style(visible(node.waits), dim=True)}" if node.waits else ""
     return "  " + click.style(node.state.value, fg=STATE_COLOURS.get(node.state.value))
 
 
@@ -170,7 +179,7 @@ def _print_tree(found: WorkflowView) -> None:
     root = found.root
     seconds = (root.ended_at or time.time()) - root.at
     click.echo(f"{visible(found.workflow)}: {root.state.value}, {span(seconds)}")
-    click.echo(draw(_Branch(found.nodes)))
+    click.echo(draw(_Branch(found.nodes, found.handler)))
 
 
 def _described(found: WorkflowShown) -> dict[str, Any]:
@@ -195,6 +204,7 @@ def _described_node(node: NodeView) -> dict[str, Any]:
         "task": node.task,
         "queue": node.queue,
         "state": None if node.state is None else node.state.value,
+        "waits": node.waits or None,
         "started_at": None if node.started_at is None else iso_time(node.started_at),
         "ended_at": None if node.ended_at is None else iso_time(node.ended_at),
         "error_type": "" if failure is None else failure.error_type,
