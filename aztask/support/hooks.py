@@ -21,7 +21,9 @@ from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
+from contextvars import Context, ContextVar, Token, copy_context
 from types import TracebackType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -172,7 +174,9 @@ class Listeners(Generic[T]):
 # 1. They open in the order of their registration and close in the reverse order.
 # 2. An asynchronous one runs in one asyncio task from beginning to end, because task groups and
 #    cancel scopes must be left in the task that entered them.
-# 3. If one fails to open, those before it are closed and the error reaches the caller. An error of
+# 3. A context variable that one sets is seen by those after it and by the tasks, as if it were set
+#    where the lifespans are opened. Each task runs in a copy of that context.
+# 4. If one fails to open, those before it are closed and the error reaches the caller. An error of
 #    closing is logged.
 
 
@@ -230,12 +234,14 @@ class OpenLifespans:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._close: list[Callable[[], object]] = []
+        self._given: list[tuple[ContextVar[Any], Token[Any]]] = []
 
     def enter(self, manager: Manager) -> None:
         """Open one; raises what it raises."""
         if isinstance(manager, AbstractAsyncContextManager):
-            task, closing = self._run(_open(manager))
+            task, closing, variables = self._run(_open(manager))
             self._close.append(lambda: self._run(_shut(task, closing)))
+            self._take(variables)
         elif isinstance(manager, AbstractContextManager):
             manager.__enter__()
             self._close.append(lambda: manager.__exit__(None, None, None))
@@ -244,8 +250,19 @@ class OpenLifespans:
                 f"a lifespan returned {manager!r}, which is no context manager"
             )
 
+    def _take(self, variables: Context) -> None:
+        """Set here what an asynchronous lifespan has set in the context of its own task."""
+        here = copy_context()
+        for variable, value in variables.items():
+            if variable not in here or here[variable] is not value:
+                self._given.append((variable, variable.set(value)))
+
     def close(self) -> None:
         """Close them; an error is logged, and the others are closed."""
+        while self._given:
+            variable, token = self._given.pop()
+            with suppress(ValueError):  # another context than the one that opened them
+                variable.reset(token)
         while self._close:
             try:
                 self._close.pop()()
@@ -255,21 +272,22 @@ class OpenLifespans:
 
 async def _open(
     manager: AbstractAsyncContextManager[Any],
-) -> tuple[asyncio.Task[None], asyncio.Event]:
-    """Start the task that keeps it open; returns once it is open."""
-    opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+) -> tuple[asyncio.Task[None], asyncio.Event, Context]:
+    """Start the task that keeps it open; returns once it is open, with its context variables."""
+    opened: asyncio.Future[Context] = asyncio.get_running_loop().create_future()
     closing = asyncio.Event()
     task = asyncio.create_task(_keep(manager, opened, closing), name="aztask-lifespan")
-    await opened
-    return task, closing
+    return task, closing, await opened
 
 
 async def _keep(
-    manager: AbstractAsyncContextManager[Any], opened: asyncio.Future[None], closing: asyncio.Event
+    manager: AbstractAsyncContextManager[Any],
+    opened: asyncio.Future[Context],
+    closing: asyncio.Event,
 ) -> None:
     try:
         async with manager:
-            opened.set_result(None)
+            opened.set_result(copy_context())
             await closing.wait()
     except BaseException as error:
         if opened.done():

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
 
 import httpx
 from ledger_app import app, note
@@ -31,6 +32,36 @@ def plain() -> Iterator[None]:
     note("lifespan-opens", "plain")
     yield
     note("lifespan-closes", "plain")
+
+
+IN_ASYNC: ContextVar[str] = ContextVar("in-async", default="none")
+IN_PLAIN: ContextVar[str] = ContextVar("in-plain", default="none")
+
+
+@app.lifespan
+async def variables() -> AsyncIterator[None]:
+    IN_ASYNC.set("async")
+    yield
+
+
+@app.lifespan
+def plain_variables() -> Iterator[None]:
+    IN_PLAIN.set("plain")
+    yield
+
+
+@app.task
+async def seen_later(key: str) -> list[str]:
+    found = [IN_ASYNC.get(), IN_PLAIN.get()]
+    IN_ASYNC.set("a task's own")
+    return found
+
+
+@app.task
+def seen(key: str) -> list[str]:
+    found = [IN_ASYNC.get(), IN_PLAIN.get()]
+    IN_PLAIN.set("a task's own")
+    return found
 
 
 @app.task

@@ -85,6 +85,19 @@ def test_one_client_is_shared_by_all_tasks_of_a_process(site: Site, pool: str, s
     assert opened["async"] == opened["plain"] == processes
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_context_variables_of_lifespans_are_seen_by_every_task(site: Site, pool: str) -> None:
+    """In every thread, and whatever the tasks before have set."""
+    app = site.app()
+    keys = [f"k{number}" for number in range(12)]
+    for number, key in enumerate(keys):
+        send(site, "seen_later" if number % 2 else "seen", key)
+    worker = start(site, pool, slots=2 if pool == "processes" else 4)
+    values = [app.result(key).get(timeout=30) for key in keys]
+    assert values == [["async", "plain"]] * len(keys)
+    assert worker.stop() == 0, worker.log
+
+
 def test_a_thousand_tasks_sleep_in_one_process_under_renewed_leases(site: Site) -> None:
     """`benchmarks/coroutines.py` measures how soon they start and what they cost."""
     app = site.app()

@@ -280,7 +280,10 @@ class ProcessMain:
             loop.loop.call_soon_threadsafe(note_end, slot.index)
 
         for index in range(self._slots):
-            self._serving.thread(serve, f"aztask-slot-{index}", InterruptSlot(index)).start()
+            # Context variables that a lifespan has set are seen in every thread.
+            run = contextvars.copy_context().run
+            name = f"aztask-slot-{index}"
+            self._serving.thread(run, name, serve, InterruptSlot(index)).start()
         loop.drive(ended)
 
     def _serve(self, slot: InterruptSlot) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar, copy_context
 
 import pytest
 
@@ -131,3 +132,35 @@ def test_a_function_that_returns_no_context_manager_is_refused(run):
     lifespans(lambda: 7)
     with pytest.raises(ConfigurationError, match="which is no context manager"):
         lifespans.open(run)
+
+
+def test_context_variables_of_lifespans_are_seen_where_they_were_opened(run):
+    """Those of an asynchronous one too, which runs in a task with a context of its own."""
+    lifespans, seen = Lifespans(), []
+    first, second = ContextVar("first", default="none"), ContextVar("second", default="none")
+
+    @lifespans
+    async def opens():
+        first.set("async")
+        yield
+
+    @lifespans
+    async def sees():
+        seen.append(first.get())
+        yield
+
+    @lifespans
+    def plain():
+        seen.append(first.get())
+        second.set("plain")
+        yield
+
+    def opened():
+        found = lifespans.open(run)
+        values = [first.get(), second.get()]
+        found.close()
+        return values, first.get()
+
+    assert copy_context().run(opened) == (["async", "plain"], "none")
+    assert seen == ["async", "async"]
+    assert first.get() == "none"
