@@ -42,8 +42,8 @@ from aztask.stores.events.event import Event
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.schedules import COMMITTED, ScheduleStore
-from aztask.stores.rows import Kept, New, change
 from aztask.stores.records.workflows import ROOT, workflows_of
+from aztask.stores.rows import Kept, New, change
 from aztask.support.display import one_line, plural
 from aztask.support.failpoint import hit
 from aztask.task import Task

@@ -11,7 +11,10 @@ from aztask.errors import ConfigurationError, did_you_mean
 from aztask.support.display import printable
 from aztask.worker.logs import LOG_TASKS
 
-POOLS = ("processes", "threads", "asyncio")
+POOLS = ("processes", "threads", "asyncio", "solo")
+SOLO = "solo"
+"""One task at a time, in the main thread of one pool process in the foreground: for a debugger."""
+
 MOST_CONCURRENCY = 10_000
 MOST_SESSIONS = 1_000
 PREFETCH_BYTES = 64 << 20
@@ -24,7 +27,7 @@ class WorkerOptions:
 
     * queues: the queues to receive from.
     * concurrency: tasks that run at the same time.
-    * pool: "processes", "threads" or "asyncio".
+    * pool: "processes", "threads", "asyncio", or "solo", which runs one task at a time.
     * prefetch: deliveries held beyond those that run. None: adapts to the measured speed. 0: none.
     * burst: end when the queues are empty, delayed messages included.
     * max_tasks: end after this many tasks.
@@ -89,6 +92,11 @@ class WorkerOptions:
         for queue, weight in self.weights.items():
             check_weight(f"the weight of queue {queue!r}", weight)
         _whole(self.concurrency, "concurrency", 1, MOST_CONCURRENCY)
+        if self.pool == SOLO and self.concurrency != 1:
+            raise ConfigurationError(
+                f"the pool solo runs one task at a time: its concurrency is 1, not "
+                f"{self.concurrency}; for more, choose another pool"
+            )
         if self.prefetch is not None:
             _whole(self.prefetch, "prefetch", 0, 100_000)
         if self.max_sessions is not None:

@@ -29,6 +29,7 @@ from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.worker.breaking import Breaking
 from aztask.worker.intake.allintakes import Intakes
+from aztask.worker.options import SOLO
 from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.worker.pool.pool import Pool
@@ -212,7 +213,7 @@ class Scaling:
         """Run as many tasks as the state says, else as many as the command line says."""
         found = scale_of(state.scales.values(), self._name, self._options.queues)
         size = self._options.concurrency if found is None else found.size
-        if size == self._pool.capacity:
+        if size == self._pool.capacity or self._options.pool == SOLO:
             return
         what = f"concurrency is {size} now, and was {self._pool.capacity}"
         if found is not None and found.by:

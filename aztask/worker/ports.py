@@ -47,8 +47,8 @@ class Shell(Protocol):
     ) -> SessionsIntake:
         """What receives from a queue with sessions. most, share: see `SessionIntake`."""
 
-    def starter(self, mailbox: Mailbox, /) -> Starter:
-        """What starts the pool processes of this worker."""
+    def starter(self, mailbox: Mailbox, /, *, foreground: bool = False) -> Starter:
+        """What starts the pool processes of this worker. foreground: they get the terminal."""
 
     def scheduling(self, app: App, name: str, /) -> Scheduling:
         """What makes the occurrences of schedules. name: the worker's."""

@@ -66,9 +66,9 @@ class ThreadShell:
         """Receives on a thread for each session."""
         return SessionIntake(broker, source, intakes, most=most, share=share, clock=self.clock)
 
-    def starter(self, mailbox: Mailbox) -> Starter:
-        """Forks pool processes off a fork server."""
-        return ForkedStarter(mailbox, self._server)
+    def starter(self, mailbox: Mailbox, *, foreground: bool = False) -> Starter:
+        """Forks pool processes off a fork server; one that gets the terminal is a child of ours."""
+        return PortableStarter() if foreground else ForkedStarter(mailbox, self._server)
 
     def scheduling(self, app: App, name: str) -> Scheduling:
         """Makes occurrences on a thread of its own."""
@@ -85,7 +85,7 @@ class PortableShell(ThreadShell):
             bell.hear_signals()
         return EventMailbox(bell)
 
-    def starter(self, mailbox: Mailbox) -> Starter:
+    def starter(self, mailbox: Mailbox, *, foreground: bool = False) -> Starter:
         """Starts a new interpreter for each pool process."""
         return PortableStarter()
 

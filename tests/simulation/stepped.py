@@ -788,7 +788,7 @@ class Machine:
         self.intakes.append(made)
         return made
 
-    def starter(self, mailbox: Mailbox) -> Machine:
+    def starter(self, mailbox: Mailbox, *, foreground: bool = False) -> Machine:
         """It starts the processes itself."""
         return self
 

@@ -76,6 +76,8 @@ GROWTH: dict[str, dict[str, int]] = {
         "lines of code": 713,
         "files with one importer": 2,
     },
+    "small things that made a new user stop": {"files": 3, "lines of code": 650},
+    "a worker one can debug": {"files": 2, "lines of code": 230},
 }
 COMMENTS = 1.8
 WAYS = {"one .delay(), local": 36, "the supervisor, three tasks": 100}

@@ -46,6 +46,7 @@ from aztask.worker.options import (
     MOST_SESSIONS,
     POOLS,
     SMALLEST_MEMORY,
+    SOLO,
     WorkerOptions,
     weights_of,
 )
@@ -62,6 +63,7 @@ POOL_TEXTS = {
     "processes": ("process", "processes"),
     "threads": ("thread in one process", "threads in one process"),
     "asyncio": ("task on one event loop", "tasks on one event loop"),
+    SOLO: ("task at a time in the foreground", ""),
 }
 """What a worker's slots are: one of them, and several."""
 
@@ -81,6 +83,7 @@ FULL_PAUSE = 5.0
     "--concurrency",
     type=click.IntRange(1, MOST_CONCURRENCY),
     default=8,
+    show_default="8; 1 with --pool solo",
     help="Run this many tasks at the same time.",
 )
 @click.option(
@@ -88,7 +91,7 @@ FULL_PAUSE = 5.0
     type=click.Choice(POOLS),
     default=POOLS[0],
     help="Run each task in a process of its own, or all in one child process: in threads, or "
-    "on one event loop.",
+    "on one event loop. solo runs one task at a time in the foreground, for a debugger.",
 )
 @click.option(
     "--prefetch",
@@ -246,6 +249,8 @@ def _start(
 ) -> bool:
     """Work until stopped; returns whether to restart, for --reload."""
     options["name"] = options["name"] or ""
+    if options["pool"] == SOLO and not _is_given("concurrency"):
+        options["concurrency"] = 1
     app = find_app(required="a worker")
     try:
         asked, weights = split_weights(all_names(queues))
@@ -261,6 +266,12 @@ def _start(
         return _run(app, settings, shell, serving, reload=reload)
     finally:
         app.close()
+
+
+def _is_given(option: str) -> bool:
+    """Whether the command line or the environment has this option."""
+    source = click.get_current_context().get_parameter_source(option)
+    return source is not click.core.ParameterSource.DEFAULT
 
 
 def _check_with_room(app: App, options: WorkerOptions) -> None:
@@ -388,7 +399,13 @@ def banner(app: App, spec: str, name: str, options: WorkerOptions) -> list[str]:
     weights = weights_of(app, options)
     queues = [f"{queue}:{weights[queue]}" if weights else queue for queue in options.queues]
     more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
+    longest = options.max_lease or app.settings.max_lease_seconds
+    solo = (
+        "pool solo: time limits are off, and leases are renewed while a debugger waits; a run "
+        f"still ends at max_lease, {longest:g} s (or its task's own): raise it with --max-lease"
+    )
     return [
+        *([solo] if options.pool == SOLO else []),
         f"worker {name}: {options.concurrency} {pool}, queues {', '.join(queues)}, "
         f"broker {app.address}, lease {held} s",
         f"app {app.name} ({spec}), {plural(len(tasks), 'task')}{': ' * bool(tasks)}{shown}{more}",

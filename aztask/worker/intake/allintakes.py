@@ -11,7 +11,7 @@ from typing import Final
 from aztask.errors import CapabilityError
 from aztask.queues.delivery import Delivery
 from aztask.worker.intake.ports import PlainIntake, QueueSource, SessionsIntake
-from aztask.worker.options import WorkerOptions
+from aztask.worker.options import SOLO, WorkerOptions
 from aztask.worker.pipeline.rotation import Rotation
 from aztask.worker.pipeline.work import WorkItem
 from aztask.worker.pool.pool import Pool
@@ -280,6 +280,8 @@ def prefetch(options: WorkerOptions, pool: Pool) -> int:
     """
     if options.prefetch is not None:
         return options.prefetch
+    if options.pool == SOLO:
+        return 0  # at a breakpoint, other messages need not wait for this worker
     mean = pool.mean_seconds
     if mean is None:
         return FIRST_PREFETCH

@@ -21,7 +21,7 @@ class PoolPlan:
     """The size of a pool and what it runs.
 
     app: ``module:app``. slots: tasks that run at the same time in each process. worker: the
-    worker's name. pool: "processes", "threads" or "asyncio".
+    worker's name. pool: one of `aztask.worker.options.POOLS`.
     """
 
     app: str
@@ -35,8 +35,15 @@ class PoolPlan:
         """Whether there is one slot in all, so that a task cannot wait for another one."""
         return self.processes * self.slots == 1
 
+    @property
+    def foreground(self) -> bool:
+        """Whether its process has the terminal, so that a debugger can ask there."""
+        return self.pool == "solo"
+
     def scaled(self, concurrency: int) -> PoolPlan:
-        """The same pool for another number of tasks at the same time."""
+        """The same pool for another number of tasks at the same time; solo stays as it is."""
+        if self.foreground:
+            return self
         if self.pool == "processes":
             return replace(self, processes=concurrency)
         return replace(self, slots=concurrency)

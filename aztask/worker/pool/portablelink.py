@@ -8,6 +8,9 @@ private folder, the ends of the link, the process, its id told to the watching p
 A worker that dies between any two of them leaves neither a process nor a folder behind
 (`aztask.worker.pool.watcher`).
 
+The process of the pool solo is in the foreground: it gets the worker's own input, and stays in its
+process group, so that it may read from the terminal.
+
 A pool process is this module as a program: ``python -m aztask.worker.pool.portablelink``. It reads
 its setup from its input. Until that has arrived, the watching process knows of it, or the worker
 has ended; then the input ends, and so does the process.
@@ -70,7 +73,12 @@ class PortableLink:
         self._inbox = TicketOutbox(pairs["tickets"][0], theirs["tickets"], self.outbox, most)
         hit("pool-link")
         try:
-            self._process = _interpreter(theirs)
+            given = _own_input() if plan.foreground else None
+            try:
+                self._process = _interpreter(theirs, given)
+            finally:
+                if given is not None:
+                    os.close(given)
             hit("pool-started")
             watching.watch(self._process)
         except OSError:
@@ -79,7 +87,7 @@ class PortableLink:
             self._free()
             raise
         hit("pool-watched")
-        self._tell_setup(setup_of(plan), theirs)
+        self._tell_setup({**setup_of(plan), "input": given}, theirs)
         hit("pool-told")
         theirs["data"].close()
         theirs["control"].close()
@@ -188,15 +196,27 @@ class PortableLink:
                 pipe.close()
 
 
-def _interpreter(theirs: dict[str, socket.socket]) -> subprocess.Popen[bytes]:
-    """Start a pool process that waits for its setup. Raises OSError."""
-    inherited = () if _can_share() else [end.fileno() for end in theirs.values()]
+def _own_input() -> int | None:
+    """A copy of this process's input, for a process in the foreground; None if it has none."""
+    with suppress(OSError):
+        return os.dup(0)
+    return None
+
+
+def _interpreter(theirs: dict[str, socket.socket], given: int | None) -> subprocess.Popen[bytes]:
+    """Start a pool process that waits for its setup. Raises OSError.
+
+    * `given`: the input of a process in the foreground.
+    """
+    inherited = [] if _can_share() else [end.fileno() for end in theirs.values()]
+    if given is not None and not _can_share():
+        inherited.append(given)
     return start_python(
         ["-m", PROGRAM],
         bufsize=0,
         stdin=subprocess.PIPE,
         pass_fds=inherited,
-        start_new_session=True,
+        start_new_session=given is None,
         creationflags=GROUP,
     )
 
@@ -293,15 +313,28 @@ def _socket(given: int | str) -> socket.socket:
     return end
 
 
+def _take_input(given: int | None) -> None:
+    """Read from the worker's input; without it tasks find none, as under the fork server."""
+    if given is None:
+        source = os.open(os.devnull, os.O_RDONLY)
+    elif _can_share():  # Windows: no descriptor is inherited, but the console has a name
+        source = os.open("CONIN$", os.O_RDWR)
+    else:
+        source = given
+    os.dup2(source, 0)
+    os.close(source)
+    if given is not None:
+        # The former object has read from the pipe with the setup, and is at its end.
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115  # it stays open
+
+
 def main() -> None:
     """Serve with the setup that the input gives as a line of JSON."""
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):  # the worker has ended
         os._exit(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)  # tasks find no input, as under the fork server
-    os.close(null)
     setup = json.loads(line)
+    _take_input(setup["input"])
     hit_in_pool("pool-set-up", setup["worker"])
     serve(setup, ends_of(setup))
 

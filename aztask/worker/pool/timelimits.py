@@ -7,7 +7,8 @@ Rules
    process is killed. So its work stops before another worker can receive the message.
 3. A run that reaches `max_lease` has failed, and its failure counts. It is interrupted, and killed
    if need be, so early that its outcome can be recorded under the lease that is left.
-4. Killing a process for one task interrupts the tasks beside it: they are given back, not failed.
+4. The pool solo has no time limits, since a person may stand at a breakpoint. `max_lease` holds.
+5. Killing a process for one task interrupts the tasks beside it: they are given back, not failed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import logging
 
 from aztask.support.failpoint import hit
+from aztask.worker.options import SOLO
 from aztask.worker.pipeline.work import Run, Stage, Stop, WorkItem, message_of
 from aztask.worker.pool.leaseguard import STOP_GRACE
 from aztask.worker.pool.pool import Pool, PoolProcess
@@ -138,6 +140,8 @@ class TimeLimits:
         task, message = item.task, message_of(item)
         hard = message.time_limit or (task.time_limit if task else None)
         soft = message.soft_time_limit or (task.soft_time_limit if task else None)
+        if self._options.pool == SOLO:  # a person may think at a breakpoint
+            hard = soft = None
         if run.stop is not None and now >= run.stop.kill_at:
             process.kill(f"{item.label} did not stop: {run.stop.reason}", item.number)
         elif hard is not None and ran >= hard:

@@ -1,0 +1,132 @@
+"""``aztask run``: one task here and now, with its own arguments or those of a message."""
+
+import json
+import time
+
+import pytest
+
+from aztask import App
+from aztask.settlement import Complete, DeadLetter
+from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
+
+SHOP = """
+import contextvars
+from aztask import App, Context, Retry
+app = App("shop", broker="local://", results="local://")
+OPEN = contextvars.ContextVar("open", default="closed")
+
+@app.lifespan
+async def opens():
+    OPEN.set("open")
+    yield
+
+@app.task(queue="sums")
+def add(a: int, b: int) -> int:
+    if b == 0:
+        raise ZeroDivisionError("no b")
+    return a + b
+
+@app.task
+async def later(value):
+    return [OPEN.get(), value]
+
+@app.task_with_context
+def who(context: Context, *values):
+    return [context.task_id, context.queue, context.resubmit_count, context.saved, *values]
+
+@app.task
+def again():
+    raise Retry(5)
+
+@app.task
+def odd():
+    return object()
+"""
+
+
+@pytest.fixture
+def shop(cli):
+    cli.make_file()
+    return cli.module("run_shop", SHOP)
+
+
+def nothing_recorded(cli):
+    return cli.app().results.recent() == []
+
+
+def test_a_value_is_printed_and_nothing_is_recorded(cli, shop):
+    ended = cli("run", "-A", shop, "shop.add", "--args", "[1]", "--kwargs", '{"b": 2}')
+    assert (ended.code, ended.out, ended.err) == (0, "3\n", "")
+    assert json.loads(cli("run", "-A", shop, "shop.later", "--args", "[7]").out) == ["open", 7]
+    assert nothing_recorded(cli)
+
+
+def test_an_error_has_its_traceback(cli, shop):
+    ended = cli("run", "-A", shop, "shop.add", "--args", "[1, 0]")
+    assert ended.code == 1
+    assert "ZeroDivisionError: no b" in ended.err
+    assert 'raise ZeroDivisionError("no b")' in ended.err
+    assert "runhere.py" not in ended.err, "it begins in the code of the task"
+    assert ended.err.splitlines()[-1].endswith("task shop.add failed")
+
+
+def test_what_a_task_asks_of_a_worker_is_said(cli, shop):
+    ended = cli("run", "-A", shop, "shop.again")
+    assert (ended.code, "the task raised Retry" in ended.error) == (1, True)
+    assert "what cannot be a result" in cli("run", "-A", shop, "shop.odd").error
+
+
+def test_wrong_input_is_one_line(cli, shop):
+    assert cli("run", "-A", shop).code == 2
+    assert cli("run", "-A", shop, "shop.add", "--from", "x").code == 2
+    assert cli("run", "-A", shop, "--from", "x", "--args", "[1]").code == 2
+    assert cli("run", "-A", shop, "shop.add", "--args", "[1]").code == 2
+    assert "Did you mean" in cli("run", "-A", shop, "shop.ad").error
+    assert cli("run", "shop.add").code == 2
+    assert cli("run", "-A", shop, "--from", "unknown").code == 5
+
+
+def test_a_dead_letter_runs_and_stays(cli, shop):
+    app = cli.app()
+    app.send("shop.who", ["a"], task_id="dead", queue="sums")
+    receiver = app.broker.receiver("sums", lease=60.0)
+    (delivery,) = receiver.receive(1, 0.0)
+    receiver.settle([(delivery, DeadLetter("broken", "it was"))])
+    ended = cli("run", "-A", shop, "--from", "dead")
+    assert json.loads(ended.out) == ["dead", "sums", 0, None, "a"]
+    assert "from the dead letters of queue sums" in ended.err
+    assert app.broker.stats("sums").dead == 1
+    assert app.result("dead").state == "pending"
+
+
+def test_a_message_that_waits_runs_and_stays(cli, shop):
+    app = cli.app()
+    app.send("shop.add", [1, 2], task_id="waits", queue="sums")
+    assert cli("run", "-A", shop, "--from", "waits").out == "3\n"
+    assert app.broker.stats("sums").active == 1
+    assert app.result("waits").state == "pending"
+
+
+def test_a_task_of_a_workflow_gets_the_value_before_it(cli, shop):
+    app = App("shop", broker=cli.address, results=cli.address)
+    add = app.task(name="shop.add", queue="sums")(lambda a, b: a + b)
+    (add.s(1, 2) | add.s(10)).delay(workflow_id="w")
+    ended = cli("run", "-A", shop, "--from", "w.2")
+    assert (ended.code, "takes the value of the task before it" in ended.error) == (5, True)
+    key, at = RunKey("w.1"), time.time()
+    app.results.start([Start(key, "shop.add", "sums", 1, "o#1", "w", at)])
+    value = app.codec.encode_value(3)
+    app.results.record([Finish(key, "o#1", Outcome(State.SUCCEEDED, Complete(), value, at=at))])
+    assert cli("run", "-A", shop, "--from", "w.2").out == "13\n"
+    assert app.result("w.2").state == "pending"
+    app.close()
+
+
+def test_a_task_whose_message_is_gone_says_what_to_write(cli, shop):
+    app = cli.app()
+    key, at = RunKey("ended"), time.time()
+    app.results.start([Start(key, "shop.add", "sums", 1, "o#1", "w", at)])
+    app.results.record([Finish(key, "o#1", Outcome(State.FAILED, Complete(), at=at))])
+    ended = cli("run", "-A", shop, "--from", "ended")
+    assert ended.code == 5
+    assert "aztask run shop.add --args" in ended.error
