@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -201,6 +201,16 @@ def pool_processes(folder: Path, name: str = "aztask-pool") -> list[int]:
                 found.append(int(entry.name))
         except OSError:
             continue
+    return found
+
+
+def serving_pool_processes(folder: Path) -> list[int]:
+    """Pool processes that have imported the app: from then on they have a second thread."""
+    found = []
+    for pid in pool_processes(folder):
+        with suppress(OSError):  # it has ended
+            if len(list(Path(f"/proc/{pid}/task").iterdir())) > 1:
+                found.append(pid)
     return found
 
 

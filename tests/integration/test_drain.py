@@ -27,6 +27,8 @@ def note(text):
 
 @app.lifespan
 def client():
+    with open(HERE / "opened", "a") as opened:
+        opened.write("x")
     yield
     note("closing")
     time.sleep(CLOSING)
@@ -146,6 +148,12 @@ class Place:
     def noted(self, text, count=1):
         wait_until(lambda: self.notes().count(text) >= count, 30, f"{text} is noted")
 
+    def opened(self, count):
+        """Wait until so many processes have opened the lifespan since the beginning."""
+        path = self.folder / "opened"
+        wait_until(lambda: path.exists() and len(path.read_text()) >= count, 30, "all serve")
+        time.sleep(0.3)  # the worker hears of it
+
     def state(self, task_id):
         found = self.python(
             f"run = shop.app.results.get({task_id!r})\nprint(json.dumps([run.state, run.starts]))"
@@ -176,6 +184,7 @@ def test_a_task_is_told_cleans_up_and_is_given_back(place, pool, task):
     place.send(task, 60, task_id="long")
     worker = place.worker("-c", "2", "--pool", pool, "--shutdown-timeout", "1s")
     place.noted("started")
+    place.opened(2 if pool == "processes" else 1)
     log = place.ended(worker, signal.SIGTERM)
     notes = place.notes()
     assert notes.index("told") < notes.index("cleaned")
@@ -201,7 +210,7 @@ def test_a_task_that_does_not_stop_is_killed_and_its_idle_siblings_close(place, 
     place.send("stubborn", 60, task_id="stubborn")
     worker = place.worker("-c", "3", "--pool", pool, "--shutdown-timeout", "500ms")
     place.noted("started")
-    time.sleep(1.0)  # until all processes are ready
+    place.opened(3 if pool == "processes" else 1)
     log = place.ended(worker, signal.SIGTERM)
     assert "task shop.stubborn stubborn did not stop: the worker stops" in log
     assert "task shop.stubborn stubborn is given back" in log
@@ -213,13 +222,13 @@ def test_a_task_that_does_not_stop_is_killed_and_its_idle_siblings_close(place, 
 def test_closings_get_their_time_and_a_cut_one_is_logged(place):
     worker = place.worker("-c", "2", CLOSING_SECONDS="7")
     place.python("assert shop.pid.delay().get(timeout=60)")
-    time.sleep(1.0)
+    place.opened(2)
     log = place.ended(worker, signal.SIGTERM)
     assert place.notes().count("closed") == 2
     assert "is killed while its lifespans" not in log
     worker = place.worker("-c", "2", "--shutdown-grace", "1s", CLOSING_SECONDS="7")
     place.python("assert shop.pid.delay().get(timeout=60)")
-    time.sleep(1.0)
+    place.opened(4)
     log = place.ended(worker, signal.SIGTERM)
     assert place.notes().count("closed") == 2
     assert log.count("is killed while its lifespans or process hooks close") == 2
@@ -275,7 +284,9 @@ def test_a_process_is_replaced_after_so_many_tasks_and_its_siblings_go_on(place,
     script = (
         "long = shop.plain.delay(6)\n"
         "pids = [shop.pid.delay().get(timeout=60) for _ in range(10)]\n"
-        "import time; time.sleep(2.5)\n"
+        "import time; give_up_at = time.monotonic() + 30\n"
+        "while len(set(pids)) < 2 and time.monotonic() < give_up_at:\n"
+        "    time.sleep(0.2); pids.append(shop.pid.delay().get(timeout=60))\n"
         "pids += [shop.pid.delay().get(timeout=60) for _ in range(10)]\n"
         "long.get(timeout=60)\n"
         "print(json.dumps([len(set(pids)), shop.app.results.get(long.id).starts]))\n"

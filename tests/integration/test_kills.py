@@ -9,7 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import Site, holds_a_write_lock, site_in, wait_until
+from harness import (
+    Site,
+    holds_a_write_lock,
+    pool_processes,
+    serving_pool_processes,
+    site_in,
+    wait_until,
+)
 from ledger_app import steps, work
 
 from aztask.errors import TaskCancelled
@@ -62,8 +69,11 @@ def test_killed_at_each_step(step: str, joint: bool, tmp_path: Path) -> None:
         first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:KILL")
         assert first.wait() == -signal.SIGKILL
         killed_at = time.time()
+        before = set(pool_processes(site.folder))
         second = site.worker(*ARGUMENTS)
-        wait_until(lambda: second.log, 20, "the second worker is up")
+        wait_until(
+            lambda: set(serving_pool_processes(site.folder)) - before, 30, "the second one serves"
+        )
         up_at = time.time()
         assert app.result("a").get(timeout=15) == "a"
         least, most = runs_allowed(step, joint=joint)
