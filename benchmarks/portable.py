@@ -130,7 +130,8 @@ def main() -> None:
     options = parser.parse_args()
     print("benchmark: a worker of two slots with the fork server and with the portable shell")
     print(machine())
-    print(f"command: python benchmarks/portable.py --pairs {options.pairs}\n", flush=True)
+    sizes = f"--pairs {options.pairs} --tasks {options.tasks}"
+    print(f"command: python benchmarks/portable.py {sizes}\n", flush=True)
     found: dict[tuple[str, str], list[Drained]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
