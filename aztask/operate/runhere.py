@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Coroutine
 from contextlib import nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aztask.app import App
@@ -56,6 +56,11 @@ class LocalCall:
     retries: int = 0
     session: str | None = None
     saved: Any = None
+
+    def typed(self) -> LocalCall:
+        """The call with arguments of the types that the task annotates. Raises CodecError."""
+        args, kwargs = self.task.conversion.read(self.args, self.kwargs)
+        return replace(self, args=args, kwargs=kwargs)
 
 
 def task_named(app: App, name: str) -> Task[..., Any]:

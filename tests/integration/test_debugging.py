@@ -46,6 +46,7 @@ if "DEBUGPY_PORT" in os.environ:
     def debugger():
         import debugpy
         debugpy.listen(("127.0.0.1", int(os.environ["DEBUGPY_PORT"])))
+        note("listens", "debugpy")
         yield
 """
 ON_TERMINAL = """
@@ -233,21 +234,13 @@ def free_port() -> int:
         return port
 
 
-def listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
 def test_a_breakpoint_of_debugpy_suspends_all_threads_and_the_lease_goes_on(app_site: Site) -> None:
     pytest.importorskip("debugpy")
     app, port = app_site.app(), free_port()
     source = app_site.folder / "debugged_app.py"
     line = next(n for n, text in enumerate(APP.splitlines(), 1) if "# here" in text)
     with terminal(app_site, DEBUGPY_PORT=str(port)) as worker:
-        wait_until(lambda: listens(port), 60, "the debugger listens")
+        wait_until(lambda: app_site.lines("listens"), 60, "the debugger listens")
         debugger = Debugger(port)
         debugger.ask("initialize", adapterID="test", clientID="test", pathFormat="path")
         attach = debugger.send("attach", justMyCode=False, subProcess=False)

@@ -61,6 +61,7 @@ def command(task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: 
             call.task.check_arguments(call.args, call.kwargs)
         except TypeError as error:
             raise click.UsageError(str(error)) from error
+        call = call.typed()
         try:
             value = run_here(app, call)
         except TaskControl as error:
@@ -69,6 +70,7 @@ def command(task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: 
             click.echo(traceback_of(error), nl=False, err=True)
             raise CommandFailed(f"task {visible(call.task.name)} failed") from error
         try:
+            value = call.task.conversion.written_result(value)
             app.codec.encode_value(value)
         except EncodeError as error:
             raise CommandFailed(f"the task returned what cannot be a result: {error}") from error

@@ -11,6 +11,7 @@ from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 
 SHOP = """
 import contextvars
+from dataclasses import dataclass
 from aztask import App, Context, Retry
 app = App("shop", broker="local://", results="local://")
 OPEN = contextvars.ContextVar("open", default="closed")
@@ -38,6 +39,14 @@ def who(context: Context, *values):
 def again():
     raise Retry(5)
 
+@dataclass
+class Order:
+    number: int
+
+@app.task
+def bill(order: Order) -> Order:
+    return Order(order.number + 1)
+
 @app.task
 def odd():
     return object()
@@ -59,6 +68,11 @@ def test_a_value_is_printed_and_nothing_is_recorded(cli, shop):
     assert (ended.code, ended.out, ended.err) == (0, "3\n", "")
     assert json.loads(cli("run", "-A", shop, "shop.later", "--args", "[7]").out) == ["open", 7]
     assert nothing_recorded(cli)
+
+
+def test_arguments_and_value_are_of_the_annotated_types(cli, shop):
+    ended = cli("run", "-A", shop, "shop.bill", "--args", '[{"number": 7}]')
+    assert json.loads(ended.out) == {"number": 8}
 
 
 def test_an_error_has_its_traceback(cli, shop):
