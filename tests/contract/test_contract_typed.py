@@ -36,7 +36,7 @@ LINES = [Line(Decimal("1.50"), frozenset(Color)), Line(Decimal(2))]
 ORDER = Order(id=UUID(int=7), at=datetime(2026, 1, 2, tzinfo=UTC), lines=LINES)
 ARGUMENTS = ((ORDER, Path("a/b")), {"colors": {Color.BLUE, Color.RED}, "size": (3, None)})
 PLAIN_LINES = [
-    {"price": Decimal("1.50"), "colors": ["blue", "red"]},
+    {"price": Decimal("1.50"), "colors": ["red", "blue"]},
     {"price": Decimal(2), "colors": []},
 ]
 
@@ -59,7 +59,7 @@ def test_what_is_passed_arrives_and_plain_data_is_on_the_wire(subject, serialize
     plain_args, plain_kwargs = codec.decode_arguments(message)
     order = {"id": ORDER.id, "at": ORDER.at, "raw": ORDER.raw, "lines": PLAIN_LINES}
     assert plain_args == (order, "a/b")
-    assert plain_kwargs == {"colors": ["blue", "red"], "size": [3, None]}
+    assert plain_kwargs == {"colors": ["red", "blue"], "size": [3, None]}
     assert pack.conversion.read(plain_args, plain_kwargs) == ARGUMENTS
 
 
