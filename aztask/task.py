@@ -344,7 +344,8 @@ class Task(Generic[P, R_co]):
         """
         types = call_types(args, kwargs) if kwargs else tuple(map(type, args))
         if types in self._plain_calls:
-            return Invocation(args, kwargs)
+            # As `Invocation(args, kwargs)`, in half the time: that is what the look above takes.
+            return tuple.__new__(Invocation, (args, kwargs, None))
         self.check_arguments(args, kwargs)
         written = self.conversion.written(args, kwargs)
         if written is None and types in self.conversion.settled:
