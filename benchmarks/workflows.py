@@ -42,7 +42,7 @@ from aztask.stores.records.base import Provisioned, State  # noqa: E402
 from aztask.workflows.engine import engine_for  # noqa: E402
 from aztask.workflows.graphs import Graph  # noqa: E402
 from aztask.workflows.joins import TaskEnd  # noqa: E402
-from aztask.workflows.place import Place as Position  # noqa: E402
+from aztask.workflows.place import NodePlace as Position  # noqa: E402
 
 MEMBERS = 480
 WRITERS = 24

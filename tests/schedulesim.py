@@ -16,7 +16,13 @@ from aztask.schedules.stored import read_schedule
 from aztask.settlement import Complete
 from aztask.stores.events import Event
 from aztask.stores.records.base import Outcome, ResultStore, RunKey, RunRecord, State
-from aztask.stores.records.schedules import ClaimRow, Kept, Occurrence, ScheduleStore, schedules_of
+from aztask.stores.records.schedules import (
+    ClaimRow,
+    KeptSchedule,
+    Occurrence,
+    ScheduleStore,
+    schedules_of,
+)
 from aztask.workflows.graphs import Graph, Signature
 
 
@@ -152,7 +158,7 @@ class DyingStore:
     def now(self) -> float:
         return self._world.now
 
-    def overview(self, *, everyone: bool = False) -> list[Kept]:
+    def overview(self, *, everyone: bool = False) -> list[KeptSchedule]:
         return self._inner.overview(everyone=everyone)
 
     def claim(self, schedule: str, claim: ClaimRow) -> bool:

@@ -28,7 +28,7 @@ from aztask.workflows.graphs import Graph, Signature
 from aztask.workflows.mailing import Posted
 from aztask.workflows.plan import task_id_of
 from aztask.workflows.result import WorkflowResult
-from aztask.workflows.starting import Origin, Starter
+from aztask.workflows.starting import Origin, WorkflowLauncher
 
 NO_RESULTS: Final = (
     "a workflow needs a result store, which keeps the graph and counts its members: give the App "
@@ -146,7 +146,9 @@ class WorkflowStarter:
                 self._session_of,
                 self._leases.lease_seconds,
             )
-            starter = Starter(engine, self._connections.broker(), self._codec, clock.current())
+            starter = WorkflowLauncher(
+                engine, self._connections.broker(), self._codec, clock.current()
+            )
             starter.start(workflow, compiled, origin)
         if self._watcher is not None:
             self._watcher.started()

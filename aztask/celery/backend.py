@@ -48,7 +48,12 @@ from aztask.message.message import COUNTER_LIMIT
 from aztask.settlement import Complete
 from aztask.stores.connections import Connections
 from aztask.stores.records.base import Outcome, ResultStore, RunKey, RunRecord, State
-from aztask.stores.records.workflows import Change, Listed, WorkflowStore, workflows_of
+from aztask.stores.records.workflows import (
+    DocumentChange,
+    ListedWorkflow,
+    WorkflowStore,
+    workflows_of,
+)
 
 # -- The record of a run on an aztask worker as Celery's result of a task, and the reverse.
 
@@ -220,7 +225,7 @@ class Backend(KeyValueStoreBackend):
         data = value.encode() if isinstance(value, str) else bytes(value)
         tag: str | None = None
         for _ in range(TRIES):
-            if self.documents.write([Change(key, DOCUMENT, data, tag)])[0] is not None:
+            if self.documents.write([DocumentChange(key, DOCUMENT, data, tag)])[0] is not None:
                 return
             found = self.documents.read([(key, DOCUMENT)])[0]
             tag = None if found is None else found.tag
@@ -250,7 +255,7 @@ class Backend(KeyValueStoreBackend):
 
     def delete(self, key: str) -> None:
         """Delete a value, whatever its age."""
-        self.documents.delete_workflow(Listed(key, 0.0))
+        self.documents.delete_workflow(ListedWorkflow(key, 0.0))
 
     def _forget(self, task_id: str) -> None:
         """Delete the result of a task, and its record if an aztask worker ran it."""

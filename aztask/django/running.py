@@ -40,7 +40,7 @@ from aztask.settlement import DeadLetter
 CONTEXT: Final = "context"
 
 
-class Run:
+class DjangoRun:
     """One run, with the `TaskResult` that the task and the receivers of signals see."""
 
     def __init__(
@@ -130,12 +130,12 @@ def wrap(tasks: TaskApp, path: str) -> Callable[..., Any]:
         close_old_connections()
         reset_queries()
         try:
-            return _run(Run(tasks, path, context, args, kwargs))
+            return _run(DjangoRun(tasks, path, context, args, kwargs))
         finally:
             close_old_connections()
 
     async def arun(context: Context, /, *args: Any, **kwargs: Any) -> Any:
-        make = sync_to_async(Run, thread_sensitive=False)  # it may read the result store
+        make = sync_to_async(DjangoRun, thread_sensitive=False)  # it may read the result store
         run = await make(tasks, path, context, args, kwargs)
         own = ThreadSensitiveContext()
         async with own:
@@ -162,7 +162,7 @@ def _signature(task: Any) -> Signature:
     return own.replace(parameters=[first, *parameters])
 
 
-def _run(run: Run) -> Any:
+def _run(run: DjangoRun) -> Any:
     task_started.send_robust(**run.signal)
     try:
         value = run.value(run.task.func(*run.args, **run.kwargs))
@@ -174,7 +174,7 @@ def _run(run: Run) -> Any:
     return value
 
 
-async def _arun(run: Run) -> Any:
+async def _arun(run: DjangoRun) -> Any:
     await _notify(task_started, run)
     try:
         value = run.value(await run.task.func(*run.args, **run.kwargs))
@@ -186,7 +186,7 @@ async def _arun(run: Run) -> Any:
     return value
 
 
-async def _notify(signal: Any, run: Run) -> None:
+async def _notify(signal: Any, run: DjangoRun) -> None:
     """Send a signal from a shared thread, because receivers may use the database."""
 
     def send() -> None:

@@ -29,7 +29,7 @@ VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class HolderRow:
     """A worker's row. `until`: in the store's UTC epoch seconds.
 
     `ticket`: since when its oldest delivery waits, for a worker that holds none; else None.
@@ -44,7 +44,7 @@ class Row:
 class Holders:
     """The state of a limit's entry, by worker."""
 
-    rows: Mapping[str, Row] = field(default_factory=dict)
+    rows: Mapping[str, HolderRow] = field(default_factory=dict)
 
     def valid(self, now: float) -> Holders:
         """The rows whose time has not come."""
@@ -63,7 +63,7 @@ class Holders:
         ]
         return sorted(found)
 
-    def with_row(self, worker: str, row: Row) -> Holders:
+    def with_row(self, worker: str, row: HolderRow) -> Holders:
         """The state with this row of a worker; an empty row is removed."""
         rows = {name: each for name, each in self.rows.items() if name != worker}
         if row.count or row.ticket is not None:
@@ -87,11 +87,11 @@ class Holders:
             raise ValueError("the entry of a limit is damaged") from None
 
 
-def _row(record: Any) -> Row:
+def _row(record: Any) -> HolderRow:
     count, until, ticket = record
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError
     for time in (until, 0.0 if ticket is None else ticket):
         if not math.isfinite(time):
             raise ValueError
-    return Row(count, float(until), None if ticket is None else float(ticket))
+    return HolderRow(count, float(until), None if ticket is None else float(ticket))

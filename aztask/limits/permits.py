@@ -23,8 +23,8 @@ from aztask.limits.holders import (
     LEASE_SECONDS,
     RENEW_SECONDS,
     STOP_SECONDS,
+    HolderRow,
     Holders,
-    Row,
 )
 from aztask.limits.storeclock import StoreClock
 from aztask.stores.records.controls import ControlStore, Entry, EntryChange
@@ -164,12 +164,12 @@ class Permits:
             state = stock.state.valid(now)
             with self._lock:
                 # An expired row is gone: what runs under it ends itself, so it counts as given.
-                mine = state.rows.get(self._worker, Row(0, 0.0)).count
+                mine = state.rows.get(self._worker, HolderRow(0, 0.0)).count
                 count = min(mine, stock.count) - stock.back
                 back, ticket = stock.back, stock.ticket
             count = max(0, count)
             count += max(0, min(wanted, most - state.others(self._worker) - count))
-            row = Row(count, now + LEASE_SECONDS, ticket if not count else None)
+            row = HolderRow(count, now + LEASE_SECONDS, ticket if not count else None)
             return New(Asked(state.with_row(self._worker, row), row, back, asked_at), None)
 
         change(StockCell(self, entry, stock), asked, "the permits of this limit", tries=TRIES)
@@ -207,7 +207,7 @@ class Asked:
     """What a worker writes: the new state with its row, what goes back, and when it began."""
 
     state: Holders
-    row: Row
+    row: HolderRow
     back: int
     at: float
 
@@ -243,4 +243,4 @@ def _state_of(entry: Entry | None, now: float) -> Holders:
     try:
         return Holders.from_data(entry.data)
     except ValueError:
-        return Holders({"": Row(10**9, now + LEASE_SECONDS)})
+        return Holders({"": HolderRow(10**9, now + LEASE_SECONDS)})

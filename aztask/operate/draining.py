@@ -35,7 +35,7 @@ def keyed_limit(app: App, tenant: str) -> tuple[Limit, str]:
     return app.limits[name], key
 
 
-def permits_of(app: App, tenant: str) -> Permits:
+def permits_of(app: App, tenant: str) -> HeldPermits:
     """The permits of ``LIMIT=KEY``. Raises NotFound, ConfigurationError without a concurrency."""
     limit, key = keyed_limit(app, tenant)
     store = controls_of(app.results)
@@ -44,11 +44,11 @@ def permits_of(app: App, tenant: str) -> Permits:
             f"limit {limit.name!r} has no concurrency, so nothing shows what its keys run: pause "
             "the tenant instead, and see aztask running"
         )
-    return Permits(store, limit, key)
+    return HeldPermits(store, limit, key)
 
 
 @dataclass(frozen=True, slots=True)
-class Permits:
+class HeldPermits:
     """The permits of one key of a limit, which show what runs."""
 
     store: ControlStore
@@ -66,7 +66,7 @@ def wait_until_idle(
     store: ResultStore,
     names: Set[tuple[Scope, str]],
     timeout: float,
-    permits: Sequence[Permits] = (),
+    permits: Sequence[HeldPermits] = (),
 ) -> str:
     """Wait for at most `timeout` seconds; returns what still runs then, "" if nothing does.
 

@@ -89,7 +89,7 @@ GAP: Final = "gap"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """Something that happened to a task, or a gap.
 
     * `at`: UTC epoch seconds; None for a gap whose time is not known.
@@ -109,9 +109,9 @@ class Entry:
     delivery: int | None = None
 
 
-def gap(text: str, at: float | None = None) -> Entry:
+def gap(text: str, at: float | None = None) -> LogEntry:
     """A gap: `text` says what is not known."""
-    return Entry(at, GAP, text)
+    return LogEntry(at, GAP, text)
 
 
 def seconds(value: float) -> str:

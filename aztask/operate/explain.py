@@ -17,7 +17,7 @@ from typing import Final
 
 from aztask.app import App
 from aztask.errors import ConfigurationError, NotFound
-from aztask.operate.eventlog import GAP, Entry, EventLog, events_of, gap, seconds
+from aztask.operate.eventlog import GAP, EventLog, LogEntry, events_of, gap, seconds
 from aztask.operate.workflows import workflow
 from aztask.settlement import DeadLetter, Decision, Defer, Hold, Resubmit, name_of
 from aztask.stores.events.event import Event
@@ -62,23 +62,23 @@ def _of_workflow(app: App, workflow_id: str) -> History | None:
     except (NotFound, ConfigurationError):
         return None
     root = found.root
-    entries = [Entry(root.at, START, f"the workflow starts, of {plural(root.tasks, 'task')}")]
-    waiting: list[Entry] = []
+    entries = [LogEntry(root.at, START, f"the workflow starts, of {plural(root.tasks, 'task')}")]
+    waiting: list[LogEntry] = []
     for node in found.all_nodes():
         name = f"{node.task} {node.task_id}"
         if node.started_at is not None:
-            entries.append(Entry(node.started_at, START, f"{name} starts"))
+            entries.append(LogEntry(node.started_at, START, f"{name} starts"))
         if node.state is not None and node.ended_at is not None:
             why = node.failure
             error = f": {why.error_type}: {why.error}" if why is not None else ""
-            entries.append(Entry(node.ended_at, node.state.value, f"{name} {node.state}{error}"))
+            entries.append(LogEntry(node.ended_at, node.state.value, f"{name} {node.state}{error}"))
         if node.waits:
             waiting.append(gap(f"{name}: {node.waits}"))
     if root.cancelled_at is not None:
-        entries.append(Entry(root.cancelled_at, "cancelled", "the workflow is cancelled"))
+        entries.append(LogEntry(root.cancelled_at, "cancelled", "the workflow is cancelled"))
     if root.ended_at is not None:
         text = f"the workflow has ended: {root.state}"
-        entries.append(Entry(root.ended_at, root.state.value, text))
+        entries.append(LogEntry(root.ended_at, root.state.value, text))
     entries.sort(key=lambda entry: entry.at or 0.0)
     return History(workflow_id, "workflow", "", root.state, entries=(*entries, *waiting))
 
@@ -89,7 +89,7 @@ def _of_workflow(app: App, workflow_id: str) -> History | None:
 START = "start"
 
 
-def entries_of(runs: Sequence[RunRecord]) -> Iterator[Entry]:
+def entries_of(runs: Sequence[RunRecord]) -> Iterator[LogEntry]:
     """The entries of all runs, the oldest run first."""
     for generation, group in groupby(runs, key=lambda run: run.key.generation):
         if generation:
@@ -107,7 +107,7 @@ def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-def _run(run: RunRecord) -> Iterator[Entry]:
+def _run(run: RunRecord) -> Iterator[LogEntry]:
     if run.state is State.UNREADABLE:
         yield gap(f"the row of hop {run.key.hop} cannot be read: {run.damage}")
         return
@@ -123,14 +123,14 @@ def _run(run: RunRecord) -> Iterator[Entry]:
             text += f", which ended as {each.end}{': ' if each.error else ''}{each.error}"
         else:
             text += ", whose end was never recorded"
-        yield Entry(each.at, START, text, "row", each.worker)
+        yield LogEntry(each.at, START, text, "row", each.worker)
     if run.started_at is None:
         if run.outcome is None:
             yield gap(f"hop {hop} was sent, and no worker has started it")
     else:
-        yield Entry(run.started_at, START, f"start {number + 1} of hop {hop}", "row", run.worker)
+        yield LogEntry(run.started_at, START, f"start {number + 1} of hop {hop}", "row", run.worker)
     if run.outcome is not None:
-        yield Entry(run.outcome.at, run.state.value, ended(run.outcome), "row", run.worker)
+        yield LogEntry(run.outcome.at, run.state.value, ended(run.outcome), "row", run.worker)
 
 
 def ended(outcome: Outcome) -> str:
@@ -182,7 +182,7 @@ class History:
     state: State | None = None
     workflow: str = ""
     parent: str = ""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LogEntry, ...] = ()
 
     @property
     def gaps(self) -> int:
@@ -229,9 +229,9 @@ _BEFORE_DELIVERY: Final = (
 )
 
 
-def _entry(event: Event) -> Entry:
+def _entry(event: Event) -> LogEntry:
     number = event.delivery_count if event.event not in _BEFORE_DELIVERY else None
-    return Entry(event.ts, event.event, _text(event), "event", event.worker, number)
+    return LogEntry(event.ts, event.event, _text(event), "event", event.worker, number)
 
 
 def _text(event: Event) -> str:
@@ -294,7 +294,7 @@ def _known(text: str, value: float | None) -> str:
 # -- merging ---------------------------------------------------------------------------------
 
 
-def _merged(rows: list[Entry], events: list[Entry]) -> list[Entry]:
+def _merged(rows: list[LogEntry], events: list[LogEntry]) -> list[LogEntry]:
     """Rows and events in order; a start or outcome that both know becomes one entry.
 
     Gaps of the rows, which have no time, stay before the entry that they were before.
@@ -305,7 +305,7 @@ def _merged(rows: list[Entry], events: list[Entry]) -> list[Entry]:
             event = events[place]
             events[place] = replace(event, text=_both(event, row), source="both")
             rows[number] = replace(row, at=event.at, kind="")
-    timed: list[tuple[float, int, Entry]] = []
+    timed: list[tuple[float, int, LogEntry]] = []
     latest = 0.0
     for row in reversed(rows):
         if row.at is not None:
@@ -317,7 +317,7 @@ def _merged(rows: list[Entry], events: list[Entry]) -> list[Entry]:
     return [entry for *_, entry in timed if entry.kind]
 
 
-def _match(row: Entry, events: Sequence[Entry]) -> int | None:
+def _match(row: LogEntry, events: Sequence[LogEntry]) -> int | None:
     """The event that says the same as a row's entry, not used yet."""
     best: tuple[float, int] | None = None
     for place, event in enumerate(events):
@@ -333,7 +333,7 @@ def _match(row: Entry, events: Sequence[Entry]) -> int | None:
     return None if best is None else best[1]
 
 
-def _both(event: Entry, row: Entry) -> str:
+def _both(event: LogEntry, row: LogEntry) -> str:
     if row.kind == START:
         return f"{event.text}: {row.text}"
     return f"{event.text}; {row.text.rpartition('; ')[2]}"
@@ -342,7 +342,7 @@ def _both(event: Entry, row: Entry) -> str:
 # -- gaps ------------------------------------------------------------------------------------
 
 
-def _missing_events(log: EventLog | None, *, started: bool) -> Iterator[Entry]:
+def _missing_events(log: EventLog | None, *, started: bool) -> Iterator[LogEntry]:
     if log is None:
         yield gap(
             "no event directory is configured here (events=, AZTASK_EVENTS or --events): "
@@ -367,14 +367,14 @@ def _missing_events(log: EventLog | None, *, started: bool) -> Iterator[Entry]:
 class _Held:
     """The delivery that a walk through the entries is in."""
 
-    entry: Entry
+    entry: LogEntry
     ended: bool = False
     renewals: int = 0
 
 
 def _with_gaps(
-    entries: Sequence[Entry], events: Sequence[Event], state: State | None
-) -> Iterator[Entry]:
+    entries: Sequence[LogEntry], events: Sequence[Event], state: State | None
+) -> Iterator[LogEntry]:
     """The entries, with a gap wherever deliveries, ends or renewals have no event."""
     renewals = {
         (each.worker, each.ts): each.renewals for each in events if each.renewals is not None
@@ -402,7 +402,7 @@ def _with_gaps(
             yield gap(f"{held.entry.worker} holds the task now, or has died")
 
 
-def _unended(held: _Held) -> Iterator[Entry]:
+def _unended(held: _Held) -> Iterator[LogEntry]:
     if not held.ended and "given back" not in held.entry.text:
         number, worker = held.entry.delivery, held.entry.worker
         yield gap(
@@ -411,7 +411,7 @@ def _unended(held: _Held) -> Iterator[Entry]:
         )
 
 
-def _skipped(before: _Held | None, now: Entry) -> Iterator[Entry]:
+def _skipped(before: _Held | None, now: LogEntry) -> Iterator[LogEntry]:
     """Deliveries between two known ones; a count that falls belongs to a new message."""
     last = (before.entry.delivery if before is not None else 0) or 0
     count = now.delivery or 0

@@ -24,7 +24,7 @@ READ_BY_GROUP: Final = stat.S_IRGRP
 READ_BY_OTHERS: Final = stat.S_IROTH
 
 
-class Kept(NamedTuple):
+class KeptFile(NamedTuple):
     """A file or folder of the app.
 
     * `what`: names it, such as "the queue file".
@@ -38,20 +38,20 @@ class Kept(NamedTuple):
     secret: bool = True
 
 
-def kept_by(app: App) -> Iterator[Kept]:
+def kept_by(app: App) -> Iterator[KeptFile]:
     """All files and folders that the app has on this machine, those that do not exist included."""
     for what, address in app.local_files:
         group = None
         with suppress(ConfigurationError):  # the group does not exist: opening the file says so
             group = group_id(address.group) if address.group else None
         for part in PARTS:
-            yield Kept(what, Path(os.path.realpath(address.path) + part), group)
+            yield KeptFile(what, Path(os.path.realpath(address.path) + part), group)
     with suppress(AztaskError):  # the checks of payloads report it
         store = app.payloads.store if app.payloads is not None else None
         if isinstance(store, FolderPayloads):
-            yield Kept("the folder of payloads", store.folder, store.group)
+            yield KeptFile("the folder of payloads", store.folder, store.group)
     if app.settings.events is not None:
-        yield Kept("the event directory", Path(app.settings.events).absolute(), secret=False)
+        yield KeptFile("the event directory", Path(app.settings.events).absolute(), secret=False)
 
 
 def exposed_findings(app: App) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def exposed_findings(app: App) -> Iterator[Finding]:
         yield fine("files", "owner", f"no other user can change {', '.join(fit)}")
 
 
-def _of(kept: Kept, status: os.stat_result) -> Iterator[Finding]:
+def _of(kept: KeptFile, status: os.stat_result) -> Iterator[Finding]:
     found = exposure(kept.path, kept.group)
     if found is not None:
         text = f"{kept.what} {kept.path} {found.why}"

@@ -23,9 +23,9 @@ from typing import ClassVar, Final
 from aztask.app import App
 from aztask.errors import AztaskError
 from aztask.operate.action import Action, Progress
-from aztask.stores.payloads.holders import HOUR, Holders, ended
+from aztask.stores.payloads.holders import HOUR, PayloadHolders, ended
 from aztask.stores.payloads.payloads import Payloads
-from aztask.stores.payloads.store import Kind, Listed, may_remove
+from aztask.stores.payloads.store import ListedPayload, PayloadKind, may_remove
 from aztask.support.display import byte_text
 from aztask.support.finding import Finding, failed, fine, warning
 
@@ -60,9 +60,9 @@ def collect(app: App, payloads: Payloads, now: float) -> CollectPayloads:
     mark = payloads.mark
     listed = [each for each in payloads.store.list() if may_remove(each.name, mark)]
     gone = [each for each in listed if ended(each, now, retention, lifetime)]
-    kinds = {Kind.ARGUMENTS}
+    kinds = {PayloadKind.ARGUMENTS}
     if app.broker.capabilities.update or app.results is not None:
-        kinds.add(Kind.CHECKPOINT)  # else another app's result store may have them
+        kinds.add(PayloadKind.CHECKPOINT)  # else another app's result store may have them
     doubtful = [
         each
         for each in listed
@@ -71,7 +71,7 @@ def collect(app: App, payloads: Payloads, now: float) -> CollectPayloads:
         and now - each.at >= YOUNG_SECONDS + HOUR  # its name has the beginning of the hour
     ]
     named = sorted({*app.queue_names(), app.settings.default_queue})
-    needed = Holders(app.broker, app.results, named).needed([*gone, *doubtful])
+    needed = PayloadHolders(app.broker, app.results, named).needed([*gone, *doubtful])
     hidden = needed.hidden if doubtful else ""
     gone += [] if needed.hidden else doubtful
     gone = [each for each in gone if each.name not in needed.names]
@@ -91,8 +91,8 @@ class CollectPayloads(Action[None]):
     name: ClassVar[str] = "payload-collect"
 
     payloads: Payloads
-    gone: Sequence[Listed]
-    kept: Sequence[Listed]
+    gone: Sequence[ListedPayload]
+    kept: Sequence[ListedPayload]
     hidden: str
 
     def __str__(self) -> str:
@@ -121,6 +121,6 @@ def _collected(app: App, payloads: Payloads, now: float) -> Iterator[Finding]:
         yield fine("payloads", "collect", text)
 
 
-def _total(listed: Sequence[Listed]) -> str:
+def _total(listed: Sequence[ListedPayload]) -> str:
     size = sum(each.size for each in listed)
     return f"{len(listed):,} payload{'' if len(listed) == 1 else 's'} of {byte_text(size)}"

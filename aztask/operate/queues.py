@@ -36,7 +36,7 @@ __all__ = [
     "PurgeQueue",
     "QueueCounts",
     "QueueStats",
-    "Waiting",
+    "WaitingMessage",
     "all_queues",
     "arguments_of",
     "arguments_of_waiting",
@@ -162,7 +162,7 @@ def queues(app: App) -> QueueCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingMessage:
     """A message in a queue. message: None if it is not a task message; `problem` says why."""
 
     queue: str
@@ -201,7 +201,7 @@ class Messages:
     * `hidden`: what the service does not show, "" if it shows everything.
     """
 
-    found: Sequence[Waiting]
+    found: Sequence[WaitingMessage]
     held: int
     hidden: str
 
@@ -213,7 +213,7 @@ def peek(app: App, queue: str, limit: int) -> Messages:
     return Messages(found, held, hidden(app.broker.capabilities))
 
 
-def waiting(app: App, queue: str, *, limit: int = MOST_READ) -> Iterator[Waiting]:
+def waiting(app: App, queue: str, *, limit: int = MOST_READ) -> Iterator[WaitingMessage]:
     """Up to `limit` messages of the queue, as far as its service shows them: see `hidden`.
 
     Raises QueueNotFound and the other errors of `Broker.peek`.
@@ -287,19 +287,19 @@ def arguments_of(app: App, message: TaskMessage | None, problem: str) -> Argumen
         return Arguments(None, None, str(error))
 
 
-def arguments_of_waiting(app: App, each: Waiting) -> Arguments:
+def arguments_of_waiting(app: App, each: WaitingMessage) -> Arguments:
     """As `arguments_of`. A pointer to a deferred message has no arguments, and no problem."""
     if each.message is not None and each.message.pointer is not None:
         return Arguments(None, None)
     return arguments_of(app, each.message, each.problem)
 
 
-def _read(app: App, queue: str, peeked: Peeked) -> Waiting:
+def _read(app: App, queue: str, peeked: Peeked) -> WaitingMessage:
     try:
         message = app.codec.from_envelope(peeked.envelope, queue, any_age=True)
     except CodecError as error:
-        return Waiting(queue, peeked, None, str(error))
-    return Waiting(queue, peeked, message)
+        return WaitingMessage(queue, peeked, None, str(error))
+    return WaitingMessage(queue, peeked, message)
 
 
 # -- actions ---------------------------------------------------------------------------------

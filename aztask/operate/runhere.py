@@ -33,7 +33,7 @@ from aztask.task import Task
 from aztask.worker.pool.attempt import trim_traceback
 from aztask.worker.pool.fetching import Fetching
 from aztask.workflows.inputs import first_argument
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 from aztask.workflows.plan import task_id_of
 
 
@@ -82,7 +82,7 @@ def call_of(app: App, task_id: str) -> LocalCall:
     message, found = _message_of(app, task_id)
     task = task_named(app, message.task)
     args, kwargs = Fetching(app, os.getpid()).arguments(task, message)
-    place = Place.read(message.node) if message.node is not None else None
+    place = NodePlace.read(message.node) if message.node is not None else None
     if message.workflow is not None and place is not None and place.takes is not None:
         try:
             given = app.workflows.engine.inputs.load(message.workflow, place)

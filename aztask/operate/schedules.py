@@ -27,7 +27,6 @@ from aztask.workflows.graphs import calls_of
 
 __all__ = [
     "MOST_AT_ONCE",
-    "Aside",
     "BackfillSchedule",
     "EndBeforeStart",
     "Made",
@@ -36,6 +35,7 @@ __all__ = [
     "PauseSchedule",
     "ResumeSchedule",
     "ScheduleShown",
+    "SetAside",
     "SeveralOwners",
     "TriggerSchedule",
     "backfill",
@@ -68,7 +68,7 @@ class NextTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class SetAside:
     """Why running workers have put a schedule aside. since: UTC epoch seconds."""
 
     since: float
@@ -109,11 +109,11 @@ class ScheduleShown:
     task: str = ""
     next: tuple[NextTime, ...] = ()
     details: Details | None = None
-    aside: Aside | None = None
+    aside: SetAside | None = None
     damage: str = ""
 
 
-def schedules(app: App) -> tuple[list[ScheduleShown], dict[str, Aside]]:
+def schedules(app: App) -> tuple[list[ScheduleShown], dict[str, SetAside]]:
     """All schedules by name and owner, those of others too, and those that are put aside.
 
     Raises BrokerUnavailable, and ConfigurationError without a result store.
@@ -153,14 +153,14 @@ def schedule(app: App, name: str, limit: int, *, any_owner: bool = False) -> Occ
     return Occurrences(replace(shown, aside=aside), engine.history(view.name, limit))
 
 
-def _aside(store: ResultStore) -> dict[str, Aside]:
+def _aside(store: ResultStore) -> dict[str, SetAside]:
     """The schedules that running workers have put aside."""
-    found: dict[str, Aside] = {}
+    found: dict[str, SetAside] = {}
     now = time.time()
     for worker in store.workers():
         for each in worker.failing if worker.state_at(now) == "alive" else ():
             if each.part.startswith(ASIDE):
-                why = Aside(each.since, worker.name, each.reason)
+                why = SetAside(each.since, worker.name, each.reason)
                 found.setdefault(each.part.removeprefix(ASIDE), why)
     return found
 

@@ -13,7 +13,7 @@ from aztask.message.codec import Codec
 from aztask.operate.action import results_of
 from aztask.stores.records.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
 from aztask.stores.records.onceruns import OnceRun, once_runs_of
-from aztask.support.parts import Failure
+from aztask.support.parts import PartFailure
 
 __all__ = [
     "STATES",
@@ -43,7 +43,7 @@ class Workers:
         """The state of a worker then: one of `STATES`."""
         return worker.state_at(self.at)
 
-    def failing(self, worker: WorkerRecord) -> tuple[Failure, ...]:
+    def failing(self, worker: WorkerRecord) -> tuple[PartFailure, ...]:
         """The parts of a worker that fail; none if it does not run."""
         return worker.failing if self.state(worker) == "alive" else ()
 

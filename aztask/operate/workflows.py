@@ -20,9 +20,9 @@ from aztask.workflows.edits import RootEdit, join_name, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import Root
 from aztask.workflows.packing import read_join
-from aztask.workflows.plan import ROOT, Node, Plan, Slot, task_id_of
+from aztask.workflows.plan import ROOT, GraphPlan, JoinSlot, Node, task_id_of
 from aztask.workflows.repair import MEMBER_LOST
-from aztask.workflows.rows import Row, read_row
+from aztask.workflows.rows import JoinRow, read_row
 
 # -- A workflow as people see it: a tree of its nodes with their states, and a list of workflows.
 
@@ -118,8 +118,8 @@ class _Viewer:
     engine: WorkflowEngine
     workflow: str
     root: Root
-    plan: Plan
-    rows: dict[tuple[int, int], Row] = field(default_factory=dict)
+    plan: GraphPlan
+    rows: dict[tuple[int, int], JoinRow] = field(default_factory=dict)
     decisions: dict[int, Decision] = field(default_factory=dict)
     states: dict[int, State | None] = field(default_factory=dict)
     served: set[str] | None = None
@@ -141,7 +141,7 @@ class _Viewer:
             join = None if data is None else read_join(data, node.rows)
             if join is not None and join.decision is not None:
                 self.decisions[node.number] = join.decision
-        return self._slot(Slot(ROOT, 0))
+        return self._slot(JoinSlot(ROOT, 0))
 
     def handler(self, join: Node) -> NodeView | None:
         """The task of a join's `on_error`."""
@@ -152,12 +152,12 @@ class _Viewer:
         unsent = "not sent" if decision is None else "not needed"
         return self._node(self.plan.nodes[join.on_error], None, "" if failed else unsent)
 
-    def _bit(self, slot: Slot) -> Bit | None:
+    def _bit(self, slot: JoinSlot) -> Bit | None:
         number, index = self.plan.nodes[slot.join].layout.place(slot.member)
         row = self.rows.get((slot.join, number))
         return None if row is None else row.bit(index)
 
-    def _slot(self, slot: Slot) -> tuple[NodeView, ...]:
+    def _slot(self, slot: JoinSlot) -> tuple[NodeView, ...]:
         bit = self._bit(slot)
         nodes = self.plan.in_slots[slot]
         return tuple(self._node(node, bit) for node in nodes)
@@ -187,7 +187,7 @@ class _Viewer:
             self.states[node.number] = state
         members: tuple[tuple[NodeView, ...], ...] = ()
         if not node.task:
-            slots = [Slot(node.number, member) for member in range(node.size)]
+            slots = [JoinSlot(node.number, member) for member in range(node.size)]
             members = tuple(self._slot(each) for each in slots)
         waits = self._waits(node, unsent) if node.task and state is None else ""
         return NodeView(

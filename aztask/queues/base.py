@@ -344,6 +344,14 @@ class SessionHolder(Protocol):
         ...
 
 
+class EnvelopeSender(Protocol):
+    """The part of a broker that sends on what the result store keeps."""
+
+    def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Send all envelopes, each with its delay; see `Broker.send`."""
+        ...
+
+
 @runtime_checkable
 class Broker(Protocol):
     """One queue service. Thread rules are the adapter's business: any thread may call."""

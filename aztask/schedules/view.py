@@ -11,7 +11,7 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.schedules.claims import LIVES_SECONDS, Claim, read_claim
 from aztask.schedules.stored import WAITING, Made, Schedule, read_made, read_schedule
 from aztask.stores.records.damage import Damaged
-from aztask.stores.records.schedules import Kept
+from aztask.stores.records.schedules import KeptSchedule
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class View:
     """A schedule as it was read: its head, its tag, and its open occurrences.
 
-    * `owner`, `mark`: see `Kept`.
+    * `owner`, `mark`: see `KeptSchedule`.
     * `claims`: those that can be read.
     """
 
@@ -88,7 +88,7 @@ class Code:
 NO_CODE: Final = Code()
 
 
-def read_view(kept: Kept) -> View | Damaged:
+def read_view(kept: KeptSchedule) -> View | Damaged:
     """The schedule, or what is wrong with its head. Damaged occurrences are logged, and stay."""
     name = kept.head.schedule
     try:

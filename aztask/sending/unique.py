@@ -19,7 +19,7 @@ from aztask.uniqueness.rules import UniqueRules
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class UniqueAnswer:
     """How a send ended: the id of the caller's task, and whether it was sent now."""
 
     task_id: str
@@ -58,7 +58,7 @@ class UniqueSender:
         key: str,
         message: TaskMessage,
         delay: float,
-    ) -> Generator[Publication, None, Answer]:
+    ) -> Generator[Publication, None, UniqueAnswer]:
         """The steps of one send, as those of `Sender.steps`.
 
         If the process dies between the key and the send, housekeeping sends the message.
@@ -72,7 +72,7 @@ class UniqueSender:
                     answer, lambda over: engine.take(rules, key, message, delay, over)
                 )
         if isinstance(answer, Blocked):
-            return Answer(self._conflict(engine, rules, message, answer), sent=False)
+            return UniqueAnswer(self._conflict(engine, rules, message, answer), sent=False)
         try:
             yield Publication(message.queue, [message], delay)
         except SendUnconfirmed:
@@ -81,7 +81,7 @@ class UniqueSender:
             engine.give_up(answer)  # it was certainly not sent
             raise
         engine.confirm(answer)
-        return Answer(message.id, sent=True)
+        return UniqueAnswer(message.id, sent=True)
 
     @staticmethod
     def _conflict(

@@ -38,7 +38,7 @@ from aztask.steps.records import (
 )
 from aztask.steps.suspension import OrderChanged, Parked, StepDelayed
 from aztask.stores.payloads.payloads import Payloads
-from aztask.stores.payloads.store import Kind
+from aztask.stores.payloads.store import PayloadKind
 from aztask.stores.rows import Row
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit_in_pool
@@ -160,7 +160,7 @@ class StoredSteps:
         """
         if self._payloads is None or len(data) <= APART_BYTES:
             return data
-        stored: StoredValue = self._payloads.keep(Kind.CHECKPOINT, data, owner=self._task)
+        stored: StoredValue = self._payloads.keep(PayloadKind.CHECKPOINT, data, owner=self._task)
         return self._codec.encode_value(stored)
 
     def decode(self, data: bytes) -> Any:

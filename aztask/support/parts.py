@@ -46,7 +46,7 @@ MOST_ASIDE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class PartFailure:
     """A part, or one item that it has put aside, that does not work.
 
     * `part`: the part's name; for an item the item's, such as ``schedule nightly``.
@@ -77,8 +77,8 @@ class Part:
         self.essential = essential
         self._busy: dict[int, float] = {}
         self._troubled: set[int] = set()  # threads whose step has reported a failure
-        self._aside: dict[str, Failure] = {}
-        self._failure: Failure | None = None
+        self._aside: dict[str, PartFailure] = {}
+        self._failure: PartFailure | None = None
         self._logged: tuple[type[BaseException], str] | None = None
         self._still_logged = False
         self._stopping = threading.Event()
@@ -198,7 +198,7 @@ class Part:
         known = self._aside.get(item)
         since = known.since if known is not None else time.time()
         if known is not None or len(self._aside) < MOST_ASIDE:
-            self._aside[item] = Failure(item, since, reason_of(error))
+            self._aside[item] = PartFailure(item, since, reason_of(error))
 
     def take_back(self, item: str) -> None:
         """The item works again, or is gone."""
@@ -212,7 +212,7 @@ class Part:
     # -- health ------------------------------------------------------------------------------
 
     @property
-    def failure(self) -> Failure | None:
+    def failure(self) -> PartFailure | None:
         """Why this part fails, or stands still; None if it works."""
         if self._failure is not None:
             return self._failure
@@ -221,10 +221,10 @@ class Part:
             self._still_logged = False
             return None
         text = f"it stands still: a step has not ended for more than {self.longest:g} s"
-        return Failure(self.name, time.time() - seconds, text)
+        return PartFailure(self.name, time.time() - seconds, text)
 
     @property
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[PartFailure]:
         """Why this part fails, and the items that it has put aside."""
         failure = self.failure
         return [*([] if failure is None else [failure]), *list(self._aside.values())]
@@ -248,7 +248,7 @@ class Part:
     def _fail(self, reason: str) -> None:
         since = self._failure.since if self._failure is not None else time.time()
         self._troubled.add(threading.get_ident())
-        self._failure = Failure(self.name, since, reason)
+        self._failure = PartFailure(self.name, since, reason)
 
 
 class PartThread(threading.Thread):
@@ -285,9 +285,9 @@ def part_of(thread: threading.Thread) -> Part | None:
     return part if isinstance(part, Part) else None
 
 
-def failures() -> list[Failure]:
+def failures() -> list[PartFailure]:
     """What fails in this process now, the oldest first; one entry for each name."""
-    found: dict[str, Failure] = {}
+    found: dict[str, PartFailure] = {}
     for part in all_parts():
         for failure in part.failures:
             known = found.get(failure.part)
@@ -302,12 +302,12 @@ def watch_parts() -> None:
         part.watch()
 
 
-def lacking(parts: Iterable[Part], seconds: float) -> list[Failure]:
+def lacking(parts: Iterable[Part], seconds: float) -> list[PartFailure]:
     """The failures because of which something essential is not done, for `seconds` at least.
 
     One part of several that do the same is enough.
     """
-    found: dict[str, list[Failure | None]] = {}
+    found: dict[str, list[PartFailure | None]] = {}
     for part in parts:
         if part.essential:
             found.setdefault(part.essential, []).append(part.failure)

@@ -27,7 +27,7 @@ from aztask.app import App
 from aztask.errors import AztaskError
 from aztask.hooks import WorkerStatus
 from aztask.support.display import mask
-from aztask.support.parts import Failure, Part, all_parts, failures, lacking
+from aztask.support.parts import Part, PartFailure, all_parts, failures, lacking
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Health:
         return "\n".join(reason for reason in reasons if reason)
 
 
-def line_of(failure: Failure) -> str:
+def line_of(failure: PartFailure) -> str:
     """A failing part in one line: its name, since when, and why."""
     since = datetime.fromtimestamp(failure.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return f"part {failure.part} fails since {since}: {failure.reason}"

@@ -84,7 +84,7 @@ class HttpAnswer(NamedTuple):
 BROKEN: Final = HttpAnswer(500, b"error, see the log\n")
 
 
-class Connection:
+class HttpConnection:
     """A client: what it has sent, then what it still gets.
 
     * `ends_at`: when it is cut off.
@@ -195,11 +195,11 @@ class PageServer:
         self._stopping = False
         self._accepting_from = 0.0
         # Both in the order in which their connections end.
-        self._reading: dict[socket.socket, Connection] = {}
-        self._answering: dict[socket.socket, Connection] = {}
+        self._reading: dict[socket.socket, HttpConnection] = {}
+        self._answering: dict[socket.socket, HttpConnection] = {}
         self._ready: dict[str, tuple[float, HttpAnswer]] = {}
-        self._next: dict[str, list[Connection]] = {}  # wait for a page that is not begun
-        self._making: tuple[str, list[Connection]] | None = None
+        self._next: dict[str, list[HttpConnection]] = {}  # wait for a page that is not begun
+        self._making: tuple[str, list[HttpConnection]] | None = None
 
     @property
     def url(self) -> str:
@@ -270,12 +270,12 @@ class PageServer:
                     self._close_oldest()
                 continue  # else the client has gone before it was accepted
             client.setblocking(False)
-            connection = Connection(client, time.monotonic() + self._seconds)
+            connection = HttpConnection(client, time.monotonic() + self._seconds)
             self._reading[client] = connection
             self._selector.register(client, selectors.EVENT_READ, connection)
             self._go_on(connection)
 
-    def _go_on(self, connection: Connection) -> None:
+    def _go_on(self, connection: HttpConnection) -> None:
         """Read more of a request, or send more of an answer."""
         try:
             if connection.client in self._reading:
@@ -287,7 +287,7 @@ class PageServer:
         except OSError:
             self._close(connection)  # the client has gone
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: HttpConnection) -> None:
         data = connection.client.recv(LONGEST_HEAD)
         connection.received += data
         if connection.complete or len(connection.received) > LONGEST_HEAD:
@@ -298,7 +298,7 @@ class PageServer:
         elif not data:
             self._close(connection)
 
-    def _respond(self, connection: Connection) -> None:
+    def _respond(self, connection: HttpConnection) -> None:
         method, path = _request_line(connection.received)
         connection.body = method != "HEAD"
         if not connection.complete:
@@ -343,11 +343,11 @@ class PageServer:
                     self._answer(connection, answer)
         self._begin_page()
 
-    def _answer(self, connection: Connection, answer: HttpAnswer) -> None:
+    def _answer(self, connection: HttpConnection, answer: HttpAnswer) -> None:
         connection.left = answer.encoded(body=connection.body)
         self._go_on(connection)
 
-    def _send(self, connection: Connection) -> None:
+    def _send(self, connection: HttpConnection) -> None:
         """Send as much as the client takes; then the connection ends."""
         sent = connection.client.send(connection.left)
         connection.left = connection.left[sent:]
@@ -369,7 +369,7 @@ class PageServer:
     def _close_oldest(self) -> None:
         self._close(next(iter((self._reading or self._answering).values())))
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: HttpConnection) -> None:
         """Close it, unless it is closed."""
         known = self._reading.pop(connection.client, None)
         known = self._answering.pop(connection.client, known)

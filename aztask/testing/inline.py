@@ -27,7 +27,7 @@ from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions, delay_seconds
 from aztask.testing.inlineworker import InlineClock, InlineWorker
 from aztask.workflows.mailing import Posted
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 
 PEEKED: Final = 10_000
 DEEPEST: Final = 20
@@ -175,7 +175,7 @@ class Inline:
         for message, envelope in posted:
             args, kwargs = codec.decode_arguments(message)
             if task := self._app.tasks.get(message.task):
-                taken = int(Place.read(message.node).takes is not None) if message.node else 0
+                taken = int(NodePlace.read(message.node).takes is not None) if message.node else 0
                 args, kwargs = task.conversion.peek(args, kwargs, given=taken)
             given = {"delay": envelope.delay} if envelope.delay else {}
             sent = Sent(message.id, message.task, message.queue, tuple(args), kwargs, given)

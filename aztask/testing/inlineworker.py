@@ -171,7 +171,7 @@ class InlineSchedules:
 
 
 class InlineSession:
-    """Holds the session of one delivery; see `aztask.worker.pipeline.work.SessionSlot`."""
+    """Holds the session of one delivery; see `aztask.worker.pipeline.work.HeldSession`."""
 
     def held(self) -> None:
         """The delivery waits under its lease: nothing else can take the session."""

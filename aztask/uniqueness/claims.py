@@ -12,7 +12,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class KeyClaim:
     """The holder of a key. Times are UTC epoch seconds.
 
     * `task_id`, `generation`: the task.
@@ -45,13 +45,13 @@ class Claim:
         return packed
 
 
-def read_claim(data: bytes) -> Claim:
-    """The claim that `Claim.pack` wrote. Raises Damaged."""
+def read_claim(data: bytes) -> KeyClaim:
+    """The claim that `KeyClaim.pack` wrote. Raises Damaged."""
     found = Columns({"holder": data}).unpacked("holder")
     if not isinstance(found, dict) or found.get("v") != VERSION:
         raise Damaged("the holder of a unique task is wrong; a newer aztask may know it")
     columns = Columns(found)
-    return Claim(
+    return KeyClaim(
         columns.text("task_id"),
         columns.count("generation"),
         columns.text("until"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 from aztask.errors import AztaskError, BrokerUnavailable, CodecError, ForeignId
 from aztask.message.codec import Codec
-from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.queues.base import EnvelopeSender
 from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.stores.payloads.holders import replaced_names
 from aztask.stores.records.base import ResultStore, RunRecord, State
@@ -18,7 +18,7 @@ from aztask.stores.records.damage import Damaged
 from aztask.stores.records.uniques import Held, Holder, HolderCell, UniqueStore
 from aztask.stores.rows import Kept, New, change
 from aztask.support.failpoint import hit
-from aztask.uniqueness.claims import Claim, read_claim
+from aztask.uniqueness.claims import KeyClaim, read_claim
 from aztask.uniqueness.rules import FINISHED, QUIET, STARTED, UniqueRules, task_of
 
 logger = logging.getLogger(__name__)
@@ -38,20 +38,12 @@ PAGE: Final = 100
 FAILED_SECONDS: Final = 60.0
 
 
-class EnvelopeSender(Protocol):
-    """The part of a broker that sends what a dead sender left."""
-
-    def send(self, queue: str, envelopes: list[Envelope]) -> None:
-        """Send all envelopes, each with its delay; see `Broker.send`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Taken:
     """The answer to `UniqueEngine.take`: the key is ours. Publish, then `confirm`."""
 
     holder: Holder
-    claim: Claim
+    claim: KeyClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +51,7 @@ class Blocked:
     """The answer to `UniqueEngine.take`: another task holds the key."""
 
     holder: Holder
-    claim: Claim
+    claim: KeyClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +142,7 @@ class UniqueEngine:
         """
         now = self.store.now()
         stored = payload_of(self._codec.to_envelope(message, delay=delay, stored=_place(message)))
-        claim = Claim(
+        claim = KeyClaim(
             message.id,
             message.generation,
             rules.until,
@@ -172,7 +164,7 @@ class UniqueEngine:
         * `over`: as in `take`.
         """
         now = self.store.now()
-        claim = Claim(message.id, message.generation, rules.until, now, now + rules.life)
+        claim = KeyClaim(message.id, message.generation, rules.until, now, now + rules.life)
         answer = self._take(key, claim, claim.ends_at, over)
         if isinstance(answer, Blocked) and answer.claim.task_id == message.id:
             return Taken(answer.holder, answer.claim)
@@ -198,7 +190,7 @@ class UniqueEngine:
             blocked = answer
         return blocked
 
-    def _take(self, key: str, claim: Claim, due: float, over: Blocked | None) -> Taken | Blocked:
+    def _take(self, key: str, claim: KeyClaim, due: float, over: Blocked | None) -> Taken | Blocked:
         """Write the claim, unless another task holds the key. due: for `UniqueStore.due`."""
         cell = TakingCell(self.store, key, None if over is None else over.holder)
         claimed: New[Held, Blocked | None] = New((claim.pack(), due), None)
@@ -265,7 +257,7 @@ class UniqueEngine:
             ends_at = taken_at + rules.life
             payload = payload_of(self._codec.to_envelope(message, stored=_place(message)))
             due_at = now + delay
-            new = Claim(message.id, 0, QUIET, taken_at, ends_at, message.queue, payload, due_at)
+            new = KeyClaim(message.id, 0, QUIET, taken_at, ends_at, message.queue, payload, due_at)
             if self.store.write(key, new.pack(), min(now + rules.seconds, ends_at), holder):
                 hit("unique-taken")
                 if mine is not None:
@@ -274,7 +266,7 @@ class UniqueEngine:
             left += replaced_names(payload, b"", message.id)
         raise BrokerUnavailable(f"other processes keep changing {key}; try again")
 
-    def waits(self, claim: Claim) -> bool:
+    def waits(self, claim: KeyClaim) -> bool:
         """True if the task is known or may be in its queue, and has not started."""
         try:
             record = self.results.get(claim.task_id)
@@ -295,7 +287,7 @@ class UniqueEngine:
             and not claim.closing
         )
 
-    def _is_free(self, claim: Claim, now: float) -> bool:
+    def _is_free(self, claim: KeyClaim, now: float) -> bool:
         """True if the key is free although its holder is stored: see rules 3 and 4."""
         if now >= claim.ends_at:
             return not self._parked(claim, now)
@@ -307,7 +299,7 @@ class UniqueEngine:
             return True
         return record is not None and _has_freed(record, claim, now)
 
-    def _parked(self, claim: Claim, now: float) -> bool:
+    def _parked(self, claim: KeyClaim, now: float) -> bool:
         """True if its task waits inside its code, and holds the key until it has ended."""
         if claim.until != FINISHED:
             return False
@@ -362,7 +354,7 @@ class UniqueEngine:
             if claim is not None and claim.task_id != message.id and not self._is_free(claim, now):
                 return Kept(claim.task_id)
             life = 86400.0 if claim is None else max(60.0, claim.ends_at - claim.taken_at)
-            mine = Claim(message.id, message.generation, until, now, now + life)
+            mine = KeyClaim(message.id, message.generation, until, now, now + life)
             return New((mine.pack(), mine.ends_at), "")
 
         return change(HolderCell(self.store, key), retaken, f"who holds {key}")
@@ -407,7 +399,7 @@ class UniqueEngine:
             return False
         return self.store.release(holder)
 
-    def _close(self, holder: Holder, claim: Claim) -> bool:
+    def _close(self, holder: Holder, claim: KeyClaim) -> bool:
         """Send a debounced message after its quiet time; False if another process does.
 
         The holder says so first: a call that comes now is another task. If the process dies before
@@ -432,7 +424,7 @@ class UniqueEngine:
         else:
             self.store.release(blocked.holder)
 
-    def _post(self, claim: Claim) -> bool:
+    def _post(self, claim: KeyClaim) -> bool:
         """Publish the stored message, verified; False if it is refused."""
         try:
             envelope = envelope_of(claim.payload)
@@ -464,7 +456,7 @@ def split(message: TaskMessage) -> tuple[str, str]:
     return (until, key) if until in (STARTED, FINISHED) and key else ("", "")
 
 
-def _readable(holder: Holder) -> Claim | None:
+def _readable(holder: Holder) -> KeyClaim | None:
     """The claim; None for a damaged one, which holds nothing."""
     try:
         return read_claim(holder.data)
@@ -473,7 +465,7 @@ def _readable(holder: Holder) -> Claim | None:
         return None
 
 
-def _has_freed(record: RunRecord, claim: Claim, now: float) -> bool:
+def _has_freed(record: RunRecord, claim: KeyClaim, now: float) -> bool:
     """True if the task of the holder has come so far that its key is free."""
     if record.key.generation < claim.generation:
         # A replay took the key, and died before it sent the task again.

@@ -12,7 +12,7 @@ from aztask.app import App
 from aztask.queues.base import Broker
 from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.support.clock import Clock
-from aztask.worker.intake.ports import PlainIntake, QueueSource, Receiving, SessionsIntake
+from aztask.worker.intake.ports import IntakeReports, PlainIntake, QueueSource, SessionsIntake
 from aztask.worker.lane import Lane, Work
 from aztask.worker.mailbox import Mailbox
 from aztask.worker.pool.link import Starter
@@ -38,12 +38,19 @@ class Shell(Protocol):
         """What does a stage's work in batches; inline with no threads."""
 
     def intake(
-        self, broker: Broker, source: QueueSource, intakes: Receiving, /, *, shares: bool
+        self, broker: Broker, source: QueueSource, intakes: IntakeReports, /, *, shares: bool
     ) -> PlainIntake:
         """What receives from a queue. shares: whether it shares the worker's room by weight."""
 
     def sessions(
-        self, broker: Broker, source: QueueSource, intakes: Receiving, /, *, most: int, share: float
+        self,
+        broker: Broker,
+        source: QueueSource,
+        intakes: IntakeReports,
+        /,
+        *,
+        most: int,
+        share: float,
     ) -> SessionsIntake:
         """What receives from a queue with sessions. most, share: see `SessionIntake`."""
 

@@ -10,7 +10,7 @@ from aztask.queues.base import Broker
 from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.worker.bell import SocketBell
-from aztask.worker.intake.ports import QueueSource, Receiving
+from aztask.worker.intake.ports import IntakeReports, QueueSource
 from aztask.worker.intake.queueintake import Intake
 from aztask.worker.intake.sessions import SessionIntake
 from aztask.worker.lane import Lane, Work, lane_of
@@ -55,13 +55,19 @@ class ThreadShell:
         return lane_of(name, work, mailbox, threads=threads, essential=essential)
 
     def intake(
-        self, broker: Broker, source: QueueSource, intakes: Receiving, *, shares: bool
+        self, broker: Broker, source: QueueSource, intakes: IntakeReports, *, shares: bool
     ) -> Intake:
         """Receives on threads of its own."""
         return Intake(broker, source, intakes, shares=shares, clock=self.clock)
 
     def sessions(
-        self, broker: Broker, source: QueueSource, intakes: Receiving, *, most: int, share: float
+        self,
+        broker: Broker,
+        source: QueueSource,
+        intakes: IntakeReports,
+        *,
+        most: int,
+        share: float,
     ) -> SessionIntake:
         """Receives on a thread for each session."""
         return SessionIntake(broker, source, intakes, most=most, share=share, clock=self.clock)

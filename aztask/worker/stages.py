@@ -21,7 +21,7 @@ from aztask.limits.control import ControlState
 from aztask.queues.base import Receiver
 from aztask.queues.delivery import Delivery
 from aztask.queues.lease.state import Lease
-from aztask.worker.pipeline.work import SessionSlot, WorkItem
+from aztask.worker.pipeline.work import HeldSession, WorkItem
 
 
 class Source(Protocol):
@@ -34,7 +34,7 @@ class Source(Protocol):
         """The receiver through which the deliveries are renewed and settled."""
 
     @property
-    def session(self) -> SessionSlot | None:
+    def session(self) -> HeldSession | None:
         """The slot, if the delivery holds its session."""
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from aztask.stores.records.base import State
-from aztask.workflows.plan import Layout, Slot
+from aztask.workflows.plan import JoinSlot, Layout
 
 INLINE_BYTES: Final = 40_000
 """Bytes of values that a row holds itself; more values are in documents of their own."""
@@ -30,7 +30,7 @@ NIL: Final = b"\xc0"
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class ParkedValue:
     """A value in a document of values: the document's name, and the index in it."""
 
     document: str
@@ -44,7 +44,7 @@ class OfJoin:
     join: int
 
 
-Value: TypeAlias = bytes | Parked | OfJoin
+Value: TypeAlias = bytes | ParkedValue | OfJoin
 """An encoded value, or a reference to one."""
 
 
@@ -58,7 +58,7 @@ class Failure:
     error: str = ""
 
 
-class End(NamedTuple):
+class MemberEnd(NamedTuple):
     """The end of a member of a join of `size` members.
 
     * `node`, `generation`: its version (rule 2).
@@ -67,7 +67,7 @@ class End(NamedTuple):
     * `first`: no earlier process can have begun to set this end.
     """
 
-    slot: Slot
+    slot: JoinSlot
     size: int
     node: int
     generation: int

@@ -8,7 +8,7 @@ from typing import Final
 
 from aztask.errors import ConfigurationError
 from aztask.workflows.graphs import Chain, Chord, Graph, Group, Signature
-from aztask.workflows.plan import Node, Plan, Slot
+from aztask.workflows.plan import GraphPlan, JoinSlot, Node
 
 NODES: Final = 1_000_000
 DEPTH: Final = 100
@@ -19,7 +19,7 @@ DEPTH: Final = 100
 class Compiled:
     """A plan, and the signature of each of its tasks by node number."""
 
-    plan: Plan
+    plan: GraphPlan
     signatures: dict[int, Signature]
 
 
@@ -28,7 +28,7 @@ class _Draft:
     """A node while its successors are not known yet."""
 
     number: int
-    slot: Slot | None
+    slot: JoinSlot | None
     takes: int | None = None
     next: tuple[int, ...] = ()
     task: str = ""
@@ -72,7 +72,7 @@ def compile_graph(
     """
     compiler = _Compiler(queue_of)
     part = compiler.root(graph)
-    plan = Plan(tuple(draft.node(blocked=blocked) for draft in compiler.drafts), part.entries)
+    plan = GraphPlan(tuple(draft.node(blocked=blocked) for draft in compiler.drafts), part.entries)
     return Compiled(plan, compiler.signatures)
 
 
@@ -86,7 +86,7 @@ class _Compiler:
     def root(self, graph: Graph) -> _Part:
         """The root join takes over the graph's own `on_error`."""
         root = self._add(_Draft(0, None, size=1, single=True))
-        part = self._inner(graph, Slot(root.number, 0), None)
+        part = self._inner(graph, JoinSlot(root.number, 0), None)
         self._handle(root, getattr(graph, "on_error", None))
         return part
 
@@ -99,17 +99,17 @@ class _Compiler:
         self.drafts.append(draft)
         return draft
 
-    def _part(self, graph: Graph, slot: Slot, takes: int | None) -> _Part:
+    def _part(self, graph: Graph, slot: JoinSlot, takes: int | None) -> _Part:
         """A part below another one. Its `on_error` needs a join of its own, of one member."""
         on_error: Signature | None = getattr(graph, "on_error", None)
         if on_error is None:
             return self._inner(graph, slot, takes)
         join = self._add(_Draft(0, slot, size=1, single=True))
-        entries = self._inner(graph, Slot(join.number, 0), takes).entries
+        entries = self._inner(graph, JoinSlot(join.number, 0), takes).entries
         self._handle(join, on_error)
         return _Part(entries, join.number)
 
-    def _inner(self, graph: Graph, slot: Slot, takes: int | None) -> _Part:
+    def _inner(self, graph: Graph, slot: JoinSlot, takes: int | None) -> _Part:
         if isinstance(graph, Signature):
             return self._task(graph, slot, takes)
         self.depth += 1
@@ -126,7 +126,7 @@ class _Compiler:
         self.depth -= 1
         return part
 
-    def _task(self, signature: Signature, slot: Slot | None, takes: int | None) -> _Part:
+    def _task(self, signature: Signature, slot: JoinSlot | None, takes: int | None) -> _Part:
         given = takes is not None and not signature.immutable
         args = (None, *signature.args) if given else signature.args
         signature.task.check_arguments(args, dict(signature.kwargs))
@@ -141,7 +141,7 @@ class _Compiler:
         self.signatures[number] = signature
         return _Part((number,), number)
 
-    def _chain(self, elements: Sequence[Graph], slot: Slot, takes: int | None) -> _Part:
+    def _chain(self, elements: Sequence[Graph], slot: JoinSlot, takes: int | None) -> _Part:
         first = part = self._part(elements[0], slot, takes)
         for element in elements[1:]:
             following = self._part(element, slot, part.exit)
@@ -150,20 +150,20 @@ class _Compiler:
         return _Part(first.entries, part.exit)
 
     def _group(
-        self, group: Group, slot: Slot, takes: int | None, *, passes_errors: bool = False
+        self, group: Group, slot: JoinSlot, takes: int | None, *, passes_errors: bool = False
     ) -> _Part:
         size = len(group.members)
         join = self._add(_Draft(0, slot, size=size, passes_errors=passes_errors))
         entries: list[int] = []
         for number, member in enumerate(group.members):
-            entries += self._part(member, Slot(join.number, number), takes).entries
+            entries += self._part(member, JoinSlot(join.number, number), takes).entries
         return _Part(tuple(entries) or (join.number,), join.number)
 
-    def _chord(self, chord: Chord, slot: Slot, takes: int | None) -> _Part:
+    def _chord(self, chord: Chord, slot: JoinSlot, takes: int | None) -> _Part:
         header_slot, scope = slot, None
         if chord.header.on_error is not None:
             scope = self._add(_Draft(0, slot, size=1, single=True))
-            header_slot = Slot(scope.number, 0)
+            header_slot = JoinSlot(scope.number, 0)
         header = self._group(chord.header, header_slot, takes, passes_errors=chord.return_errors)
         if scope is not None:
             self._handle(scope, chord.header.on_error)

@@ -22,7 +22,7 @@ from threading import Lock
 from typing import Final, Protocol
 
 from aztask.errors import BrokerUnavailable
-from aztask.stores.records.workflows import ROOT, Addition, Change, Document, WorkflowStore
+from aztask.stores.records.workflows import ROOT, Addition, Document, DocumentChange, WorkflowStore
 from aztask.support import chance
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
@@ -149,7 +149,7 @@ class Edit(Protocol):
         """Note the document after its pieces were appended. Raises Damaged."""
         ...
 
-    def first(self) -> Sequence[Change]:
+    def first(self) -> Sequence[DocumentChange]:
         """New documents to write before this one, which the new data refers to."""
         ...
 
@@ -233,7 +233,7 @@ class Documents:
             self._sleep(chance.uniform(0.0, longest))
         left = [edit for edit in edits if all(edit is not each for each, _ in pieces)]
         answers = self.store.append([Addition(*edit.place, found) for edit, found in pieces])
-        folds: list[Change] = []
+        folds: list[DocumentChange] = []
         for (edit, _), document in zip(pieces, answers, strict=True):
             self._note(edit.place, document)
             if document is None:
@@ -247,11 +247,11 @@ class Documents:
             if not now.done:
                 left.append(edit)
             elif now.folded and document.pieces >= FOLD and chance.share() < FOLD_SHARE:
-                folds.append(Change(*edit.place, now.folded(), document.tag))
+                folds.append(DocumentChange(*edit.place, now.folded(), document.tag))
         self._fold(folds)
         return left
 
-    def _fold(self, changes: Sequence[Change]) -> None:
+    def _fold(self, changes: Sequence[DocumentChange]) -> None:
         """Write pieces into their documents, once: it harms nothing if another writer is first."""
         tags = self.store.write(changes) if changes else []
         for change, tag in zip(changes, tags, strict=True):
@@ -264,13 +264,13 @@ class Documents:
         An edit that would change nothing of a remembered version is tried on the current one.
         """
         left: list[Edit] = []
-        changes: list[tuple[Edit, Change]] = []
-        before: list[Change] = []
+        changes: list[tuple[Edit, DocumentChange]] = []
+        before: list[DocumentChange] = []
         for edit, document, remembered in self._current(edits):
             data = edit.apply(None if document is None else document.data)
             if data is not None:
                 tag = None if document is None else document.tag
-                changes.append((edit, Change(*edit.place, data, tag)))
+                changes.append((edit, DocumentChange(*edit.place, data, tag)))
                 before += edit.first()
             elif remembered:
                 self._note(edit.place, None)

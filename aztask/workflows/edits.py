@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from aztask.stores.records.workflows import ROOT, Change
+from aztask.stores.records.workflows import ROOT, DocumentChange
 from aztask.support import chance
 from aztask.workflows.bits import (
     INLINE_BYTES,
-    End,
     FullRow,
     Join,
-    Parked,
+    MemberEnd,
+    ParkedValue,
     Value,
     decided,
 )
@@ -21,7 +21,7 @@ from aztask.workflows.documents import Appended
 from aztask.workflows.graph import Root, read_root
 from aztask.workflows.packing import pack_join, pack_late, pack_values, read_join
 from aztask.workflows.plan import RUN, Layout, Node
-from aztask.workflows.rows import Row, empty_row, read_row
+from aztask.workflows.rows import JoinRow, empty_row, read_row
 
 PIECES: Final = 32
 PIECE_BYTES: Final = 1024
@@ -59,15 +59,15 @@ class RowEdit:
     join: int
     number: int
     layout: Layout
-    ends: list[End]
+    ends: list[MemberEnd]
     at: float
     passes_errors: bool
-    row: Row | None = None
+    row: JoinRow | None = None
     left: int = 0
     tried: bool = False
     token: str = ""
     parked: dict[int, tuple[Value, Value]] = field(default_factory=dict)
-    documents: list[Change] = field(default_factory=list)
+    documents: list[DocumentChange] = field(default_factory=list)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -107,7 +107,7 @@ class RowEdit:
             row.outdated, changed = False, True
         return row.pack() if changed else None
 
-    def _undecided(self, row: Row) -> bool:
+    def _undecided(self, row: JoinRow) -> bool:
         return row.full and self.layout.rows == 1 and (row.decision is None or row.outdated)
 
     @property
@@ -136,7 +136,7 @@ class RowEdit:
         folded = None if row.decision is not None else row.pack
         return Appended(alone, not self._undecided(row), folded)
 
-    def _values(self, room: int) -> Iterable[tuple[End, Value]]:
+    def _values(self, room: int) -> Iterable[tuple[MemberEnd, Value]]:
         """Each end with its value; those that do not fit are parked in one document."""
         inline = [each.value for each in self.ends if isinstance(each.value, bytes)]
         if sum(map(len, inline)) <= room:
@@ -144,13 +144,14 @@ class RowEdit:
         if not self.parked:
             name = f"values-{self.join}-{self.number}-{chance.token()}"
             rows = [(each.value, None) for each in self.ends]
-            self.documents.append(Change(self.workflow, name, pack_values(rows)))
+            self.documents.append(DocumentChange(self.workflow, name, pack_values(rows)))
             self.parked = {
-                index: (each.value, Parked(name, index)) for index, each in enumerate(self.ends)
+                index: (each.value, ParkedValue(name, index))
+                for index, each in enumerate(self.ends)
             }
         return [(each, self.parked[index][1]) for index, each in enumerate(self.ends)]
 
-    def first(self) -> Sequence[Change]:
+    def first(self) -> Sequence[DocumentChange]:
         """The document of parked values, once."""
         documents, self.documents = self.documents, []
         return documents
@@ -229,7 +230,7 @@ class JoinEdit(_WrittenEdit):
             changed = True
         return pack_join(join) if changed else None
 
-    def first(self) -> Sequence[Change]:
+    def first(self) -> Sequence[DocumentChange]:
         """Nothing: the rows' values are written already."""
         return ()
 
@@ -265,7 +266,7 @@ class RootEdit(_WrittenEdit):
         self.root = self.change(self.before)
         return None if self.root == self.before else self.root.pack()
 
-    def first(self) -> Sequence[Change]:
+    def first(self) -> Sequence[DocumentChange]:
         """Nothing: a root refers to no new document."""
         return ()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aztask.message.codec import Codec
+from aztask.queues.base import EnvelopeSender
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.workflows import WorkflowStore, workflows_of
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -12,7 +13,7 @@ from aztask.workflows.documents import Documents
 from aztask.workflows.graph import Graphs
 from aztask.workflows.inputs import Inputs
 from aztask.workflows.joins import Joins
-from aztask.workflows.mailing import EnvelopeSender, Mailer, Posted
+from aztask.workflows.mailing import Mailer, Posted
 
 
 class WorkflowEngine:

@@ -23,9 +23,9 @@ from aztask.message.envelope import Envelope
 from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.stores.records.base import State
 from aztask.stores.records.damage import Columns, Damaged
-from aztask.stores.records.workflows import ROOT, Change, WorkflowStore
+from aztask.stores.records.workflows import ROOT, DocumentChange, WorkflowStore
 from aztask.support.clock import Clock
-from aztask.workflows.plan import Plan, unpack
+from aztask.workflows.plan import GraphPlan, unpack
 
 DELAY: Final = "aztask-node-delay"
 EXPIRES: Final = "aztask-node-expires"
@@ -103,13 +103,13 @@ def read_root(data: bytes) -> Root:
 
 
 def part_documents(
-    workflow: str, token: str, plan: Plan, envelopes: Iterable[tuple[int, str, Envelope]]
-) -> tuple[list[Change], tuple[int, ...]]:
+    workflow: str, token: str, plan: GraphPlan, envelopes: Iterable[tuple[int, str, Envelope]]
+) -> tuple[list[DocumentChange], tuple[int, ...]]:
     """The documents of plan and messages, and the first node of each part.
 
     * `envelopes`: (node, queue, envelope) by rising node numbers. Raises EncodeError.
     """
-    changes = [Change(workflow, _plan_name(token), plan.pack())]
+    changes = [DocumentChange(workflow, _plan_name(token), plan.pack())]
     firsts: list[int] = []
     rows: list[Any] = []
     size = 0
@@ -127,8 +127,8 @@ def part_documents(
     return changes, tuple(firsts)
 
 
-def _part(workflow: str, token: str, number: int, rows: list[Any]) -> Change:
-    return Change(workflow, _part_name(token, number), msgpack.packb(rows))
+def _part(workflow: str, token: str, number: int, rows: list[Any]) -> DocumentChange:
+    return DocumentChange(workflow, _part_name(token, number), msgpack.packb(rows))
 
 
 def _plan_name(token: str) -> str:
@@ -158,7 +158,7 @@ class Graphs:
     def __init__(self, store: WorkflowStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._plans: OrderedDict[str, Plan] = OrderedDict()
+        self._plans: OrderedDict[str, GraphPlan] = OrderedDict()
         self._roots: OrderedDict[str, tuple[float, Root]] = OrderedDict()
         self._unowned: OrderedDict[str, Root] = OrderedDict()
         self._lock = Lock()
@@ -210,7 +210,7 @@ class Graphs:
                 _remember(self._roots, workflow, (now, root))
         return root
 
-    def note(self, workflow: str, root: Root, plan: Plan) -> None:
+    def note(self, workflow: str, root: Root, plan: GraphPlan) -> None:
         """Remember a workflow that this process has just stored; `forget` it after a rollback."""
         now = self._clock.monotonic()
         with self._lock:
@@ -232,7 +232,7 @@ class Graphs:
         root = self.recent_root(workflow)
         return root is not None and root.cancelled_at is not None
 
-    def plan(self, workflow: str, root: Root | None = None) -> Plan | None:
+    def plan(self, workflow: str, root: Root | None = None) -> GraphPlan | None:
         """The plan of a workflow; None if the workflow does not exist. Raises Damaged.
 
         * `root`: the workflow's root, if the caller has it.

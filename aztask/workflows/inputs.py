@@ -21,15 +21,15 @@ from aztask.workflows.bits import (
     Decision,
     Failure,
     OfJoin,
-    Parked,
+    ParkedValue,
     Value,
 )
 from aztask.workflows.documents import Documents
 from aztask.workflows.edits import join_name, row_name
 from aztask.workflows.graph import Graphs
 from aztask.workflows.packing import read_join, read_values
-from aztask.workflows.place import Place
-from aztask.workflows.plan import ROOT, Node, Plan, task_id_of
+from aztask.workflows.place import NodePlace
+from aztask.workflows.plan import ROOT, GraphPlan, Node, task_id_of
 from aztask.workflows.rows import read_row
 
 DEPTH: Final = 200
@@ -62,7 +62,7 @@ class Inputs:
         self._graphs = graphs
         self._results = results
 
-    def load(self, workflow: str, place: Place) -> Input | None:
+    def load(self, workflow: str, place: NodePlace) -> Input | None:
         """The input of the task at `place`; None if it takes none.
 
         Raises Damaged if it is missing or cannot be read, and BrokerUnavailable.
@@ -89,9 +89,9 @@ class Inputs:
 
     def value(self, workflow: str, join: int) -> Input:
         """The value of a join that has succeeded. Raises as `load` does."""
-        return self.load(workflow, Place(0, takes=join)) or Input(NIL)
+        return self.load(workflow, NodePlace(0, takes=join)) or Input(NIL)
 
-    def begun(self, workflow: str, plan: Plan, number: int) -> bool:
+    def begun(self, workflow: str, plan: GraphPlan, number: int) -> bool:
         """Whether what a node follows has ended as it has to for the node to start.
 
         For a task of `on_error` that is the failure of its join. Raises Damaged, BrokerUnavailable.
@@ -177,13 +177,13 @@ class Inputs:
         depth: int,
     ) -> list[Member]:
         """These values with all references replaced by what they refer to."""
-        names = sorted({value.document for value, _ in values if isinstance(value, Parked)})
+        names = sorted({value.document for value, _ in values if isinstance(value, ParkedValue)})
         read = self._documents.read([(workflow, name) for name in names]) if names else []
         parked = {name: read_values(data or b"") for name, data in zip(names, read, strict=True)}
         found: list[Member] = []
         for each, failure in values:
             value: Value | None = each
-            if isinstance(value, Parked):
+            if isinstance(value, ParkedValue):
                 rows = parked[value.document]
                 if value.index >= len(rows):
                     raise Damaged("a document of values holds too few")

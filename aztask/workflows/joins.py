@@ -23,17 +23,17 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 from aztask.stores.records.base import ResultStore, State
-from aztask.stores.records.workflows import Change
+from aztask.stores.records.workflows import DocumentChange
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.workflows.bits import (
     NIL,
     Decision,
-    End,
     Failure,
     FullRow,
+    MemberEnd,
     OfJoin,
-    Parked,
+    ParkedValue,
     Value,
 )
 from aztask.workflows.documents import Documents
@@ -41,9 +41,9 @@ from aztask.workflows.edits import JoinEdit, RootEdit, RowEdit, values_name
 from aztask.workflows.graph import Graphs, Root
 from aztask.workflows.mailing import Mailer, Posted
 from aztask.workflows.packing import pack_values, read_values
-from aztask.workflows.place import Place
-from aztask.workflows.plan import ROOT, Node, Plan, Slot, task_id_of
-from aztask.workflows.rows import Row
+from aztask.workflows.place import NodePlace
+from aztask.workflows.plan import ROOT, GraphPlan, JoinSlot, Node, task_id_of
+from aztask.workflows.rows import JoinRow
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class TaskEnd(NamedTuple):
     """
 
     workflow: str
-    place: Place
+    place: NodePlace
     generation: int
     state: State
     value: bytes | None = None
@@ -67,7 +67,7 @@ class TaskEnd(NamedTuple):
     error: str = ""
     repeated: bool = False
 
-    def end(self, state: State | None = None) -> End | None:
+    def end(self, state: State | None = None) -> MemberEnd | None:
         """The end of its slot; None for a task of `on_error`, which has no slot."""
         place, final = self.place, state or self.state
         if place.slot is None:
@@ -75,7 +75,7 @@ class TaskEnd(NamedTuple):
         failures: tuple[Failure, ...] = ()
         if final is not State.SUCCEEDED:
             failures = (Failure(place.node, final, self.error_type, self.error),)
-        return End(
+        return MemberEnd(
             place.slot,
             place.size,
             place.node,
@@ -108,7 +108,7 @@ class Joins:
         self.left: dict[tuple[str, int, int], int] = {}
         self._lock = Lock()
 
-    def note_left(self, row: tuple[str, int, int], now: Row | None) -> None:
+    def note_left(self, row: tuple[str, int, int], now: JoinRow | None) -> None:
         """Remember how many members of a row have not ended."""
         with self._lock:
             if now is None:
@@ -149,7 +149,7 @@ class Joins:
         work.decided(workflow, join, decision, repeated=True)
         work.run()
 
-    def filled(self, workflow: str, join: int, rows: dict[int, Row]) -> None:
+    def filled(self, workflow: str, join: int, rows: dict[int, JoinRow]) -> None:
         """Note full rows of a join with several rows again, for housekeeping."""
         work = _Work(self)
         work.fill_rows({(workflow, join): rows}, {(workflow, join)}, self.clock.wall())
@@ -202,7 +202,7 @@ class _Work:
     joins: Joins
     progress: Callable[[], None] = lambda: None
     made: Mapping[int, Posted] | None = None
-    ends: list[tuple[str, End]] = field(default_factory=list)
+    ends: list[tuple[str, MemberEnd]] = field(default_factory=list)
     due: dict[str, list[_Due]] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -260,13 +260,13 @@ class _Work:
         elif number == ROOT:
             self.joins.finish(workflow, decision)
 
-    def _fill(self, workflow: str, end: End | None) -> None:
+    def _fill(self, workflow: str, end: MemberEnd | None) -> None:
         if end is not None:
             self.ends.append((workflow, end))
 
     # -- bits --------------------------------------------------------------------------------
 
-    def _set(self, ends: Sequence[tuple[str, End]]) -> None:
+    def _set(self, ends: Sequence[tuple[str, MemberEnd]]) -> None:
         """Set bits, those of one row in one write, and act on what becomes full."""
         now = self.joins.clock.wall()
         edits: dict[tuple[str, int, int], RowEdit] = {}
@@ -281,7 +281,7 @@ class _Work:
             edit.ends.append(end)
         self.joins.documents.change(list(edits.values()))
         hit("bit-set", len(ends))
-        full: dict[tuple[str, int], dict[int, Row]] = {}
+        full: dict[tuple[str, int], dict[int, JoinRow]] = {}
         acting: set[tuple[str, int]] = set()
         for key, edit in edits.items():
             row = edit.row
@@ -311,7 +311,7 @@ class _Work:
 
     def fill_rows(
         self,
-        full: dict[tuple[str, int], dict[int, Row]],
+        full: dict[tuple[str, int], dict[int, JoinRow]],
         acting: Container[tuple[str, int]],
         now: float,
     ) -> None:
@@ -320,7 +320,7 @@ class _Work:
         * `acting`: joins on whose decision this acts, even if another process has made it.
         """
         edits = []
-        changes: list[Change] = []
+        changes: list[DocumentChange] = []
         for (workflow, number), rows in full.items():
             plan = self.joins.graphs.plan(workflow)
             if plan is None:
@@ -329,7 +329,9 @@ class _Work:
             for index, row in rows.items():
                 whole = row.as_full("")
                 whole.values = values_name(number, index, whole.revision)
-                changes.append(Change(workflow, whole.values, self._gathered(workflow, row)))
+                changes.append(
+                    DocumentChange(workflow, whole.values, self._gathered(workflow, row))
+                )
                 found[index] = whole
             edits.append(JoinEdit(workflow, plan.nodes[number], found, now))
         self.joins.documents.store.write(changes)
@@ -341,13 +343,13 @@ class _Work:
             if decision is not None and acts:
                 self.decided(edit.workflow, edit.node.number, decision, repeated=not edit.decides)
 
-    def _gathered(self, workflow: str, row: Row) -> bytes:
+    def _gathered(self, workflow: str, row: JoinRow) -> bytes:
         """The values of a row as one document; parked ones are read and copied."""
         plain = row.plain_values()
         if plain is not None:
             return plain
         bits = [bit for bit in row.bits if bit is not None]
-        names = sorted({bit.value.document for bit in bits if isinstance(bit.value, Parked)})
+        names = sorted({bit.value.document for bit in bits if isinstance(bit.value, ParkedValue)})
         read = self.joins.documents.read([(workflow, name) for name in names])
         parked = {
             name: read_values(data or b"\x90") for name, data in zip(names, read, strict=True)
@@ -355,7 +357,7 @@ class _Work:
         found: list[tuple[Value | None, Failure | None]] = []
         for bit in bits:
             value = bit.value
-            if isinstance(value, Parked) and value.index < len(parked[value.document]):
+            if isinstance(value, ParkedValue) and value.index < len(parked[value.document]):
                 value = parked[value.document][value.index][0]
             found.append((value, bit.failures[0] if bit.failures else None))
         return pack_values(found)
@@ -384,12 +386,12 @@ class _Work:
 
 
 def _end_of(
-    plan: Plan, node: Node, generation: int, state: State, failures: tuple[Failure, ...]
-) -> End:
+    plan: GraphPlan, node: Node, generation: int, state: State, failures: tuple[Failure, ...]
+) -> MemberEnd:
     """The end of the slot that a node of the plan works for."""
-    slot = node.slot or Slot(ROOT, 0)
+    slot = node.slot or JoinSlot(ROOT, 0)
     join = plan.nodes[slot.join]
-    return End(
+    return MemberEnd(
         slot,
         join.size,
         node.number,

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from aztask.errors import CodecError
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.queues.base import EnvelopeSender
 from aztask.stores.records.damage import Damaged
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
@@ -31,14 +32,6 @@ Posted: TypeAlias = tuple[TaskMessage, Envelope]
 def place_of(workflow: str, node: int) -> str:
     """Where a node's message is stored, as its signature says."""
     return f"workflow {workflow}, node {node}"
-
-
-class EnvelopeSender(Protocol):
-    """The part of a broker that workflows need."""
-
-    def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
-        """Send all envelopes, each with its delay; see `Broker.send`."""
-        ...
 
 
 class Mailer:

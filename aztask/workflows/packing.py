@@ -16,12 +16,12 @@ from aztask.workflows.bits import (
     FAILURES,
     Bit,
     Decision,
-    End,
     Failure,
     FullRow,
     Join,
+    MemberEnd,
     OfJoin,
-    Parked,
+    ParkedValue,
     Value,
 )
 
@@ -154,7 +154,7 @@ def bit_of(packed: Any) -> Bit | None:
     return Bit(state, node, generation, revision, _value_of(fields[4]), failures)
 
 
-def pack_late(index: int, end: End) -> bytes:
+def pack_late(index: int, end: MemberEnd) -> bytes:
     """A bit as a piece to append to a row; `Row` reads it. index: the member's, in the row."""
     kept = end.value if end.state is State.SUCCEEDED else None
     bit = Bit(end.state, end.node, end.generation, 0, kept, end.failures[:FAILURES])
@@ -178,7 +178,7 @@ def late_bits(pieces: Sequence[Any], size: int) -> list[tuple[int, Bit]]:
 
 
 def _packed_value(value: Value | None) -> Any:
-    if isinstance(value, Parked):
+    if isinstance(value, ParkedValue):
         return [value.document, value.index]
     return value.join if isinstance(value, OfJoin) else value
 
@@ -188,7 +188,7 @@ def _value_of(packed: Any) -> Value | None:
         return packed
     if isinstance(packed, list):
         document, index = _fields(packed, 2, 2)
-        return Parked(_text(document), number_of(index))
+        return ParkedValue(_text(document), number_of(index))
     return OfJoin(number_of(packed))
 
 

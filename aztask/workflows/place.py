@@ -11,14 +11,14 @@ import re
 from typing import Final, NamedTuple
 
 from aztask.errors import DecodeError
-from aztask.workflows.plan import Node, Plan, Slot
+from aztask.workflows.plan import GraphPlan, JoinSlot, Node
 
 _TEXT: Final = re.compile(
     r"(\d{1,9}):(?:(\d{1,9}):(\d{1,9}):(\d{1,9})|::):(\d{0,9}):([ecpb]{0,4})", re.ASCII
 )
 
 
-class Place(NamedTuple):
+class NodePlace(NamedTuple):
     """The place of one task. (A tuple is made in a fifth of a frozen dataclass's time.)
 
     * `node`: its node number.
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     """
 
     node: int
-    slot: Slot | None = None
+    slot: JoinSlot | None = None
     size: int = 0
     takes: int | None = None
     takes_errors: bool = False
@@ -39,7 +39,7 @@ class Place(NamedTuple):
     blocked: bool = False
 
     @classmethod
-    def of(cls, plan: Plan, node: Node) -> Place:
+    def of(cls, plan: GraphPlan, node: Node) -> NodePlace:
         """The place of a node of the plan."""
         errors, continues = node.slot is None, bool(node.next)
         if node.slot is None:
@@ -57,13 +57,13 @@ class Place(NamedTuple):
         )
 
     @classmethod
-    def read(cls, text: str) -> Place:
+    def read(cls, text: str) -> NodePlace:
         """The place in a header's text. Raises DecodeError."""
         found = _TEXT.fullmatch(text)
         if found is None:
             raise DecodeError("aztask-node is not a place in a workflow; update aztask")
         node, join, member, size, takes, flags = found.groups()
-        slot = None if join is None else Slot(int(join), int(member))
+        slot = None if join is None else JoinSlot(int(join), int(member))
         if slot is not None and slot.member >= int(size):
             raise DecodeError("aztask-node names a member that its group does not have")
         return cls(

@@ -37,7 +37,7 @@ BLOCK: Final = 128
 _UNPACKED_BYTES: Final = 256 * 1024 * 1024
 
 
-class Slot(NamedTuple):
+class JoinSlot(NamedTuple):
     """A member of a join: the join's node number, and the member's number in it."""
 
     join: int
@@ -100,7 +100,7 @@ class Node(NamedTuple):
     """
 
     number: int
-    slot: Slot | None = None
+    slot: JoinSlot | None = None
     takes: int | None = None
     next: tuple[int, ...] = ()
     task: str = ""
@@ -123,16 +123,16 @@ class Node(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class GraphPlan:
     """All nodes in order, and those that start at once."""
 
     nodes: tuple[Node, ...]
     entries: tuple[int, ...]
 
     @cached_property
-    def in_slots(self) -> dict[Slot, tuple[Node, ...]]:
+    def in_slots(self) -> dict[JoinSlot, tuple[Node, ...]]:
         """The nodes of each slot, in the order in which they run."""
-        found: dict[Slot, list[Node]] = {}
+        found: dict[JoinSlot, list[Node]] = {}
         for node in self.nodes:
             if node.slot is not None:
                 found.setdefault(node.slot, []).append(node)
@@ -161,8 +161,8 @@ def task_id_of(workflow: str, node: int) -> str:
     return f"{workflow}.{node}"
 
 
-def unpack(data: bytes) -> Plan:
-    """The plan that `Plan.pack` wrote. Raises ValueError for anything else."""
+def unpack(data: bytes) -> GraphPlan:
+    """The plan that `GraphPlan.pack` wrote. Raises ValueError for anything else."""
     try:
         reader = zlib.decompressobj()
         unpacked = reader.decompress(data, _UNPACKED_BYTES)
@@ -170,7 +170,7 @@ def unpack(data: bytes) -> Plan:
             raise ValueError("it is incomplete or too long")
         names, entries, rows = msgpack.unpackb(unpacked)
         nodes = tuple(_node(number, row, names) for number, row in enumerate(rows))
-        plan = Plan(nodes, _numbers(entries, len(nodes)))
+        plan = GraphPlan(nodes, _numbers(entries, len(nodes)))
         for node in nodes:
             _check(node, nodes)
     except (zlib.error, msgpack.UnpackException, TypeError, IndexError, AttributeError) as error:
@@ -191,7 +191,7 @@ def _node(number: int, row: Sequence[Any], names: Sequence[Any]) -> Node:
         raise TypeError("a task's name is no text")
     return Node(
         number,
-        Slot(*slot) if slot else None,
+        JoinSlot(*slot) if slot else None,
         takes,
         tuple(n for first, count in following for n in range(first, first + count)),
         task,

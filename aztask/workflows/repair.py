@@ -27,7 +27,7 @@ from aztask.queues.base import QueueStats
 from aztask.settlement import DeadLetter, Resubmit
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.stores.records.damage import Damaged
-from aztask.stores.records.workflows import Listed
+from aztask.stores.records.workflows import ListedWorkflow
 from aztask.support.clock import Clock
 from aztask.workflows.bits import Decision
 from aztask.workflows.edits import RootEdit, join_name, row_name
@@ -35,10 +35,10 @@ from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import Root
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.packing import read_join
-from aztask.workflows.place import Place
-from aztask.workflows.plan import Node, Plan, Slot, task_id_of
-from aztask.workflows.rows import Row, read_row
-from aztask.workflows.starting import LEASE_SECONDS, Starter
+from aztask.workflows.place import NodePlace
+from aztask.workflows.plan import GraphPlan, JoinSlot, Node, task_id_of
+from aztask.workflows.rows import JoinRow, read_row
+from aztask.workflows.starting import LEASE_SECONDS, WorkflowLauncher
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +78,12 @@ class _Look:
 
     workflow: str
     root: Root
-    plan: Plan
+    plan: GraphPlan
     watched: _Watched
-    rows: dict[tuple[int, int], Row] = field(default_factory=dict)
+    rows: dict[tuple[int, int], JoinRow] = field(default_factory=dict)
     decisions: dict[int, Decision] = field(default_factory=dict)
 
-    def is_set(self, slot: Slot) -> bool:
+    def is_set(self, slot: JoinSlot) -> bool:
         """True if the bit of the slot is set."""
         number, index = self.plan.nodes[slot.join].layout.place(slot.member)
         row = self.rows.get((slot.join, number))
@@ -96,7 +96,7 @@ class Repair:
     def __init__(
         self,
         engine: WorkflowEngine,
-        starter: Starter,
+        starter: WorkflowLauncher,
         stats: Callable[[str], QueueStats],
         clock: Clock,
         *,
@@ -138,7 +138,7 @@ class Repair:
             self._engine.store.delete_workflow(listed)
             self._engine.graphs.forget(listed.workflow)
 
-    def _one(self, listed: Listed) -> None:
+    def _one(self, listed: ListedWorkflow) -> None:
         now, workflow = self._clock.wall(), listed.workflow
         root = self._engine.graphs.root(workflow)
         if root is None:
@@ -337,7 +337,7 @@ def _end_of(look: _Look, node: Node, record: RunRecord) -> TaskEnd:
     state = State.FAILED if record.state is State.UNREADABLE else record.state
     return TaskEnd(
         look.workflow,
-        Place.of(look.plan, node),
+        NodePlace.of(look.plan, node),
         record.key.generation,
         state,
         outcome.value if outcome is not None else None,

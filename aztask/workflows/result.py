@@ -23,14 +23,14 @@ from aztask.errors import (
 from aztask.result import AsyncResult, TypedTask
 from aztask.stores.records.base import State
 from aztask.stores.records.damage import Damaged
-from aztask.stores.records.workflows import Listed
+from aztask.stores.records.workflows import ListedWorkflow
 from aztask.support import clock
 from aztask.workflows.bits import Bit, Failure
 from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import Root
-from aztask.workflows.plan import ROOT, Node, Plan, task_id_of
-from aztask.workflows.rows import Row, read_row
+from aztask.workflows.plan import ROOT, GraphPlan, Node, task_id_of
+from aztask.workflows.rows import JoinRow, read_row
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def forget(engine: WorkflowEngine, workflow: str) -> bool:
     else:
         for task in tasks:
             engine.results.forget(task)
-    engine.store.delete_workflow(Listed(workflow, root.at, root.ended_at))
+    engine.store.delete_workflow(ListedWorkflow(workflow, root.at, root.ended_at))
     engine.graphs.forget(workflow)
     return True
 
@@ -269,7 +269,7 @@ class WorkflowResult:
         except Damaged as damage:
             raise self._damaged(damage.reason) from None
 
-    def _read(self) -> tuple[Root, Plan, dict[tuple[int, int], Row | None]] | None:
+    def _read(self) -> tuple[Root, GraphPlan, dict[tuple[int, int], JoinRow | None]] | None:
         """The root, the plan and all rows; None if there is no such workflow."""
         engine = self._engine()
         try:
@@ -282,7 +282,7 @@ class WorkflowResult:
         except Damaged as damage:
             raise self._damaged(damage.reason) from None
 
-    def _rows(self, places: Sequence[tuple[Node, int]]) -> dict[tuple[int, int], Row | None]:
+    def _rows(self, places: Sequence[tuple[Node, int]]) -> dict[tuple[int, int], JoinRow | None]:
         """Rows of bits, each place being (join, row). Raises Damaged."""
         names = [(self.id, row_name(join.number, row)) for join, row in places]
         found = self._engine().documents.read(names)
@@ -322,7 +322,7 @@ class _Members:
       for one member; its value is that of the last one.
     """
 
-    def __init__(self, plan: Plan, tasks: Mapping[str, TypedTask]) -> None:
+    def __init__(self, plan: GraphPlan, tasks: Mapping[str, TypedTask]) -> None:
         self._nodes, self._tasks = plan.nodes, tasks
         self._ends: dict[int, dict[int, int]] = {}
         for node in plan.nodes:
@@ -401,7 +401,9 @@ def _no_value(data: bytes) -> Any:
     raise CodecError("a workflow without tasks has no stored value")
 
 
-def _bit(plan: Plan, rows: dict[tuple[int, int], Row | None], join: int, member: int) -> Bit | None:
+def _bit(
+    plan: GraphPlan, rows: dict[tuple[int, int], JoinRow | None], join: int, member: int
+) -> Bit | None:
     number, index = plan.nodes[join].layout.place(member)
     row = rows.get((join, number))
     return None if row is None else row.bit(index)
@@ -412,7 +414,7 @@ def _last(nodes: Sequence[Node], bit: Bit) -> list[Node]:
     return [node for node in nodes if node.number == bit.node]
 
 
-def _ended_tasks(plan: Plan, rows: dict[tuple[int, int], Row | None]) -> list[int]:
+def _ended_tasks(plan: GraphPlan, rows: dict[tuple[int, int], JoinRow | None]) -> list[int]:
     """The tasks that have ended, as far as the bits say so."""
     found: list[int] = []
     for slot, nodes in plan.in_slots.items():

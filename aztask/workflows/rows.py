@@ -12,7 +12,7 @@ import msgpack
 
 from aztask.stores.records.base import State
 from aztask.stores.records.damage import Damaged
-from aztask.workflows.bits import FAILURES, Bit, Decision, End, Failure, FullRow, Value
+from aztask.workflows.bits import FAILURES, Bit, Decision, Failure, FullRow, MemberEnd, Value
 from aztask.workflows.packing import (
     bit_of,
     decision_of,
@@ -25,7 +25,7 @@ from aztask.workflows.packing import (
 )
 
 
-class Row:
+class JoinRow:
     """One row. `decision`: that of the join, if this is its only row.
 
     `outdated`: bits were set since that decision.
@@ -73,7 +73,7 @@ class Row:
         """The bit at that index; None if the member has not ended."""
         return bit_of(self._packed[index])
 
-    def set(self, index: int, end: End, value: Value) -> bool:
+    def set(self, index: int, end: MemberEnd, value: Value) -> bool:
         """Set a member's bit; False if that changes nothing (rule 2 of `aztask.workflows.bits`).
 
         * `value`: the end's value, or where it is parked.
@@ -131,13 +131,13 @@ class Row:
         return packed
 
 
-def empty_row(size: int) -> Row:
+def empty_row(size: int) -> JoinRow:
     """A row of `size` members of which none has ended."""
-    return Row([None] * size)
+    return JoinRow([None] * size)
 
 
-def read_row(data: bytes, size: int) -> Row:
-    """The row of `size` members that `Row.pack` wrote, with the bits that were appended since.
+def read_row(data: bytes, size: int) -> JoinRow:
+    """The row of `size` members that `JoinRow.pack` wrote, with the bits that were appended since.
 
     Raises Damaged.
     """
@@ -146,7 +146,7 @@ def read_row(data: bytes, size: int) -> Row:
         raise Damaged("a row of bits holds something else")
     if len(parts[0]) != size:
         raise Damaged(f"a row of bits has {len(parts[0])} members, not {size}")
-    row = Row(parts[0], decision_of(parts[1]), number_of(parts[2]))
+    row = JoinRow(parts[0], decision_of(parts[1]), number_of(parts[2]))
     for index, bit in late_bits(pieces, size) if pieces else ():
         row.put(index, bit)
     return row

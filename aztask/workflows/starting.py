@@ -19,7 +19,7 @@ from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
 from aztask.queues.base import Broker, Transactional
-from aztask.stores.records.workflows import ROOT, Change
+from aztask.stores.records.workflows import ROOT, DocumentChange
 from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
@@ -30,8 +30,8 @@ from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import DELAY, EXPIRES, Root, part_documents, started
 from aztask.workflows.graphs import Signature
 from aztask.workflows.mailing import Posted, place_of
-from aztask.workflows.place import Place
-from aztask.workflows.plan import RUN, Node, Plan, task_id_of
+from aztask.workflows.place import NodePlace
+from aztask.workflows.plan import RUN, GraphPlan, Node, task_id_of
 from aztask.workflows.rows import empty_row
 
 LEASE_SECONDS: Final = 30.0
@@ -56,7 +56,7 @@ class Origin:
     lease_of: Callable[[str], float | None]
 
 
-class Starter:
+class WorkflowLauncher:
     """Starts workflows through one engine."""
 
     def __init__(self, engine: WorkflowEngine, broker: Broker, codec: Codec, clock: Clock) -> None:
@@ -87,7 +87,7 @@ class Starter:
             store.write([*documents, *self._rows(workflow, plan)])
             hit("graph-parts")
             root = Root(now, token, plan.tasks, parts, now + LEASE_SECONDS)
-            if store.write([Change(workflow, ROOT, root.pack())]) == [None]:
+            if store.write([DocumentChange(workflow, ROOT, root.pack())]) == [None]:
                 self._engine.graphs.root(workflow)  # raises if another owner was faster
                 return False
             hit("graph-root")
@@ -95,7 +95,7 @@ class Starter:
             self.send_first(workflow, plan, made)
         return True
 
-    def _rows(self, workflow: str, plan: Plan) -> list[Change]:
+    def _rows(self, workflow: str, plan: GraphPlan) -> list[DocumentChange]:
         """Empty rows of large joins in a remote store, so that their members never race for that.
 
         A member's process would have to look for the root before it makes a row, because a
@@ -104,7 +104,7 @@ class Starter:
         if not self._engine.results.remote:
             return []
         return [
-            Change(
+            DocumentChange(
                 workflow, row_name(node.number, row), empty_row(node.layout.row_size(row)).pack()
             )
             for node in plan.nodes
@@ -113,7 +113,7 @@ class Starter:
         ]
 
     def send_first(
-        self, workflow: str, plan: Plan, made: Mapping[int, Posted] | None = None
+        self, workflow: str, plan: GraphPlan, made: Mapping[int, Posted] | None = None
     ) -> None:
         """Send the nodes that start at once, and note that in the root. Idempotent.
 
@@ -189,7 +189,7 @@ class Starter:
         self,
         common: dict[str, Any],
         workflow: str,
-        plan: Plan,
+        plan: GraphPlan,
         node: Node,
         signature: Signature,
         parent: str | None,
@@ -204,7 +204,7 @@ class Starter:
         fields["content_encoding"] = encoding
         fields["parent_id"] = parent
         fields["group"] = None if node.slot is None else task_id_of(workflow, node.slot.join)
-        fields["node"] = str(Place.of(plan, node))
+        fields["node"] = str(NodePlace.of(plan, node))
         return build(TaskMessage, fields)
 
 
@@ -238,7 +238,7 @@ class _Renewal:
         return replace(root, starting_until=self.clock.wall() + LEASE_SECONDS)
 
 
-def _parents(workflow: str, plan: Plan) -> dict[int, str]:
+def _parents(workflow: str, plan: GraphPlan) -> dict[int, str]:
     """The task or group before each node that has one."""
     found = {
         number: task_id_of(workflow, node.number) for node in plan.nodes for number in node.next

@@ -22,7 +22,7 @@ from aztask.limits.storeclock import StoreClock
 from aztask.limits.usage import usage_of
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.letters import DeadLetterBrowser
-from aztask.operate.draining import Permits as DrainedPermits
+from aztask.operate.draining import HeldPermits as DrainedPermits
 from aztask.operate.findings import pause_findings
 from aztask.stores.connections import Connections
 from aztask.stores.records.controls import ControlStore, controls_of
@@ -218,7 +218,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.leaseadvice.document.adopt": adopted_advice,
     "aztask.leaseadvice.document.owners": adopted_advice,
     "aztask.leaseadvice.document.publish_advice": advice,
-    "aztask.operate.draining.Permits": drained_permits,
+    "aztask.operate.draining.HeldPermits": drained_permits,
     "aztask.limits.breakers.Breakers": breakers,
     "aztask.limits.breakers.breakers_of_apps": breakers_of_all_apps,
     "aztask.limits.claiming.Claims": slots,

@@ -41,7 +41,7 @@ from aztask.worker.upkeep.housekeeping import Housekeeping
 from aztask.worker.upkeep.lostruns import LostRuns
 from aztask.workflows.edits import RootEdit
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 from aztask.workflows.plan import ROOT as ROOT_NODE
 
 LONG_AGO = 365 * 86400.0
@@ -245,7 +245,7 @@ def joins(mine: World, theirs: World) -> None:
     plan = mine.app.workflows.engine.graphs.plan("w")
     assert plan is not None
     last = next(node for node in plan.nodes if node.task and not node.next)
-    end = TaskEnd("w", Place.of(plan, last), 0, State.SUCCEEDED, b"\x01", "", "")
+    end = TaskEnd("w", NodePlace.of(plan, last), 0, State.SUCCEEDED, b"\x01", "", "")
     with pytest.raises(AztaskError):
         theirs.app.workflows.engine.joins.ended([end])
     assert root_of(mine) == before
@@ -328,7 +328,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 EXEMPT = {
     "aztask.operate.schedules._aside": "it reads the heartbeats of `ResultStore.workers`",
-    "aztask.stores.payloads.holders.Holders": "it changes nothing; what others need is kept, too",
+    "aztask.stores.payloads.holders.PayloadHolders": "it changes nothing; what others need stays",
     "aztask.app.app.App": "it holds the store",
     "aztask.stores.connections.Connections": "it opens the store",
     "aztask.operate.findings.store_text": "it says how large the whole store is",

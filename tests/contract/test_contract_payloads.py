@@ -13,8 +13,8 @@ from aztask import App
 from aztask.errors import PayloadDamaged, PayloadMissing
 from aztask.message.payload import StoredValue
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
-from aztask.stores.payloads.holders import Holders
-from aztask.stores.payloads.store import Kind, Listed, new_name
+from aztask.stores.payloads.holders import PayloadHolders
+from aztask.stores.payloads.store import ListedPayload, PayloadKind, new_name
 
 DATA = bytes(range(256)) * 4096
 
@@ -28,7 +28,7 @@ def kept(
 
 
 def stored(kept: PayloadSubject, data: bytes = DATA) -> StoredValue:
-    found = StoredValue.of(new_name(Kind.ARGUMENTS), data)
+    found = StoredValue.of(new_name(PayloadKind.ARGUMENTS), data)
     kept.store.write(found.name, data)
     return found
 
@@ -39,9 +39,9 @@ def names(kept: PayloadSubject) -> set[str]:
 
 def test_a_store_that_was_never_written_is_empty(kept: PayloadSubject) -> None:
     assert isinstance(names(kept), set)
-    kept.store.remove([new_name(Kind.ARGUMENTS)])
+    kept.store.remove([new_name(PayloadKind.ARGUMENTS)])
     with pytest.raises(PayloadMissing):
-        kept.store.read(StoredValue.of(new_name(Kind.ARGUMENTS), DATA))
+        kept.store.read(StoredValue.of(new_name(PayloadKind.ARGUMENTS), DATA))
 
 
 def test_a_payload_comes_back_as_it_was_written(kept: PayloadSubject) -> None:
@@ -75,15 +75,15 @@ def test_other_bytes_are_damage(kept: PayloadSubject, other: bytes) -> None:
 def test_many_are_removed_at_once(kept: PayloadSubject) -> None:
     found = [stored(kept, b"x") for _ in range(40)]
     assert names(kept) >= {each.name for each in found}
-    kept.store.remove([*(each.name for each in found), new_name(Kind.ARGUMENTS)])
+    kept.store.remove([*(each.name for each in found), new_name(PayloadKind.ARGUMENTS)])
     assert not names(kept) & {each.name for each in found}
 
 
 def test_the_list_says_how_old_and_how_large(kept: PayloadSubject) -> None:
-    name = new_name(Kind.RESULT, 1_800_000_000.0)
+    name = new_name(PayloadKind.RESULT, 1_800_000_000.0)
     kept.store.write(name, DATA)
     (found,) = [each for each in kept.store.list() if each.name == name]
-    assert (found.kind, found.size) == (Kind.RESULT, len(DATA))
+    assert (found.kind, found.size) == (PayloadKind.RESULT, len(DATA))
     assert 0 <= 1_800_000_000.0 - found.at < 3600
 
 
@@ -153,8 +153,8 @@ def test_what_messages_and_dead_letters_refer_to_is_seen(subject: Subject, app: 
     receiver = subject.receiver(queue)
     leased, dead = subject.take(receiver, 2)
     receiver.settle([(dead, DeadLetter("rejected", "no"))])
-    asked = [Listed(new_name(Kind.ARGUMENTS), 1, 0.0)]
-    view = Holders(subject.broker, None, [queue]).needed(asked)
+    asked = [ListedPayload(new_name(PayloadKind.ARGUMENTS), 1, 0.0)]
+    view = PayloadHolders(subject.broker, None, [queue]).needed(asked)
     if subject.can.paged_peek:
         assert view.names >= kept_names(app)
         assert len(kept_names(app)) == 4

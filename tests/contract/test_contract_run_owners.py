@@ -28,7 +28,7 @@ from aztask.stores.records.base import (
 )
 from aztask.stores.records.deadindex import IndexedDeadLetter
 from aztask.stores.records.owners import OwnedRows, parts_of
-from aztask.stores.records.workflows import ROOT, Change, workflows_of
+from aztask.stores.records.workflows import ROOT, DocumentChange, workflows_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -208,7 +208,7 @@ def test_a_workflow_of_another_owner_is_a_conflict(mine: ResultStore, theirs: Re
     assert own is not None
     assert foreign is not None
     own.announce("w", 1.0)
-    own.write([Change("w", ROOT, b"root")])
+    own.write([DocumentChange("w", ROOT, b"root")])
     with pytest.raises(ForeignId, match="use another workflow id"):
         foreign.announce("w", 2.0)
     with pytest.raises(ForeignId):
@@ -232,7 +232,7 @@ def test_a_workflow_without_an_owner_has_one_adopter(
     assert own is not None
     assert foreign is not None
     old.announce("w", 1.0)
-    old.write([Change("w", ROOT, b"root")])
+    old.write([DocumentChange("w", ROOT, b"root")])
     assert own.open_workflows(10) == foreign.open_workflows(10) == []
     assert [each.workflow for each in own.all_workflows(10)] == ["w"]
     assert own.unowned(2.0) == 1  # type: ignore[attr-defined]
@@ -257,7 +257,7 @@ def test_an_owner_adopts_the_rows_of_another(mine: ResultStore, theirs: ResultSt
     theirs.cancel("cancelled", now, running=True)
     for name in ("open", "ended"):
         old.announce(name, 1.0)
-        old.write([Change(name, ROOT, b"root")])
+        old.write([DocumentChange(name, ROOT, b"root")])
     old.close_workflow("ended", 1.0, 2.0)
     owner = Owner(theirs.get("ended").broker)  # type: ignore[union-attr]
     for part in (mine, own):
@@ -289,7 +289,7 @@ def test_a_renamed_app_loses_nothing_that_belongs_to_its_broker(
     finish(mine, "ended", now)
     mine.cancel("cancelled", now, running=True)
     own.announce("w", 1.0)
-    own.write([Change("w", ROOT, b"root")])
+    own.write([DocumentChange("w", ROOT, b"root")])
     own.close_workflow("w", 1.0, 2.0)
     letter = IndexedDeadLetter("q", Envelope(b"x", message_id="m"), "r", "d", now, 1)
     mine.dead_index.note([letter])  # type: ignore[attr-defined]

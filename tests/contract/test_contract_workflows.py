@@ -13,9 +13,9 @@ from aztask.stores.records.tables import index
 from aztask.stores.records.workflows import (
     ROOT,
     Addition,
-    Change,
     Document,
-    Listed,
+    DocumentChange,
+    ListedWorkflow,
     WorkflowStore,
     workflows_of,
 )
@@ -48,9 +48,9 @@ def test_a_document_is_made_once_and_read_by_all(
     workflows: WorkflowStore, another: WorkflowStore, data: bytes
 ) -> None:
     assert workflows.read([("w", "plan")]) == [None]
-    (tag,) = workflows.write([Change("w", "plan", data)])
+    (tag,) = workflows.write([DocumentChange("w", "plan", data)])
     assert tag is not None
-    assert another.write([Change("w", "plan", b"two")]) == [None]
+    assert another.write([DocumentChange("w", "plan", b"two")]) == [None]
     (found,) = another.read([("w", "plan")])
     assert found is not None
     assert (found.data, found.tag) == (data, tag)
@@ -61,20 +61,24 @@ def test_a_document_is_made_once_and_read_by_all(
 def test_only_the_reader_of_the_current_version_changes_it(
     workflows: WorkflowStore, another: WorkflowStore, before: bytes, data: bytes
 ) -> None:
-    (first,) = workflows.write([Change("w", "bits", before)])
-    (second,) = another.write([Change("w", "bits", data, first)])
+    (first,) = workflows.write([DocumentChange("w", "bits", before)])
+    (second,) = another.write([DocumentChange("w", "bits", data, first)])
     assert second is not None
-    assert workflows.write([Change("w", "bits", b"late", first)]) == [None]
+    assert workflows.write([DocumentChange("w", "bits", b"late", first)]) == [None]
     assert read_one(workflows, "w", "bits") == data
-    (third,) = workflows.write([Change("w", "bits", b"three", second)])
+    (third,) = workflows.write([DocumentChange("w", "bits", b"three", second)])
     assert third is not None
     assert read_one(another, "w", "bits") == b"three"
 
 
 def test_each_change_of_a_call_succeeds_or_fails_alone(workflows: WorkflowStore) -> None:
-    (tag,) = workflows.write([Change("w", "a", b"1")])
+    (tag,) = workflows.write([DocumentChange("w", "a", b"1")])
     answers = workflows.write(
-        [Change("w", "a", b"2"), Change("w", "b", b"1"), Change("w", "a", b"3", tag)]
+        [
+            DocumentChange("w", "a", b"2"),
+            DocumentChange("w", "b", b"1"),
+            DocumentChange("w", "a", b"3", tag),
+        ]
     )
     assert [answer is None for answer in answers] == [True, False, False]
     found = workflows.read([("w", "b"), ("w", "c"), ("w", "a")])
@@ -83,7 +87,7 @@ def test_each_change_of_a_call_succeeds_or_fails_alone(workflows: WorkflowStore)
 
 def test_writers_that_race_lose_no_change(workflows: WorkflowStore, another: WorkflowStore) -> None:
     """Each adds a byte until it has succeeded, through two connections at once."""
-    workflows.write([Change("w", "bits", b"")])
+    workflows.write([DocumentChange("w", "bits", b"")])
 
     def add(number: int) -> None:
         store = (workflows, another)[number % 2]
@@ -91,7 +95,7 @@ def test_writers_that_race_lose_no_change(workflows: WorkflowStore, another: Wor
             (now,) = store.read([("w", "bits")])
             assert now is not None
             data = now.data + bytes([number])
-            if store.write([Change("w", "bits", data, now.tag)]) != [None]:
+            if store.write([DocumentChange("w", "bits", data, now.tag)]) != [None]:
                 return
         raise AssertionError("it never succeeded")
 
@@ -111,7 +115,7 @@ def test_pieces_are_appended_without_a_condition_and_replaced_by_a_write(
 ) -> None:
     assert appended(workflows, "bits", p1=b"x") is None, "there is no document"
     assert workflows.read([("w", "bits")]) == [None]
-    (tag,) = workflows.write([Change("w", "bits", data)])
+    (tag,) = workflows.write([DocumentChange("w", "bits", data)])
     first = appended(workflows, "bits", p2=b"2", p3=b"3")
     assert first is not None
     assert first.data == data + b"23"
@@ -120,8 +124,8 @@ def test_pieces_are_appended_without_a_condition_and_replaced_by_a_write(
     assert sorted(second.data.removeprefix(data)) == sorted(b"123")
     assert workflows.read([("w", "bits")]) == [second]
     for old in (tag, first.tag):
-        assert workflows.write([Change("w", "bits", b"late", old)]) == [None]
-    assert workflows.write([Change("w", "bits", b"all", second.tag)]) != [None]
+        assert workflows.write([DocumentChange("w", "bits", b"late", old)]) == [None]
+    assert workflows.write([DocumentChange("w", "bits", b"all", second.tag)]) != [None]
     assert read_one(another, "w", "bits") == b"all"
     third = appended(another, "bits", p2=b"2")
     assert third is not None
@@ -131,7 +135,7 @@ def test_pieces_are_appended_without_a_condition_and_replaced_by_a_write(
 def test_writers_that_append_at_once_lose_nothing_and_the_last_one_finds_all(
     workflows: WorkflowStore, another: WorkflowStore
 ) -> None:
-    workflows.write([Change("w", "bits", b"")])
+    workflows.write([DocumentChange("w", "bits", b"")])
 
     def add(number: int) -> bytes:
         store = (workflows, another)[number % 2]
@@ -151,10 +155,12 @@ def test_workflows_are_told_apart_by_their_ids(workflows: WorkflowStore, workflo
     others = [workflow + suffix for suffix in ("x", ";", ".1", "-")]
     for each in [workflow, *others]:
         workflows.announce(each, 5.0)
-        workflows.write([Change(each, ROOT, each.encode()), Change(each, "plan", b"p")])
+        workflows.write(
+            [DocumentChange(each, ROOT, each.encode()), DocumentChange(each, "plan", b"p")]
+        )
     assert {each.workflow for each in workflows.open_workflows(10)} == {workflow, *others}
-    assert workflows.delete_workflow(Listed(workflow, 5.0))
-    assert not workflows.delete_workflow(Listed(workflow, 5.0))
+    assert workflows.delete_workflow(ListedWorkflow(workflow, 5.0))
+    assert not workflows.delete_workflow(ListedWorkflow(workflow, 5.0))
     assert read_one(workflows, workflow, ROOT) is None
     assert [read_one(workflows, each, ROOT) for each in others] == [e.encode() for e in others]
     assert {each.workflow for each in workflows.open_workflows(10)} == set(others)
@@ -170,7 +176,7 @@ def test_the_index_lists_open_workflows_page_by_page(workflows: WorkflowStore) -
         found += page
         after = page[-1].workflow
     assert sorted(found, key=lambda each: each.at) == [
-        Listed(f"w{number}", float(number)) for number in range(7)
+        ListedWorkflow(f"w{number}", float(number)) for number in range(7)
     ]
 
 
@@ -180,13 +186,13 @@ def test_ended_workflows_leave_the_open_ones_and_can_return(workflows: WorkflowS
         for _ in range(2):  # repeating it changes nothing
             workflows.close_workflow(f"w{number}", 1.0, 1000.0 + number)
     assert workflows.open_workflows(10) == []
-    newest = [Listed(f"w{number}", 1.0, 1000.0 + number) for number in (3, 2, 1, 0)]
+    newest = [ListedWorkflow(f"w{number}", 1.0, 1000.0 + number) for number in (3, 2, 1, 0)]
     assert workflows.ended_workflows(10) == newest
     assert workflows.ended_workflows(2) == newest[:2]
     old = workflows.ended_workflows(10, before=1001.5)
     assert {each.workflow for each in old} == {"w0", "w1"}
     workflows.reopen_workflow("w1", 1.0, 1001.0)
-    assert workflows.open_workflows(10) == [Listed("w1", 1.0)]
+    assert workflows.open_workflows(10) == [ListedWorkflow("w1", 1.0)]
     assert [each.workflow for each in workflows.ended_workflows(10)] == ["w3", "w2", "w0"]
     assert workflows.delete_workflow(newest[0]) is False
     assert [each.workflow for each in workflows.ended_workflows(10)] == ["w2", "w0"]
@@ -196,7 +202,7 @@ def test_documents_and_runs_of_one_name_do_not_meet(
     results: ResultStore, workflows: WorkflowStore
 ) -> None:
     workflows.announce("w", 1.0)
-    workflows.write([Change("w", ROOT, b"root")])
+    workflows.write([DocumentChange("w", ROOT, b"root")])
     results.start([Start(RunKey("w"), "shop.a", "default", 1, "one", "worker", 1000.0)])
     assert results.forget("w")
     assert read_one(workflows, "w", ROOT) == b"root"
@@ -207,7 +213,7 @@ def test_a_purge_keeps_the_runs_of_workflows_that_exist(
     results: ResultStore, workflows: WorkflowStore
 ) -> None:
     workflows.announce("w", 1.0)
-    workflows.write([Change("w", ROOT, b"root")])
+    workflows.write([DocumentChange("w", ROOT, b"root")])
     for task_id in ("w.1", "w.12", "w1.1", "w", "w.x", "9"):
         key = RunKey(task_id)
         results.start([Start(key, "shop.a", "default", 1, "one", "worker", 1000.0)])
@@ -217,7 +223,7 @@ def test_a_purge_keeps_the_runs_of_workflows_that_exist(
     assert results.get("w.1") is not None
     workflows.close_workflow("w", 1.0, 2000.0)
     assert results.purge(3000.0) == 0
-    workflows.delete_workflow(Listed("w", 1.0, 2000.0))
+    workflows.delete_workflow(ListedWorkflow("w", 1.0, 2000.0))
     assert results.purge(3000.0) == 2
 
 
@@ -226,7 +232,7 @@ def test_a_purge_goes_on_behind_the_many_runs_that_it_keeps(
 ) -> None:
     monkeypatch.setattr(index, "PURGE_PAGE", 5)
     workflows.announce("w", 1.0)
-    workflows.write([Change("w", ROOT, b"root")])
+    workflows.write([DocumentChange("w", ROOT, b"root")])
     keys = [RunKey(f"w.{number}") for number in range(100)]
     keys += [RunKey(f"old-{number}") for number in range(20)]
     for some, at in ((keys[:100], 2000.0), (keys[100:], 1000.0)):  # the latest come first

@@ -13,7 +13,7 @@ from harness import Site, site_in
 
 from aztask import App
 from aztask.operate import orphans
-from aztask.stores.payloads.store import Listed
+from aztask.stores.payloads.store import ListedPayload
 
 LARGE = bytes(range(256)) * 20_000  # 5.12 MB
 
@@ -40,7 +40,7 @@ def app_of(site: Site, **given: Any) -> App:
     return App("ledger", broker=site.broker, results=site.results, **given)
 
 
-def stored(site: Site, kind: str = "args") -> list[Listed]:
+def stored(site: Site, kind: str = "args") -> list[ListedPayload]:
     """The payloads of one kind that are stored now."""
     payloads = site.app().payloads
     assert payloads is not None

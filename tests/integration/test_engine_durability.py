@@ -25,7 +25,7 @@ from waiting import wait_until
 import aztask
 from aztask import App
 from aztask.errors import BrokerUnavailable, ConfigurationError, QueueFull
-from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
+from aztask.queues.engine import Database, Engine, NewMessage, StoredSettings
 
 ROUNDS = 12
 
@@ -62,7 +62,7 @@ def kill_soon_after_start(running: subprocess.Popen[bytes], log: Path, known: in
     log.write_text(text[: text.rfind("\n") + 1])
 
 
-def new_queue(path: Path, settings: QueueSettings = QueueSettings()) -> None:
+def new_queue(path: Path, settings: StoredSettings = StoredSettings()) -> None:
     database = Database(str(path))
     Engine(database).create_queue(QUEUE, settings)
     database.close()
@@ -94,7 +94,7 @@ def test_no_accepted_message_is_lost_when_its_sender_is_killed(tmp_path):
 
 def test_settlements_are_whole_when_their_process_is_killed(tmp_path):
     path, log = tmp_path / "queues.db", tmp_path / "started"
-    new_queue(path, QueueSettings(max_deliveries=10**6))
+    new_queue(path, StoredSettings(max_deliveries=10**6))
     database = Database(str(path))
     everything = sorted(f"{number}" for number in range(50))
     Engine(database).send(QUEUE, [NewMessage(payload.encode()) for payload in everything])

@@ -23,7 +23,7 @@ from aztask.celery import transport
 from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.queues.base import QueueOptions
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE
-from aztask.stores.payloads.store import Kind
+from aztask.stores.payloads.store import PayloadKind
 from aztask.testing import RunningEmulator
 
 REQUEST = re.compile(rb"\A(GET|PUT|POST|DELETE) (?!\S*comp=list)(\S+) HTTP/1\.1\r\n")
@@ -167,7 +167,7 @@ def test_a_purged_message_leaves_its_payload_to_the_collector(local: Site) -> No
 def test_results_and_values_are_collected_when_they_have_ended(local: Site) -> None:
     app = local.app()
     app.put(LARGE, keep=3600.0)
-    app.payloads.keep(Kind.RESULT, LARGE)
+    app.payloads.keep(PayloadKind.RESULT, LARGE)
     assert "removed 1 payload " in collect(local)  # 3 hours later: the value has ended
     assert not stored(local, "values")
     collect(local, after=app.settings.result_retention_seconds)

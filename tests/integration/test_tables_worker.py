@@ -27,10 +27,10 @@ from aztask import App
 from aztask.errors import TaskCancelled
 from aztask.message.payload import StoredValue, names_in
 from aztask.operate.deadletters.view import DeadLetters
-from aztask.stores.payloads.store import Kind, new_name
+from aztask.stores.payloads.store import PayloadKind, new_name
 from aztask.stores.records.base import Provisioned, State
 from aztask.stores.records.tables.store import TablesResults
-from aztask.stores.records.workflows import Change
+from aztask.stores.records.workflows import DocumentChange
 from aztask.stores.tables.client import TimeBudget
 
 LEASE = 2.0
@@ -70,13 +70,13 @@ def test_every_row_of_every_kind_is_scanned_for_payloads(machines: list[Site]) -
     assert isinstance(results, TablesResults)
     hidden = {}
     for kind in KINDS:
-        stored = StoredValue.of(new_name(Kind.ARGUMENTS, None, kind), b"data")
+        stored = StoredValue.of(new_name(PayloadKind.ARGUMENTS, None, kind), b"data")
         first, second = str(stored)[:90].encode(), str(stored)[90:].encode()
         row = {"PartitionKey": kind, "RowKey": "scanned", "part9": first, "part10": second}
         assert results._requests.insert(TimeBudget(), row)
         hidden[stored.name] = kind
-    long = StoredValue.of(new_name(Kind.ARGUMENTS, None, "long"), b"data")
-    document = Change("w", "long", b"x" * 200_000 + str(long).encode())
+    long = StoredValue.of(new_name(PayloadKind.ARGUMENTS, None, "long"), b"data")
+    document = DocumentChange("w", "long", b"x" * 200_000 + str(long).encode())
     assert results.workflows.write([document]) != [None]
     hidden[long.name] = "a document in a blob"
     found = {name for row in results.scan() for name in names_in(row)}

@@ -16,7 +16,7 @@ from aztask.stores.records.base import Provisioned, State
 from aztask.stores.tables.client import TimeBudget
 from aztask.workflows.engine import engine_for
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 
 MEMBERS = 480
 WRITERS = 24
@@ -61,7 +61,7 @@ def test_twenty_four_writers_of_one_group_append(shop: App, capsys) -> None:
         own = engine_for(results, lambda: shop.broker, shop.codec)
         assert own is not None
         while (node := next(members, None)) is not None:
-            own.joins.ended([TaskEnd("w", Place.of(plan, node), 0, State.SUCCEEDED, b"\x01")])
+            own.joins.ended([TaskEnd("w", NodePlace.of(plan, node), 0, State.SUCCEEDED, b"\x01")])
 
     with counting() as made, ThreadPoolExecutor(WRITERS) as pool:
         list(pool.map(work, range(WRITERS)))
@@ -81,7 +81,8 @@ def test_requests_for_each_member(shop: App) -> None:
     assert plan is not None
     members = [node for node in plan.nodes if node.task == "shop.page"]
     ends = [
-        TaskEnd("w", Place.of(plan, node), 0, State.SUCCEEDED, b"\xcd\x12\x34") for node in members
+        TaskEnd("w", NodePlace.of(plan, node), 0, State.SUCCEEDED, b"\xcd\x12\x34")
+        for node in members
     ]
     together, single = ends[: MEMBERS // 2], ends[MEMBERS // 2 :]
     with counting() as made:
@@ -95,7 +96,7 @@ def test_requests_for_each_member(shop: App) -> None:
     assert shop.broker.stats("default").active == MEMBERS + 1, "the last one sent the body"
     body = next(node for node in plan.nodes if node.task == "shop.book")
     with counting() as made:
-        found = engine.inputs.load("w", Place.of(plan, body))
+        found = engine.inputs.load("w", NodePlace.of(plan, body))
     assert found is not None
     assert shop.codec.decode_value(found.value) == [0x1234] * MEMBERS
     assert len(made) <= 6, "the body reads rows, not members"

@@ -34,7 +34,7 @@ from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.support.clock import Clock
 from aztask.support.frozen import build
 from aztask.support.parts import Part
-from aztask.worker.intake.ports import QueueSource, Receiving
+from aztask.worker.intake.ports import IntakeReports, QueueSource
 from aztask.worker.intake.queueintake import is_refused, pause_after
 from aztask.worker.lane import Batches, InlineLane, Lane, Work
 from aztask.worker.mailbox import HasDescriptor, Mailbox
@@ -177,7 +177,13 @@ class SteppedIntake:
     session = None
 
     def __init__(
-        self, broker: Broker, source: QueueSource, intakes: Receiving, clock: Clock, *, shares: bool
+        self,
+        broker: Broker,
+        source: QueueSource,
+        intakes: IntakeReports,
+        clock: Clock,
+        *,
+        shares: bool,
     ) -> None:
         self.queue = source.queue
         self.live = False
@@ -278,7 +284,13 @@ class SteppedSessions:
     """Receives from the sessions of a queue, each held by a slot."""
 
     def __init__(
-        self, broker: Broker, source: QueueSource, intakes: Receiving, clock: Clock, *, most: int
+        self,
+        broker: Broker,
+        source: QueueSource,
+        intakes: IntakeReports,
+        clock: Clock,
+        *,
+        most: int,
     ) -> None:
         self.queue = source.queue
         self.intakes = intakes
@@ -771,7 +783,7 @@ class Machine:
         return made
 
     def intake(
-        self, broker: Broker, source: QueueSource, intakes: Receiving, *, shares: bool
+        self, broker: Broker, source: QueueSource, intakes: IntakeReports, *, shares: bool
     ) -> SteppedIntake:
         """An intake whose receives are steps."""
         source = replace(source, wait=max(source.wait, self.poll))
@@ -780,7 +792,13 @@ class Machine:
         return made
 
     def sessions(
-        self, broker: Broker, source: QueueSource, intakes: Receiving, *, most: int, share: float
+        self,
+        broker: Broker,
+        source: QueueSource,
+        intakes: IntakeReports,
+        *,
+        most: int,
+        share: float,
     ) -> SteppedSessions:
         """An intake of sessions whose receives are steps."""
         source = replace(source, wait=max(source.wait, self.poll))

@@ -21,7 +21,7 @@ from services.buslinks import encoded_message
 from stepped import Time
 
 from aztask.errors import LeaseLost
-from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
+from aztask.queues.engine import Database, Engine, NewMessage, StoredSettings
 from aztask.queues.engine.messages import SessionLease
 
 LOCK = 30.0
@@ -191,7 +191,7 @@ class EngineSide:
         given = self.settings
         self.engine.create_queue(
             QUEUE,
-            QueueSettings(
+            StoredSettings(
                 LOCK,
                 given.most,
                 given.window,

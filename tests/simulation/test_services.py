@@ -45,7 +45,7 @@ from aztask.message.envelope import Envelope
 from aztask.queues.base import Broker, QueueOptions, Receiver
 from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.settlement import Complete, Resubmit
-from aztask.stores.payloads.store import Kind
+from aztask.stores.payloads.store import PayloadKind
 from aztask.stores.records.deadindex import IndexedDeadLetter
 from aztask.stores.tables.client import PAUSES, TimeBudget
 from aztask.stores.tables.errors import OutcomeUnknown
@@ -809,7 +809,7 @@ def test_large_arguments_and_values_are_kept_in_blobs(world: World) -> None:
         else:
             world.time.now = machine.next_at
     assert [len(each.get(timeout=0)) for each in sent] == [400_000] * 3
-    left = [each for each in blobs.containers["payloads"] if each.startswith(Kind.ARGUMENTS)]
+    left = [each for each in blobs.containers["payloads"] if each.startswith(PayloadKind.ARGUMENTS)]
     assert left == [], "they are removed when their task has ended"
     assert set(threading.enumerate()) <= threads
     supervisor.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 from aztask import App
 from aztask.workflows.graphs import Chain, Chord, Graph, Group, Signature
-from aztask.workflows.plan import ROOT, Plan, Slot
+from aztask.workflows.plan import ROOT, GraphPlan, JoinSlot
 
 
 class FakeTask:
@@ -82,12 +82,12 @@ class Interpreter:
     failing: the names of the tasks that fail. ran: how often each task ran.
     """
 
-    plan: Plan
+    plan: GraphPlan
     signatures: Mapping[int, Signature]
     failing: Collection[str]
     dice: random.Random
     values: dict[int, Any] = field(default_factory=dict)
-    bits: dict[Slot, Any] = field(default_factory=dict)
+    bits: dict[JoinSlot, Any] = field(default_factory=dict)
     ran: list[str] = field(default_factory=list)
 
     def run(self) -> Any:
@@ -120,7 +120,7 @@ class Interpreter:
 
     def _joined(self, number: int) -> list[int]:
         join = self.plan.nodes[number]
-        slots = [Slot(number, member) for member in range(join.size)]
+        slots = [JoinSlot(number, member) for member in range(join.size)]
         if not all(slot in self.bits for slot in slots):
             return []
         values = [self.bits[slot] for slot in slots]

@@ -25,13 +25,13 @@ house = _house()
 # What each figure may be at most. A change that makes one better lowers it here.
 LIMITS = {
     "rooms": 34,
-    "files": 523,
-    "lines of code": 65_939,
+    "files": 505,
+    "lines of code": 65_900,
     "longest file": 414,
-    "files with one importer": 104,
+    "files with one importer": 93,
     "corridors": 0,
-    "imports, % of code": 10.7,
-    "class names given twice": 36,
+    "imports, % of code": 10.6,
+    "class names given twice": 0,
     "cycles of files": 0,
     "cycles of packages": 0,
     "callables in constructors": 26,  # six of them are in what moved into stores and workflows

@@ -24,7 +24,7 @@ import msgpack
 
 from aztask.errors import BrokerUnavailable
 from aztask.stores.records.damage import Columns, Damaged
-from aztask.stores.records.workflows import Change, Document, Listed, WorkflowStore
+from aztask.stores.records.workflows import Document, DocumentChange, ListedWorkflow, WorkflowStore
 
 VERSION: Final = 1
 DOCUMENT: Final = "chord"
@@ -111,10 +111,10 @@ class Chords:
         """
         name = chord_name(group)
         # Written before the place is set. A member that ends again keeps its first end.
-        self._store.write([Change(name, _part_name(part.index), _packed_part(part))])
+        self._store.write([DocumentChange(name, _part_name(part.index), _packed_part(part))])
         state = self._change(group, lambda found: _with_end(found, part.index))
         if state is None:
-            self._store.delete_workflow(Listed(name, 0.0))
+            self._store.delete_workflow(ListedWorkflow(name, 0.0))
             return None
         return self._with_parts(group, state)
 
@@ -144,7 +144,10 @@ class Chords:
             if after is None or after == before:
                 return after
             tag = None if found is None else found.tag
-            if self._store.write([Change(name, DOCUMENT, _packed(after), tag)])[0] is not None:
+            if (
+                self._store.write([DocumentChange(name, DOCUMENT, _packed(after), tag)])[0]
+                is not None
+            ):
                 return after
             self._sleep(random.uniform(0.0, pause))  # noqa: S311  # only spreads the writers
             pause = min(2 * pause, LONGEST_PAUSE)

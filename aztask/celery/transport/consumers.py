@@ -94,7 +94,7 @@ SESSION_SHARE: Final = 10.0
 
 
 @dataclass(slots=True)
-class QueueSource:
+class ConsumedQueue:
     """A queue as a consumer receives from it.
 
     * `queue`: its name in Kombu.
@@ -113,7 +113,7 @@ class QueueSource:
 
 def source_of(
     broker: Broker, options: TransportOptions, queue: str, address: str | None = None
-) -> QueueSource:
+) -> ConsumedQueue:
     """How to receive from `queue`, by rule 1. Asks the service for what the options do not say.
 
     * `address`: the queue's name in the broker, if it is another one.
@@ -130,7 +130,7 @@ def source_of(
     if facts is not None:
         sessions = sessions or bool(facts.sessions)
     own = facts.lease_seconds if facts is not None else None
-    return QueueSource(
+    return ConsumedQueue(
         queue, address, lease or own or can.default_lease_seconds, lease is not None, sessions
     )
 
@@ -145,7 +145,7 @@ class QueueConsumer:
     def __init__(
         self,
         broker: Broker,
-        source: QueueSource,
+        source: ConsumedQueue,
         *,
         no_ack: bool,
         consumer_tag: str,
@@ -249,7 +249,7 @@ class MailboxConsumer(QueueConsumer):
     ) -> None:
         super().__init__(
             broker,
-            QueueSource(queue, queue, broker.capabilities.default_lease_seconds, given=True),
+            ConsumedQueue(queue, queue, broker.capabilities.default_lease_seconds, given=True),
             no_ack=no_ack,
             consumer_tag=consumer_tag,
             callback=callback,

@@ -24,7 +24,7 @@ from aztask.emulator.broker.entities import (
     with_default_rule,
 )
 from aztask.errors import ConfigurationError, QueueNotFound
-from aztask.queues.engine import Database, Engine, QueueSettings
+from aztask.queues.engine import Database, Engine, StoredSettings
 from aztask.support.clock import Clock
 
 # -- The time at which the state of each session was last set.
@@ -272,13 +272,13 @@ class Namespace:
         return entity
 
 
-def _settings(entity: Entity) -> QueueSettings:
+def _settings(entity: Entity) -> StoredSettings:
     """Return the engine's settings for an entity.
 
     A topic never has sessions: its messages only pass through, and its subscriptions decide.
     """
     topic = entity.kind is EntityKind.TOPIC
-    return QueueSettings(
+    return StoredSettings(
         lease_seconds=entity.lock_seconds,
         max_deliveries=entity.max_deliveries,
         duplicate_window=entity.duplicate_window,

@@ -11,7 +11,7 @@ import click
 from aztask.app import App
 from aztask.operate.action import results_of
 from aztask.operate.cli.failures import CommandFailed
-from aztask.operate.cli.group import Group
+from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.options import Duration, NameList, Text, all_names, app_option, json_option
 from aztask.operate.cli.output import ago, iso_time, print_json, print_table, span
 from aztask.operate.cli.target import NAMELESS, open_app
@@ -43,7 +43,7 @@ OBEYED: Final = "workers obey within 5 seconds"
 RESET: Final = 0
 
 
-class Size(click.ParamType[int]):
+class Concurrency(click.ParamType[int]):
     """A concurrency, or ``reset``, which is `RESET`."""
 
     name = "size"
@@ -88,7 +88,7 @@ def selection(command: Command) -> Command:
     return queues(tasks(tenants(command)))
 
 
-@click.group("control", cls=Group, invoke_without_command=True)
+@click.group("control", cls=CliGroup, invoke_without_command=True)
 @app_option
 @json_option
 @click.pass_context
@@ -160,7 +160,7 @@ def resume_(queues: Lists, tasks: Lists, tenants: tuple[str, ...], everything: b
 
 @command.command("scale")
 @app_option
-@click.argument("size", type=Size(), metavar="N|reset")
+@click.argument("size", type=Concurrency(), metavar="N|reset")
 @click.option(
     "--worker", "workers", type=Text(), multiple=True, help="Scale this worker; repeatable."
 )

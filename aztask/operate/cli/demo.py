@@ -35,7 +35,7 @@ from aztask.operate.cli.demo_work import (
 )
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.options import json_option
-from aztask.operate.cli.output import Progress, print_fields, print_json, print_table
+from aztask.operate.cli.output import ProgressLine, print_fields, print_json, print_table
 from aztask.result import AsyncResult
 from aztask.stores.records.base import RunRecord, State
 from aztask.support.display import plural, visible
@@ -240,7 +240,7 @@ def _run(
 
 def _watch(app: App, worker: DemoWorker, root: str, names: Sequence[str]) -> dict[str, Facts]:
     """Show progress until the worker has ended, and compute the same facts here."""
-    progress = Progress(len(names), "tasks")
+    progress = ProgressLine(len(names), "tasks")
     checks: dict[str, Facts] = {}
     left = iter(names)
     try:

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import click
 
 from aztask.errors import NotFound
-from aztask.operate.cli.group import Group
+from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.letters import act_on, print_letter, summary
 from aztask.operate.cli.options import (
     NameList,
-    Rate,
+    PositiveRate,
     Text,
     all_names,
     app_option,
@@ -44,7 +44,7 @@ from aztask.operate.deadletters.actions import (
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@click.group("dlq", cls=Group)
+@click.group("dlq", cls=CliGroup)
 @app_option
 def command() -> None:
     """List, show, replay and purge dead letters.
@@ -211,7 +211,7 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
 @app_option
 @selection_options
 @queues_option
-@click.option("--rate", type=Rate(), help="Send at most this many per second.")
+@click.option("--rate", type=PositiveRate(), help="Send at most this many per second.")
 @click.option(
     "--fresh",
     is_flag=True,

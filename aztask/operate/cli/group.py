@@ -22,7 +22,7 @@ OTHER_OPTIONS: Final = {
 """Options of other tools, and those that take their place here."""
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command that suggests options for those of other tools.
 
     extra: what to write instead of a positional argument that the command does not take.
@@ -49,7 +49,7 @@ class Command(click.Command):
             raise
 
 
-class Group(click.Group):
+class CliGroup(click.Group):
     """Like Click's, with the same error for an unknown command in every version of Click."""
 
     def resolve_command(
@@ -67,7 +67,7 @@ class Group(click.Group):
         return ""
 
 
-class LazyGroup(Group):
+class LazyGroup(CliGroup):
     """Imports ``PACKAGE.NAME`` when NAME is run, and takes its `command`.
 
     package: the package whose modules are the commands. table: their names and their short help,

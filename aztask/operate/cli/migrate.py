@@ -12,7 +12,7 @@ import click
 
 from aztask.errors import NotFound
 from aztask.operate.cli.failures import CommandFailed
-from aztask.operate.cli.group import Group, extra_module
+from aztask.operate.cli.group import CliGroup, extra_module
 from aztask.operate.cli.options import json_option
 from aztask.operate.cli.output import print_json
 from aztask.support.display import plural, visible
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aztask.celery.migration.project import Reading
 
 
-@click.group("migrate", cls=Group)
+@click.group("migrate", cls=CliGroup)
 def command() -> None:
     """Check what a Celery project needs before it can move to aztask."""
 

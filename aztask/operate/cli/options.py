@@ -56,7 +56,7 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
-class Rate(click.FloatRange):
+class PositiveRate(click.FloatRange):
     """A positive number per second; Click's own range accepts NaN."""
 
     name = "number"

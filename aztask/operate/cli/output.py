@@ -209,7 +209,7 @@ REDRAW_SECONDS = 0.1
 LINE_SECONDS = 2.0
 
 
-class Progress:
+class ProgressLine:
     """Shows how many of `total` items are done, and how fast."""
 
     def __init__(

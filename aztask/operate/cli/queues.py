@@ -13,7 +13,7 @@ import click
 from aztask.app import App
 from aztask.errors import BrokerUnavailable
 from aztask.operate.cli.failures import one_line
-from aztask.operate.cli.group import Group
+from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.options import (
     LONGEST_LEASE,
     Duration,
@@ -36,7 +36,7 @@ from aztask.operate.queues import (
     MOST_READ,
     LearnedLease,
     QueueStats,
-    Waiting,
+    WaitingMessage,
     arguments_of_waiting,
     create,
     delete,
@@ -68,7 +68,7 @@ def watch_options(command: Command) -> Command:
     return watching(interval(command))
 
 
-@click.group("queues", cls=Group, invoke_without_command=True)
+@click.group("queues", cls=CliGroup, invoke_without_command=True)
 @app_option
 @json_option
 @watch_options
@@ -266,7 +266,9 @@ def _counts(stats: QueueStats) -> tuple[int | None, ...]:
 # -- the messages of a queue -----------------------------------------------------------------
 
 
-def print_messages(app: App, found: Sequence[Waiting], *, arguments: bool, as_json: bool) -> None:
+def print_messages(
+    app: App, found: Sequence[WaitingMessage], *, arguments: bool, as_json: bool
+) -> None:
     """Print messages as a table or as JSON. arguments: show the tasks' arguments too."""
     if as_json:
         for each in found:
@@ -288,7 +290,7 @@ def print_messages(app: App, found: Sequence[Waiting], *, arguments: bool, as_js
     print_table([*COLUMNS, "arguments"] if arguments else COLUMNS, rows)
 
 
-def _described(app: App, each: Waiting, *, arguments: bool) -> dict[str, Any]:
+def _described(app: App, each: WaitingMessage, *, arguments: bool) -> dict[str, Any]:
     message = each.message
     described: dict[str, Any] = {
         "id": each.id,
@@ -311,7 +313,7 @@ def _described(app: App, each: Waiting, *, arguments: bool) -> dict[str, Any]:
     return described
 
 
-def _shown(app: App, each: Waiting) -> str:
+def _shown(app: App, each: WaitingMessage) -> str:
     given = arguments_of_waiting(app, each)
     if given.problem:
         apart = each.message is not None and each.message.payload is not None

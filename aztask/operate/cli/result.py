@@ -20,7 +20,7 @@ from aztask.operate.cli.output import (
     warn_of_damage,
 )
 from aztask.operate.cli.target import open_app
-from aztask.operate.eventlog import GAP, Entry
+from aztask.operate.eventlog import GAP, LogEntry
 from aztask.operate.explain import History
 from aztask.operate.explain import explain as explained
 from aztask.operate.tasks import (
@@ -256,7 +256,7 @@ def _described_history(history: History) -> dict[str, Any]:
     }
 
 
-def _described_entry(entry: Entry) -> dict[str, Any]:
+def _described_entry(entry: LogEntry) -> dict[str, Any]:
     return {
         "at": iso_time(entry.at),
         "kind": entry.kind,

@@ -8,7 +8,7 @@ import click
 
 from aztask.errors import EncodeError, TaskControl
 from aztask.operate.cli.failures import CommandFailed
-from aztask.operate.cli.group import Command
+from aztask.operate.cli.group import CliCommand
 from aztask.operate.cli.options import JsonValue, Text, app_option
 from aztask.operate.cli.output import to_json
 from aztask.operate.cli.target import open_app
@@ -17,7 +17,9 @@ from aztask.support.display import visible
 
 
 @click.command(
-    "run", cls=Command, extra="give the task's arguments as JSON, for example --args '[\"a.png\"]'"
+    "run",
+    cls=CliCommand,
+    extra="give the task's arguments as JSON, for example --args '[\"a.png\"]'",
 )
 @app_option
 @click.argument("task", required=False)

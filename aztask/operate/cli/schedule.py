@@ -10,17 +10,17 @@ from typing import Any
 import click
 
 from aztask.app import App
-from aztask.operate.cli.group import Group
+from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.options import Text, app_option, json_option
 from aztask.operate.cli.output import iso_time, print_json, print_table
 from aztask.operate.cli.target import app_spec, open_app
 from aztask.operate.schedules import (
     MOST_AT_ONCE,
-    Aside,
     EndBeforeStart,
     Made,
     NextTime,
     ScheduleShown,
+    SetAside,
     SeveralOwners,
     backfill,
     pause,
@@ -49,7 +49,7 @@ class Moment(click.ParamType[datetime]):
             self.fail(f"{value!r} is not a time; write 2026-11-01T02:00:00Z", param, ctx)
 
 
-@click.group("schedule", cls=Group)
+@click.group("schedule", cls=CliGroup)
 @app_option
 def command() -> None:
     """List, show, pause, resume, trigger and backfill schedules."""
@@ -179,7 +179,7 @@ def _meant() -> Iterator[App]:
             raise click.UsageError(str(error)) from None
 
 
-def _failing(aside: Aside | None) -> str | None:
+def _failing(aside: SetAside | None) -> str | None:
     if aside is None:
         return None
     return f"since {iso_time(aside.since)} in worker {aside.worker}: {aside.reason}"

@@ -10,7 +10,7 @@ from types import FrameType
 import click
 
 from aztask.operate.action import results_of
-from aztask.operate.cli.group import Command
+from aztask.operate.cli.group import CliCommand
 from aztask.operate.cli.options import app_option
 from aztask.operate.cli.target import open_app
 from aztask.worker.firstprocess import stay_first
@@ -21,7 +21,7 @@ from aztask.worker.upkeep.scheduling import Scheduling
 logger = logging.getLogger("aztask.scheduler")
 
 
-@click.command("scheduler", cls=Command, extra="name the app with -A, for example -A shop:app")
+@click.command("scheduler", cls=CliCommand, extra="name the app with -A, for example -A shop:app")
 @app_option
 @click.option(
     "--log-format", type=click.Choice(FORMATS), default=FORMATS[0], help="Format the log on stderr."

@@ -18,7 +18,7 @@ from aztask.errors import (
 )
 from aztask.operate.action import results_of
 from aztask.operate.cli.failures import CommandFailed
-from aztask.operate.cli.group import Command
+from aztask.operate.cli.group import CliCommand
 from aztask.operate.cli.options import Duration, JsonValue, app_option
 from aztask.operate.cli.output import to_json
 from aztask.operate.cli.target import app_spec, open_app
@@ -28,7 +28,9 @@ from aztask.typed.conversion import as_plain
 
 
 @click.command(
-    "send", cls=Command, extra="give the task's arguments as JSON, for example --args '[\"a.png\"]'"
+    "send",
+    cls=CliCommand,
+    extra="give the task's arguments as JSON, for example --args '[\"a.png\"]'",
 )
 @app_option
 @click.argument("task")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from aztask.operate.cli.group import Group
+from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.options import (
     Text,
     app_option,
@@ -22,7 +22,7 @@ LONGEST = 80
 """Characters of a value in the table."""
 
 
-@click.group("steps", cls=Group)
+@click.group("steps", cls=CliGroup)
 @app_option
 def command() -> None:
     """Show the recorded steps of a task, and go back to one of them."""

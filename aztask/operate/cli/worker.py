@@ -17,7 +17,7 @@ from aztask.address.addresses import MEMORY
 from aztask.app import App
 from aztask.errors import AztaskError, ConfigurationError, QueueFull, QueueNotFound, did_you_mean
 from aztask.hooks import WorkerInfo
-from aztask.operate.cli.group import Command, telemetry_module
+from aztask.operate.cli.group import CliCommand, telemetry_module
 from aztask.operate.cli.options import (
     LONGEST_LEASE,
     Duration,
@@ -71,7 +71,7 @@ FULL_PAUSE = 5.0
 """Seconds between two tries to start while there is no room on the disk."""
 
 
-@click.command("worker", cls=Command, extra="name the app with -A, for example -A shop:app")
+@click.command("worker", cls=CliCommand, extra="name the app with -A, for example -A shop:app")
 @app_option
 @queues_option(
     "Receive from these queues: a,b or -Q a -Q b. With weights, such as a:4,b:1, four of five "

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from aztask.operate.cli.failures import CommandFailed
-from aztask.operate.cli.group import Group
+from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.options import Text, app_option, json_option
 from aztask.operate.cli.output import STATE_COLOURS, iso_time, print_json, print_table, span
 from aztask.operate.cli.target import open_app
@@ -35,7 +35,7 @@ SHOWN: Final = 8
 WATCH_SECONDS: Final = 1.0
 
 
-@click.group("workflow", cls=Group)
+@click.group("workflow", cls=CliGroup)
 @app_option
 def command() -> None:
     """List, show, cancel and resume workflows."""

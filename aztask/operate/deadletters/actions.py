@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from aztask.app import App
 from aztask.errors import ConfigurationError, NotFound
 from aztask.operate.action import Action, Progress, Subject
-from aztask.operate.deadletters.letters import DeadLetterView, Group, Positions, Selection
+from aztask.operate.deadletters.letters import DeadLetterView, LetterGroup, Positions, Selection
 from aztask.operate.deadletters.sweep import Report
 from aztask.operate.deadletters.view import DeadLetters
 from aztask.operate.queues import LeftOut, all_queues
@@ -35,7 +35,7 @@ class LettersFound:
 class GroupsFound:
     """Groups with their queues, the largest of each queue first."""
 
-    groups: Sequence[tuple[str, Group]]
+    groups: Sequence[tuple[str, LetterGroup]]
     left_out: LeftOut
     damaged: Sequence[tuple[str, str]]
 
@@ -111,7 +111,7 @@ def _behind(letters: DeadLetters, selection: Selection, after: str) -> Iterator[
 def groups(app: App, queues: Sequence[str]) -> GroupsFound:
     """All dead letters by task, reason and error signature. Raises as `find` does."""
     reading = _Reading(app, queues)
-    found: list[tuple[str, Group]] = []
+    found: list[tuple[str, LetterGroup]] = []
     for letters in reading.places:
         with reading.reading(letters):
             found += [(letters.queue, group) for group in letters.groups()]
@@ -122,7 +122,7 @@ def groups(app: App, queues: Sequence[str]) -> GroupsFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SelectedLetters:
     """The selected dead letters of one queue, and how many they are."""
 
     letters: DeadLetters
@@ -138,7 +138,7 @@ class OnLetters(Action[Report]):
     * `task`: the task's name, "" if they were not selected by it.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[SelectedLetters]
     left_out: LeftOut
     damaged: Sequence[tuple[str, str]]
     task: str
@@ -197,7 +197,7 @@ class OnLetters(Action[Report]):
         return self.report
 
     @abstractmethod
-    def act_on(self, part: Part, seen: Callable[[Report], None]) -> Report:
+    def act_on(self, part: SelectedLetters, seen: Callable[[Report], None]) -> Report:
         """Act on the dead letters of one queue."""
 
 
@@ -235,7 +235,7 @@ def replay_counted(
 ) -> ReplayLetters:
     """Replay what was selected and counted elsewhere, by queue."""
     parts = [
-        Part(DeadLetters(app, queue), selection, count)
+        SelectedLetters(DeadLetters(app, queue), selection, count)
         for queue, (selection, count) in counted.items()
         if count
     ]
@@ -270,7 +270,7 @@ class ReplayLetters(OnLetters):
             )
         return f"{text} from the start: their recorded steps run again" if self.fresh else text
 
-    def act_on(self, part: Part, seen: Callable[[Report], None]) -> Report:
+    def act_on(self, part: SelectedLetters, seen: Callable[[Report], None]) -> Report:
         """Replay those of one queue."""
         return part.letters.replay(
             part.selection,
@@ -307,7 +307,7 @@ def edit(
             raise ConfigurationError(str(error)) from None
         args, kwargs = task.named_invocation(args, dict(kwargs)).plain
     app.codec.encode_arguments(args, kwargs)
-    part = Part(letters, selection, 1)
+    part = SelectedLetters(letters, selection, 1)
     return EditLetter(app, 1, [part], LeftOut(), (), found.message.task, (args, kwargs), task_id)
 
 
@@ -328,7 +328,7 @@ class EditLetter(OnLetters):
         """The task that is sent again."""
         return Subject(self.task_id, self.task, self.parts[0].letters.queue)
 
-    def act_on(self, part: Part, seen: Callable[[Report], None]) -> Report:
+    def act_on(self, part: SelectedLetters, seen: Callable[[Report], None]) -> Report:
         """Send it again with the new arguments, and complete the old one."""
         return part.letters.replay(part.selection, arguments=self.arguments, progress=seen)
 
@@ -343,7 +343,7 @@ def purge(app: App, queues: Sequence[str], selection: Selection) -> PurgeLetters
         parts = []
         for letters in reading.places:
             with reading.reading(letters):
-                parts.append(Part(letters, selection, letters.count(selection)))
+                parts.append(SelectedLetters(letters, selection, letters.count(selection)))
     else:
         parts = _counted(app, reading, selection)
     parts = [each for each in parts if each.count]
@@ -357,12 +357,12 @@ class PurgeLetters(OnLetters):
 
     name: ClassVar[str] = "purge"
 
-    def act_on(self, part: Part, seen: Callable[[Report], None]) -> Report:
+    def act_on(self, part: SelectedLetters, seen: Callable[[Report], None]) -> Report:
         """Purge those of one queue."""
         return part.letters.purge(part.selection, progress=seen)
 
 
-def _counted(app: App, reading: _Reading, selection: Selection) -> list[Part]:
+def _counted(app: App, reading: _Reading, selection: Selection) -> list[SelectedLetters]:
     """The selected dead letters of each queue, by position where the service has positions.
 
     So a dead letter that comes after the count is left alone. Without pages, a service shows its
@@ -372,8 +372,8 @@ def _counted(app: App, reading: _Reading, selection: Selection) -> list[Part]:
     for letters in reading.places:
         with reading.reading(letters):
             if not app.broker.capabilities.paged_peek:
-                parts.append(Part(letters, selection, letters.count(selection)))
+                parts.append(SelectedLetters(letters, selection, letters.count(selection)))
                 continue
             found = Positions(each.position for each in letters.find(selection))
-            parts.append(Part(letters, Selection(positions=found), len(found)))
+            parts.append(SelectedLetters(letters, Selection(positions=found), len(found)))
     return parts

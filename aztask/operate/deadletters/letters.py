@@ -183,7 +183,7 @@ class DeadLetterView:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LetterGroup:
     """Dead letters of one task, one reason and one error signature."""
 
     task: str | None

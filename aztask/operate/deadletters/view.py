@@ -29,7 +29,7 @@ from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.letters import (
     DeadLetterBrowser,
     DeadLetterView,
-    Group,
+    LetterGroup,
     Positions,
     Selection,
 )
@@ -45,7 +45,7 @@ from aztask.queues.base import Delivery, Peeked, Position
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.uniqueness.engine import split
 
-__all__ = ["DeadLetterView", "DeadLetters", "Group", "Report", "Selection"]
+__all__ = ["DeadLetterView", "DeadLetters", "LetterGroup", "Report", "Selection"]
 
 PAGE = 100
 UNDECODABLE = "undecodable"
@@ -109,7 +109,7 @@ class DeadLetters:
         found = sum(1 for _ in self.find(selection))
         return found + len(selection.ids.intersection(self._damaged))
 
-    def groups(self) -> Sequence[Group]:
+    def groups(self) -> Sequence[LetterGroup]:
         """All dead letters by task, reason and error signature, the largest group first."""
         counts: Counter[tuple[str | None, str, str]] = Counter()
         times: dict[tuple[str | None, str, str], tuple[float, float]] = {}
@@ -118,7 +118,7 @@ class DeadLetters:
             counts[key] += 1
             first, last = times.get(key, (letter.at, letter.at))
             times[key] = (min(first, letter.at), max(last, letter.at))
-        return [Group(*key, count, *times[key]) for key, count in counts.most_common()]
+        return [LetterGroup(*key, count, *times[key]) for key, count in counts.most_common()]
 
     def replay(
         self,

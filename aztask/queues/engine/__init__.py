@@ -10,25 +10,25 @@ from aztask.queues.engine.messages import (
     Leased,
     NewMessage,
     PeekedMessage,
-    QueueSettings,
     SessionLease,
+    StoredSettings,
 )
 from aztask.queues.engine.watch import Waiter, Watch
 
 __all__ = [
+    "DELIVERIES_EXCEEDED",
+    "DUPLICATE",
+    "IN_MEMORY",
+    "TIME_TO_LIVE_EXPIRED",
+    "Counts",
     "Database",
     "Durability",
-    "IN_MEMORY",
     "Engine",
-    "QueueSettings",
-    "NewMessage",
     "Leased",
+    "NewMessage",
     "PeekedMessage",
-    "Counts",
     "SessionLease",
-    "DUPLICATE",
-    "DELIVERIES_EXCEEDED",
-    "TIME_TO_LIVE_EXPIRED",
+    "StoredSettings",
     "Waiter",
     "Watch",
 ]

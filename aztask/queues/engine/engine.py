@@ -32,10 +32,10 @@ from aztask.queues.engine.messages import (
     SessionLease,
 )
 from aztask.queues.engine.queues import QueueTable
-from aztask.queues.engine.receiving import SWEEP_SECONDS, Receiving, Sweeper
-from aztask.queues.engine.sending import Sending
+from aztask.queues.engine.receiving import SWEEP_SECONDS, EngineReceiving, Sweeper
+from aztask.queues.engine.sending import EngineSending
 from aztask.queues.engine.sessions import Sessions
-from aztask.queues.engine.settling import Settling
+from aztask.queues.engine.settling import EngineSettling
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 # -- Peeks at queues, counts their messages, and purges them.
@@ -165,15 +165,15 @@ class Engine:
 
         self.sweeper = Sweeper(table, sweep_seconds)
 
-        sending = Sending(table)
+        sending = EngineSending(table)
         self.send, self.send_dead = sending.send, sending.send_dead
         self.cancel_scheduled = sending.cancel_scheduled
         self.cancel_scheduled_ids = sending.cancel_scheduled_ids
 
-        self._receiving = Receiving(table, self.sweeper)
+        self._receiving = EngineReceiving(table, self.sweeper)
         self.receive_deferred = self._receiving.receive_deferred
 
-        settling = Settling(table, sending)
+        settling = EngineSettling(table, sending)
         self.renew, self.update = settling.renew, settling.update
         self.complete, self.replace = settling.complete, settling.replace
         self.abandon, self.release = settling.abandon, settling.release

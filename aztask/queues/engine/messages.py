@@ -106,7 +106,7 @@ class Counts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSettings:
+class StoredSettings:
     """The settings of a queue.
 
     lease_seconds: the lease if a receive does not give one.

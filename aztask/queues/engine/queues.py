@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.queues.engine.database import Database
 from aztask.queues.engine.filesystem import boot_id
-from aztask.queues.engine.messages import DELIVERIES_EXCEEDED, READY, QueueSettings
+from aztask.queues.engine.messages import DELIVERIES_EXCEEDED, READY, StoredSettings
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 # -- The tables of the engine.
@@ -128,7 +128,7 @@ class Queue:
     name: str
     id: int
     revision: int
-    settings: QueueSettings
+    settings: StoredSettings
 
     def box(self, dead_letter: bool) -> int:
         """The number of the box that holds the queue's messages or dead letters."""
@@ -145,7 +145,7 @@ class QueueTable:
         database.migrate(COMPONENT, STEPS)
         self._void_leases_of_earlier_boots()
 
-    def create(self, name: str, settings: QueueSettings = QueueSettings()) -> bool:
+    def create(self, name: str, settings: StoredSettings = StoredSettings()) -> bool:
         """Create the queue; returns False if it exists, and then keeps its settings."""
         if not name:
             raise ConfigurationError("a queue needs a name; give one with at least one character")
@@ -154,7 +154,7 @@ class QueueTable:
         self._known.pop(name, None)
         return created
 
-    def update(self, name: str, settings: QueueSettings) -> None:
+    def update(self, name: str, settings: StoredSettings) -> None:
         """Change the queue's settings, except `sessions`, which cannot be changed."""
         with self.database.transaction() as connection:
             queue = self.load(name)
@@ -177,7 +177,7 @@ class QueueTable:
             connection.execute("DELETE FROM queues WHERE id = ?", (queue.id,))
         self._known.pop(name, None)
 
-    def settings(self, name: str) -> QueueSettings:
+    def settings(self, name: str) -> StoredSettings:
         """The queue's current settings. Raises QueueNotFound."""
         return self.load(name).settings
 
@@ -214,7 +214,7 @@ class QueueTable:
                 f"queue {name!r} does not exist; create it with: aztask queues create {name!r}"
             )
         lease, deliveries, window, ttl, bury, sessions = row[2:]
-        settings = QueueSettings(lease, deliveries, window, ttl, bool(bury), bool(sessions))
+        settings = StoredSettings(lease, deliveries, window, ttl, bool(bury), bool(sessions))
         queue = Queue(name, row[0], row[1], settings)
         if self._known.get(name) != queue:
             self._known[name] = queue

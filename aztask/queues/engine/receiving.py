@@ -148,7 +148,7 @@ _GRANT_WAITING: Final = GRANT.format(_ONE_WAITING)
 _REMOVE_WAITING: Final = REMOVE.format(_ONE_WAITING)
 
 
-class Receiving:
+class EngineReceiving:
     """The part of the engine that leases messages, or removes them at once."""
 
     def __init__(self, queues: QueueTable, sweeper: Sweeper) -> None:

@@ -40,7 +40,7 @@ _FORGET = (
 _CANCEL = f"DELETE FROM messages WHERE box = ? AND state = {SCHEDULED} AND moment > ? AND "
 
 
-class Sending:
+class EngineSending:
     """The part of the engine that stores new messages, and cancels scheduled ones."""
 
     def __init__(self, queues: QueueTable) -> None:

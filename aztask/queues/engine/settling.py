@@ -22,7 +22,7 @@ from aztask.queues.engine.queues import (
     QueueTable,
     Row,
 )
-from aztask.queues.engine.sending import Sending
+from aztask.queues.engine.sending import EngineSending
 
 Lease: TypeAlias = tuple[int, str]
 """The proof of a lease: the message's sequence number and the token."""
@@ -60,10 +60,10 @@ _DEFER: Final = _for_held(
 _DEAD: Final = _for_held(f"{BURY} reason = ?, description = ?, payload = coalesce(?, payload)")
 
 
-class Settling:
+class EngineSettling:
     """The part of the engine that renews leases, and ends them."""
 
-    def __init__(self, queues: QueueTable, sending: Sending) -> None:
+    def __init__(self, queues: QueueTable, sending: EngineSending) -> None:
         self._queues = queues
         self._database = queues.database
         self._clock = queues.clock

@@ -34,7 +34,7 @@ from aztask.queues.base import (
     Renewed,
     Unknown,
 )
-from aztask.queues.engine import Database, Engine, PeekedMessage, QueueSettings, SessionLease
+from aztask.queues.engine import Database, Engine, PeekedMessage, SessionLease, StoredSettings
 from aztask.queues.local.inspection import LocalInspector
 from aztask.queues.local.kind import KIND
 from aztask.queues.local.mailboxes import LocalMailboxes
@@ -168,7 +168,7 @@ class LocalSessionReceiver(LocalReceiver):
             self.let_go()
 
 
-DEFAULTS: Final = QueueSettings(max_deliveries=1000, dead_letter_expired=True)
+DEFAULTS: Final = StoredSettings(max_deliveries=1000, dead_letter_expired=True)
 """High limits: aztask has its own delivery limit, which is lower and gives a clearer reason."""
 
 MAILBOX_LEASE: Final = 60.0
@@ -308,7 +308,7 @@ def _in_sessions(envelopes: Sequence[Envelope]) -> bool:
 
 
 def _changes(options: QueueOptions) -> dict[str, Any]:
-    """The given options as fields of the engine's `QueueSettings`."""
+    """The given options as fields of the engine's `StoredSettings`."""
     given = {
         "lease_seconds": options.lease,
         "duplicate_window": options.duplicate_window,

@@ -15,7 +15,7 @@ from typing import Final
 
 from aztask.message.envelope import Envelope
 from aztask.queues.base import MESSAGE_SECONDS, Binding, Receiver, queue_name
-from aztask.queues.engine import Database, Engine, QueueSettings
+from aztask.queues.engine import Database, Engine, StoredSettings
 
 COMPONENT: Final = "mailboxes"
 
@@ -38,7 +38,7 @@ CREATE INDEX mailbox_bindings_of ON mailbox_bindings (mailbox);
 
 LIFETIME: Final = 90.0
 
-SETTINGS: Final = QueueSettings(
+SETTINGS: Final = StoredSettings(
     max_deliveries=1000, time_to_live=MESSAGE_SECONDS, dead_letter_expired=False
 )
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from aztask.operate.cli.options import Duration, app_option, json_option
-from aztask.operate.cli.output import Progress, print_json
+from aztask.operate.cli.output import ProgressLine, print_json
 from aztask.spark.cli.session import SessionOptions, events_options, open_session
 from aztask.support.display import plural
 
@@ -41,11 +41,11 @@ def command(
         from aztask.spark import compact, place_of
         from aztask.spark.session import translated_errors
 
-        shown: list[Progress] = []
+        shown: list[ProgressLine] = []
 
         def progress(done: int, total: int) -> None:
             if not shown:
-                shown.append(Progress(total, "files"))
+                shown.append(ProgressLine(total, "files"))
             shown[0].show(done, last=done == total)
 
         with translated_errors():

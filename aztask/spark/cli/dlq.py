@@ -10,18 +10,18 @@ from typing import Any
 
 import click
 
-from aztask.operate.cli.group import Group
+from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.letters import act_on
 from aztask.operate.cli.options import (
     NameList,
-    Rate,
+    PositiveRate,
     all_names,
     app_option,
     dry_run_option,
     json_option,
     yes_option,
 )
-from aztask.operate.cli.output import Progress, local_time, print_json, print_table
+from aztask.operate.cli.output import ProgressLine, local_time, print_json, print_table
 from aztask.operate.cli.target import app_spec, open_app
 from aztask.operate.deadletters.actions import replay_counted
 from aztask.spark.cli.session import SessionOptions, open_session, session_options
@@ -31,7 +31,7 @@ from aztask.support.display import visible
 COLUMNS = ("id", "queue", "task", "reason", "enqueued_at", "resubmit_count", "description")
 
 
-@click.group("dlq", cls=Group)
+@click.group("dlq", cls=CliGroup)
 @app_option
 def command() -> None:
     """List and group dead letters by the million, and replay a selection.
@@ -172,7 +172,7 @@ def groups(selection: LetterOptions, as_json: bool) -> None:
 @app_option
 @letters_options
 @click.option("--all", "everything", is_flag=True, help="Replay all of them.")
-@click.option("--rate", type=Rate(), help="Replay at most so many per second.")
+@click.option("--rate", type=PositiveRate(), help="Replay at most so many per second.")
 @dry_run_option
 @yes_option
 def replay(
@@ -197,7 +197,7 @@ def replay(
     with open_app() as app:
         counted = {queue: (found, size(found)) for queue, found in selected.items()}
         action = replay_counted(app, counted, rate=rate)
-        shown = Progress(action.count, "dead letters")
+        shown = ProgressLine(action.count, "dead letters")
         act_on(action, dry_run=dry_run, yes=yes, progress=shown.show)
 
 

@@ -13,7 +13,7 @@ import click
 
 from aztask.config import environment_options
 from aztask.errors import ConfigurationError
-from aztask.operate.cli.options import Duration, Rate
+from aztask.operate.cli.options import Duration, PositiveRate
 from aztask.operate.cli.target import app_spec, find_app
 from aztask.support.display import printable
 
@@ -184,7 +184,9 @@ _SHARED = (
         help="The arguments: path,width=column. [default: every column, if the app is known]",
     ),
     click.option("-q", "--queue", help="Send them to this queue. [default: the task's]"),
-    click.option("--rate", type=Rate(), help="Send at most so many messages per second, in total."),
+    click.option(
+        "--rate", type=PositiveRate(), help="Send at most so many messages per second, in total."
+    ),
     click.option(
         "--writers",
         type=click.IntRange(1),

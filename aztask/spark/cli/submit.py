@@ -11,7 +11,7 @@ import click
 
 from aztask.errors import SubmitFailed
 from aztask.operate.cli.options import app_option, json_option
-from aztask.operate.cli.output import Progress, print_fields, print_json
+from aztask.operate.cli.output import ProgressLine, print_fields, print_json
 from aztask.spark.cli.session import SessionOptions, open_session, session_options, submit_options
 
 POLL_SECONDS = 0.3
@@ -95,14 +95,14 @@ def watched(session: Any) -> Iterator[None]:
 
 def _watch(context: Any, ended: threading.Event) -> None:
     tracker = context.statusTracker()
-    shown: tuple[int, Progress] | None = None
+    shown: tuple[int, ProgressLine] | None = None
     while not ended.wait(POLL_SECONDS):
         stage = max(tracker.getActiveStageIds(), default=None)
         about = None if stage is None else tracker.getStageInfo(stage)
         if stage is None or about is None:
             continue
         if shown is None or shown[0] != stage:
-            shown = (stage, Progress(about.numTasks, "partitions"))
+            shown = (stage, ProgressLine(about.numTasks, "partitions"))
         shown[1].show(about.numCompletedTasks, f", step {stage + 1}")
     if shown is not None:
         shown[1].clear()

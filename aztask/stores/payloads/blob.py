@@ -30,7 +30,7 @@ from aztask.address.addresses import BlobAddress
 from aztask.azure.container import container_client, create, reason_of
 from aztask.errors import BrokerUnavailable, PayloadMissing
 from aztask.message.payload import PAYLOAD_BYTES, StoredValue
-from aztask.stores.payloads.store import Listed, listed
+from aztask.stores.payloads.store import ListedPayload, listed
 from aztask.support import clock
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class BlobPayloads:
             except ResourceNotFoundError:
                 continue
 
-    def list(self) -> Iterator[Listed]:
+    def list(self) -> Iterator[ListedPayload]:
         """All payloads of the container, one request for each 5,000."""
         start = self._full("")
         try:

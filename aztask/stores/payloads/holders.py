@@ -30,7 +30,14 @@ from aztask.message.headers import PAYLOAD, SAVED
 from aztask.message.payload import names_in
 from aztask.queues.base import Broker, Peeked
 from aztask.stores.payloads.payloads import Payloads
-from aztask.stores.payloads.store import Kind, Listed, belongs, broker_in, may_remove, owner_digits
+from aztask.stores.payloads.store import (
+    ListedPayload,
+    PayloadKind,
+    belongs,
+    broker_in,
+    may_remove,
+    owner_digits,
+)
 from aztask.stores.records.base import ResultStore, Scannable
 from aztask.stores.records.workflows import workflow_of, workflows_of
 
@@ -42,10 +49,10 @@ QUEUES: Final = "queues"
 ROWS: Final = "rows"
 MEMBERS: Final = "members"
 HOLDERS: Final = {
-    Kind.ARGUMENTS: (ROWS, QUEUES),
-    Kind.CHECKPOINT: (ROWS, QUEUES),
-    Kind.RESULT: (MEMBERS,),
-    Kind.VALUE: (),
+    PayloadKind.ARGUMENTS: (ROWS, QUEUES),
+    PayloadKind.CHECKPOINT: (ROWS, QUEUES),
+    PayloadKind.RESULT: (MEMBERS,),
+    PayloadKind.VALUE: (),
 }
 """Which holders a payload of each kind may have, in the order in which they are asked."""
 
@@ -73,7 +80,7 @@ def replaced_names(before: bytes, after: bytes, task_id: str) -> list[str]:
     return [name for name in names_in(before) if name not in kept and belongs(name, task_id)]
 
 
-class Holders:
+class PayloadHolders:
     """All holders of one app's broker and result store. Asking changes nothing."""
 
     def __init__(
@@ -87,7 +94,7 @@ class Holders:
         self._results = results
         self._named = named
 
-    def needed(self, payloads: Collection[Listed]) -> Needed:
+    def needed(self, payloads: Collection[ListedPayload]) -> Needed:
         """Which of these payloads something needs. Raises BrokerUnavailable.
 
         Costs nothing if none of them can have a holder. Arguments and checkpoints cost a look at
@@ -95,7 +102,7 @@ class Holders:
         workflows.
         """
         kinds = {each.kind for each in payloads}
-        asked = {holder for kind in kinds for holder in HOLDERS.get(Kind(kind), ())}
+        asked = {holder for kind in kinds for holder in HOLDERS.get(PayloadKind(kind), ())}
         names: set[str] = set()
         hidden = ""
         if ROWS in asked:
@@ -119,7 +126,7 @@ class Holders:
 
     # -- workflows ---------------------------------------------------------------------------
 
-    def _members(self, payloads: Iterable[Listed]) -> Iterator[str]:
+    def _members(self, payloads: Iterable[ListedPayload]) -> Iterator[str]:
         """The results of workflows that are still kept.
 
         A result that an older release named does not say whose it is: it stays as long as a
@@ -134,7 +141,7 @@ class Holders:
             return
         owners = {owner_digits(each.workflow) for each in kept}
         for each in payloads:
-            if each.kind != Kind.RESULT:
+            if each.kind != PayloadKind.RESULT:
                 continue
             if each.owner in owners or (not each.owner and oldest < each.at + 3600.0):
                 yield each.name
@@ -209,19 +216,19 @@ UNOWNED_SECONDS: Final = 30 * 86400.0
 HOUR: Final = 3600.0
 
 
-def ended(each: Listed, now: float, retention: float, lifetime: float) -> bool:
+def ended(each: ListedPayload, now: float, retention: float, lifetime: float) -> bool:
     """True if the payload is older than its kind may be.
 
     * `retention`: of results, in seconds.
     * `lifetime`: of arguments and checkpoints, in seconds.
     """
-    if each.kind == Kind.VALUE:
+    if each.kind == PayloadKind.VALUE:
         return each.at <= now
     age = now - each.at - HOUR  # the name has the beginning of its hour
-    return age > (retention + HOUR if each.kind == Kind.RESULT else lifetime)
+    return age > (retention + HOUR if each.kind == PayloadKind.RESULT else lifetime)
 
 
-def remove_ended(payloads: Payloads, retention: float, holders: Holders, now: float) -> int:
+def remove_ended(payloads: Payloads, retention: float, holders: PayloadHolders, now: float) -> int:
     """Remove results and values whose time has passed; returns how many. Workers do this hourly.
 
     What is old is known from the names; only if there are old results, the index of workflows is
@@ -236,7 +243,7 @@ def remove_ended(payloads: Payloads, retention: float, holders: Holders, now: fl
     old = [
         each
         for each in payloads.store.list()
-        if each.kind in (Kind.RESULT, Kind.VALUE)
+        if each.kind in (PayloadKind.RESULT, PayloadKind.VALUE)
         and may_remove(each.name, mark)
         and ended(each, now, retention if broker_in(each.name) else unowned, 0.0)
     ]

@@ -21,7 +21,7 @@ from aztask.queues.base import Capabilities
 from aztask.queues.engine.filesystem import group_id
 from aztask.queues.kinds import kind_of
 from aztask.stores.payloads.payloads import Payloads
-from aztask.stores.payloads.store import NAME, Listed, PayloadStore, listed
+from aztask.stores.payloads.store import NAME, ListedPayload, PayloadStore, listed
 from aztask.support.late import install_command
 from aztask.support.private import make_directory, make_file, refuse_exposed, require_private
 
@@ -103,7 +103,7 @@ class FolderPayloads:
             with suppress(OSError):  # not empty, or gone
                 path.parent.rmdir()
 
-    def list(self) -> Iterator[Listed]:
+    def list(self) -> Iterator[ListedPayload]:
         """All payloads, and the ``.part`` files of processes that died."""
         try:
             for path in self.folder.glob("*/*/*"):

@@ -22,7 +22,7 @@ from aztask.errors import BrokerError, ConfigurationError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue
-from aztask.stores.payloads.store import Kind, PayloadStore, belongs, new_name
+from aztask.stores.payloads.store import PayloadKind, PayloadStore, belongs, new_name
 from aztask.support import clock
 from aztask.support.durations import to_seconds
 from aztask.support.failpoint import hit
@@ -167,7 +167,7 @@ class Payloads:
         return self._threads.submit(lambda: self._upload(message))
 
     def _upload(self, message: TaskMessage) -> StoredValue:
-        stored = self.keep(Kind.ARGUMENTS, message.body, owner=message.id)
+        stored = self.keep(PayloadKind.ARGUMENTS, message.body, owner=message.id)
         hit("uploaded")
         return stored
 
@@ -189,7 +189,7 @@ class Payloads:
     # -- values ------------------------------------------------------------------------------
 
     def keep(
-        self, kind: Kind, data: bytes, at: float | None = None, *, owner: str = ""
+        self, kind: PayloadKind, data: bytes, at: float | None = None, *, owner: str = ""
     ) -> StoredValue:
         """Store `data` under a name with `at` and `owner`, see `new_name`.
 
@@ -205,7 +205,7 @@ class Payloads:
         if not 0 < seconds <= LONGEST:
             raise ConfigurationError(f"keep takes seconds above 0, at most ten years, not {keep!r}")
         data = codec.encode_value(value, large=True)
-        return self.keep(Kind.VALUE, data, clock.wall() + seconds + HOUR)
+        return self.keep(PayloadKind.VALUE, data, clock.wall() + seconds + HOUR)
 
     def load(self, stored: StoredValue) -> bytes:
         """Fetch and verify. Raises PayloadMissing, PayloadDamaged, BrokerUnavailable."""

@@ -43,7 +43,7 @@ NAME: Final = re.compile(r"[a-z]{1,16}/([0-9]{10})/[0-9a-f]{32}(\.part)?", re.AS
 """A payload's name; with ``.part`` at its end, it was not written completely."""
 
 
-class Kind(StrEnum):
+class PayloadKind(StrEnum):
     """What a payload is: the first part of its name."""
 
     ARGUMENTS = "args"
@@ -55,7 +55,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedPayload:
     """A payload that is stored. at: the hour in its name, UTC epoch seconds; size: bytes."""
 
     name: str
@@ -64,7 +64,7 @@ class Listed:
 
     @property
     def kind(self) -> str:
-        """The first part of its name, one of `Kind`."""
+        """The first part of its name, one of `PayloadKind`."""
         return self.name.partition("/")[0]
 
     @property
@@ -93,7 +93,7 @@ class PayloadStore(Protocol):
         """Remove these; missing ones are skipped. Raises BrokerUnavailable."""
         ...
 
-    def list(self) -> Iterator[Listed]:
+    def list(self) -> Iterator[ListedPayload]:
         """All payloads; files and blobs with other names are skipped. Raises BrokerUnavailable."""
         ...
 
@@ -102,7 +102,7 @@ class PayloadStore(Protocol):
         ...
 
 
-def new_name(kind: Kind, at: float | None = None, owner: str = "", mark: str = "") -> str:
+def new_name(kind: PayloadKind, at: float | None = None, owner: str = "", mark: str = "") -> str:
     """A new payload's name.
 
     * `at`: UTC epoch seconds, by default now.
@@ -126,7 +126,7 @@ def belongs(name: str, task_id: str) -> bool:
     Only arguments and checkpoints belong to a task. Of a name without an owner, the task that
     refers to it is taken for the owner.
     """
-    if name.partition("/")[0] not in (Kind.ARGUMENTS, Kind.CHECKPOINT):
+    if name.partition("/")[0] not in (PayloadKind.ARGUMENTS, PayloadKind.CHECKPOINT):
         return False
     return _parts(name)[1] in ("", owner_digits(task_id))
 
@@ -152,7 +152,7 @@ def _parts(name: str) -> tuple[str, str]:
     return digits[:_BROKER_DIGITS], digits[_BROKER_DIGITS:both]
 
 
-def listed(name: str, size: int) -> Listed | None:
+def listed(name: str, size: int) -> ListedPayload | None:
     """The payload of this name; None if it is not a payload's name."""
     found = NAME.fullmatch(name)
     if found is None:
@@ -161,7 +161,7 @@ def listed(name: str, size: int) -> Listed | None:
         at = datetime.strptime(found[1], _HOUR).replace(tzinfo=UTC)
     except ValueError:
         return None
-    return Listed(name, size, at.timestamp())
+    return ListedPayload(name, size, at.timestamp())
 
 
 # -- payloads in memory, for the inline mode of tests --------------------------------------
@@ -195,7 +195,7 @@ class MemoryPayloads:
         for name in names:
             self.stored.pop(name, None)
 
-    def list(self) -> Iterator[Listed]:
+    def list(self) -> Iterator[ListedPayload]:
         """All payloads that are stored now."""
         found = (listed(name, len(data)) for name, data in list(self.stored.items()))
         return (each for each in found if each is not None)

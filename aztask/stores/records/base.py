@@ -32,7 +32,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 from aztask.queues.delivery import Position
 from aztask.settlement import Decision, Resubmit
 from aztask.stores.records.starts import GIVEN_BACK, NO_STARTS, EarlierStart, EarlierStarts
-from aztask.support.parts import Failure
+from aztask.support.parts import PartFailure
 
 
 class State(StrEnum):
@@ -339,7 +339,7 @@ class WorkerRecord:
     tasks: tuple[RunningTask, ...] = ()
     damage: str = ""
     broker: str = ""
-    failing: tuple[Failure, ...] = ()
+    failing: tuple[PartFailure, ...] = ()
 
     def state_at(self, now: float) -> str:
         """``alive``, ``silent`` (no heartbeat for `SILENT_SECONDS`) or ``stopped``."""

@@ -73,7 +73,7 @@ class ClaimRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptSchedule:
     """A schedule as it was read: its head, and its open occurrences, the oldest first.
 
     * `owner`: whose it is; `NO_OWNER` if it has none yet.
@@ -108,14 +108,14 @@ class ScheduleStore(Protocol):
         """True if there is a schedule of any owner. Workers without schedules ask once a minute."""
         ...
 
-    def overview(self, *, everyone: bool = False) -> list[Kept]:
+    def overview(self, *, everyone: bool = False) -> list[KeptSchedule]:
         """The owner's schedules and those without an owner, with their open occurrences and claims.
 
         * `everyone`: those of other owners, too, to show them.
         """
         ...
 
-    def read(self, schedule: str) -> Kept | None:
+    def read(self, schedule: str) -> KeptSchedule | None:
         """The owner's schedule of that name, else one without an owner; None if there is none."""
         ...
 

@@ -13,7 +13,7 @@ import msgpack
 
 from aztask.stores.records.base import RunningTask, WorkerRecord
 from aztask.stores.records.damage import Columns, Damaged, unpacked
-from aztask.support.parts import Failure
+from aztask.support.parts import PartFailure
 
 MOST_BYTES: Final = 60_000
 """A property of a table holds 64 KiB (the service's documentation, "Understanding the Table service
@@ -81,14 +81,14 @@ def unpack_running(packed: bytes) -> tuple[RunningTask, ...]:
     return tuple(_task_of(row) for row in rows)
 
 
-def pack_failing(failing: Sequence[Failure]) -> bytes:
+def pack_failing(failing: Sequence[PartFailure]) -> bytes:
     """Pack the first `MOST_FAILING` parts that fail."""
     rows = [(each.part[:200], each.since, each.reason) for each in failing[:MOST_FAILING]]
     packed: bytes = msgpack.packb(rows, unicode_errors="surrogatepass")
     return packed
 
 
-def unpack_failing(packed: bytes) -> tuple[Failure, ...]:
+def unpack_failing(packed: bytes) -> tuple[PartFailure, ...]:
     """Unpack the parts that fail. Raises Damaged. A newer release may add fields to each."""
     rows = unpacked(packed, "list of parts")
     if not isinstance(rows, list):
@@ -98,7 +98,9 @@ def unpack_failing(packed: bytes) -> tuple[Failure, ...]:
         if not isinstance(row, list) or len(row) < len(_FAILING_FIELDS):
             raise Damaged("its list of parts holds something else")
         columns = Columns(dict(zip(_FAILING_FIELDS, row, strict=False)))
-        found.append(Failure(columns.text("part"), columns.time("since"), columns.text("reason")))
+        found.append(
+            PartFailure(columns.text("part"), columns.time("since"), columns.text("reason"))
+        )
     return tuple(found)
 
 

@@ -42,7 +42,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DocumentChange:
     """A new version of a document. `tag`: the version that it replaces; None: there is none."""
 
     workflow: str
@@ -61,7 +61,7 @@ class Addition:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedWorkflow:
     """A workflow in the index. Times are UTC epoch seconds; `ended_at` is None while it is open.
 
     `broker`: whose it is; "" if that is not known.
@@ -98,7 +98,7 @@ class WorkflowStore(Protocol):
         """The documents with these names, each (workflow, document); None for missing ones."""
         ...
 
-    def write(self, changes: Sequence[Change]) -> list[str | None]:
+    def write(self, changes: Sequence[DocumentChange]) -> list[str | None]:
         """Make each change; returns the new tags, and None where the tag was not the current one.
 
         Each change succeeds or fails alone.
@@ -127,22 +127,22 @@ class WorkflowStore(Protocol):
         """List it as open again; the times are those it was listed with."""
         ...
 
-    def open_workflows(self, limit: int, after: str = "") -> list[Listed]:
+    def open_workflows(self, limit: int, after: str = "") -> list[ListedWorkflow]:
         """Own open workflows in a fixed order, those behind the workflow `after`."""
         ...
 
-    def ended_workflows(self, limit: int, before: float | None = None) -> list[Listed]:
+    def ended_workflows(self, limit: int, before: float | None = None) -> list[ListedWorkflow]:
         """Own ended workflows: the newest first, or with `before` only those that ended earlier.
 
         With `before`, also those without an owner that ended `UNFINISHED_SECONDS` before that.
         """
         ...
 
-    def all_workflows(self, limit: int) -> list[Listed]:
+    def all_workflows(self, limit: int) -> list[ListedWorkflow]:
         """Workflows of all owners: open ones, and the newest ended ones, `limit` of each."""
         ...
 
-    def delete_workflow(self, listed: Listed) -> bool:
+    def delete_workflow(self, listed: ListedWorkflow) -> bool:
         """Delete its documents, then its place in the index; False if it had no document.
 
         If the process dies in between, repeat the call.

@@ -27,7 +27,7 @@ class QueueSource:
     poll_ceiling: float | None = None
 
 
-class Receiving(Protocol):
+class IntakeReports(Protocol):
     """What an intake asks and tells: `Intakes`. Called on the threads of the intake."""
 
     def lease(self, queue: str, /) -> float:

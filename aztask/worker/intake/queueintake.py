@@ -28,7 +28,7 @@ from aztask.queues.base import Broker, Receiver
 from aztask.queues.delivery import Delivery
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.parts import Part
-from aztask.worker.intake.ports import QueueSource, Receiving
+from aztask.worker.intake.ports import IntakeReports, QueueSource
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Intake:
         self,
         broker: Broker,
         source: QueueSource,
-        intakes: Receiving,
+        intakes: IntakeReports,
         *,
         shares: bool = False,
         clock: Clock = SYSTEM_CLOCK,

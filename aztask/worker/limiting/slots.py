@@ -42,7 +42,7 @@ from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.refusals import text_of
 from aztask.worker.pipeline.work import (
     ALWAYS,
-    Parked,
+    AwaitsPermit,
     Stage,
     Weighed,
     Window,
@@ -217,7 +217,7 @@ class Slots:
         """Write the corrections at the worker's end. Raises BrokerUnavailable."""
         self._claims.settle()
 
-    def put_off_parked(self, item: WorkItem, parked: Parked) -> None:
+    def put_off_parked(self, item: WorkItem, parked: AwaitsPermit) -> None:
         """Put off a delivery that waited in hand; it keeps its ticket. Raises BrokerUnavailable."""
         delay = self._longest_wait(item) * chance.uniform(0.5, 1.0)
         ticket = slots_text([Slot(TICKET, 0, parked.ticket)])
@@ -288,7 +288,7 @@ class Slots:
             if not self.permits.take(entry, limit.concurrency, ticket, wanted):
                 for each in taken:
                     self.permits.free(each)
-                item.parked = Parked(entry, ticket, f"limit {limit.name}")
+                item.parked = AwaitsPermit(entry, ticket, f"limit {limit.name}")
                 return False
             taken.append(entry)
         item.permits = tuple(taken)

@@ -13,7 +13,7 @@ from aztask.queues.delivery import Delivery
 from aztask.queues.lease.state import Lease
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.rotation import WeightedItems
-from aztask.worker.pipeline.work import SessionSlot, WorkItem
+from aztask.worker.pipeline.work import HeldSession, WorkItem
 
 Opened: TypeAlias = deque[WorkItem] | WeightedItems
 """Deliveries that wait for their claim: in their order, or by the weights of their queues."""
@@ -67,7 +67,7 @@ class Deliveries:
         queue: str,
         receiver: Receiver,
         delivery: Delivery,
-        session: SessionSlot | None = None,
+        session: HeldSession | None = None,
     ) -> WorkItem:
         """Make an item of a new delivery."""
         number = next(self._numbers)

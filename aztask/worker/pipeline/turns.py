@@ -29,8 +29,8 @@ from aztask.support.floodlog import FloodLog
 from aztask.uniqueness.rules import QUIET, key_of
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.workflows.engine import WorkflowEngine
-from aztask.workflows.place import Place
-from aztask.workflows.plan import Plan, task_id_of
+from aztask.workflows.place import NodePlace
+from aztask.workflows.plan import GraphPlan, task_id_of
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,9 @@ class Turns:
 
     # -- workflows ---------------------------------------------------------------------------
 
-    def _of_step(self, engine: WorkflowEngine, item: WorkItem, place: Place, workflow: str) -> str:
+    def _of_step(
+        self, engine: WorkflowEngine, item: WorkItem, place: NodePlace, workflow: str
+    ) -> str:
         try:
             plan = engine.graphs.plan(workflow)
             if not self._signed:
@@ -117,11 +119,11 @@ class Turns:
         return ""
 
 
-def _misplaced(item: WorkItem, plan: Plan, place: Place, workflow: str) -> str:
+def _misplaced(item: WorkItem, plan: GraphPlan, place: NodePlace, workflow: str) -> str:
     """Take the place from the graph; says why there is none for this message."""
     message, node = message_of(item), place.node
     known = node < len(plan.nodes) and plan.nodes[node].task == message.task
     if known and message.id == task_id_of(workflow, node):
-        item.place = Place.of(plan, plan.nodes[node])
+        item.place = NodePlace.of(plan, plan.nodes[node])
         return ""
     return f"workflow {workflow} has no node {node} of task {message.task} with this id"

@@ -21,7 +21,7 @@ from aztask.message.payload import stored_in
 from aztask.queues.delivery import Position
 from aztask.settlement import Complete, DeadLetter
 from aztask.stores.payloads.holders import result_owner
-from aztask.stores.payloads.store import Kind
+from aztask.stores.payloads.store import PayloadKind
 from aztask.stores.records.base import Outcome, RunRecord, State
 from aztask.stores.records.uniques import uniques_of
 from aztask.support import chance
@@ -297,7 +297,7 @@ class WorkflowKeys:
         stored, payloads = stored_in(value), self._app.payloads
         if stored is None or payloads is None:
             return value
-        copy = payloads.keep(Kind.RESULT, payloads.load(stored), owner=result_owner(member))
+        copy = payloads.keep(PayloadKind.RESULT, payloads.load(stored), owner=result_owner(member))
         hit("copied")
         return self._app.codec.encode_value(copy)
 

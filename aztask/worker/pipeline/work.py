@@ -34,14 +34,14 @@ from aztask.stores.records.base import Outcome, RunKey
 from aztask.stores.records.starts import owner_of
 from aztask.task import Task
 from aztask.workflows.inputs import Input
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 
 NAMED = 3  # deliveries that one log line names
 
 _fields_of = attrgetter(*MESSAGE_FIELDS)
 
 
-class SessionSlot(Protocol):
+class HeldSession(Protocol):
     """Holds the session of an item; see `aztask.worker.intake.sessions`."""
 
     def held(self) -> None:
@@ -206,7 +206,7 @@ ALWAYS: Final = Window(-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class AwaitsPermit:
     """It waits for a permit of `entry`. ticket: since when, in the store's UTC epoch seconds."""
 
     entry: str
@@ -253,7 +253,7 @@ class WorkItem:
     queue: str
     received_at: float
     owner: str
-    session: SessionSlot | None = None
+    session: HeldSession | None = None
     numbered: bool = False
     stage: Stage = Stage.RECEIVED
     opened: Opened | None = None
@@ -264,7 +264,7 @@ class WorkItem:
     held_until: float = 0.0
     pointer: Pointer | None = None
     tries: int = 0
-    place: Place | None = None
+    place: NodePlace | None = None
     input: Input | None = None
     embedded: Embedded | None = None
     dropped: bool = False
@@ -277,7 +277,7 @@ class WorkItem:
     permits_until: float = math.inf
     weighed: Mapping[str, Weighed] = field(default_factory=dict)
     spent: dict[str, int] = field(default_factory=dict)
-    parked: Parked | None = None
+    parked: AwaitsPermit | None = None
     parked_at: float | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
 
@@ -294,7 +294,7 @@ class WorkItem:
         """Note the message as read, and the task that it calls. Raises DecodeError."""
         self.opened = Opened(message, task)
         if message.node is not None and message.workflow is not None:
-            self.place = Place.read(message.node)
+            self.place = NodePlace.read(message.node)
 
     def number_owner(self) -> None:
         """Make the delivery's count part of the owner, once: before the start row is claimed."""

@@ -24,7 +24,7 @@ from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.inputs import Input
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def _ends(item: WorkItem) -> Iterable[TaskEnd]:
 
 
 def failed(
-    workflow: str, place: Place, generation: int, dead: DeadLetter, *, repeated: bool = False
+    workflow: str, place: NodePlace, generation: int, dead: DeadLetter, *, repeated: bool = False
 ) -> TaskEnd:
     """The end of a task whose message became a dead letter."""
     reason, text = dead.reason, dead.description

@@ -44,7 +44,7 @@ from aztask.settlement import REASON_LIMIT, DeadLetter, Decision, to_record
 from aztask.steps.engine import RunSteps
 from aztask.steps.home import StepHome
 from aztask.steps.suspension import Parked, Suspension
-from aztask.stores.payloads.store import Kind
+from aztask.stores.payloads.store import PayloadKind
 from aztask.support.display import mask, safe_str, storable, traceback_of
 from aztask.support.failpoint import hit_in_pool
 from aztask.support.hooks import Hook
@@ -93,7 +93,7 @@ class OpenRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PreparedCall:
     """A task that is ready to run, with its context and its arguments."""
 
     task: Task[..., Any]
@@ -126,7 +126,7 @@ class RunReader:
         self.fetching = Fetching(app, worker)
         self._steps = StepHome(app, worker)
 
-    def open(self, delivery: OpenRun) -> Call:
+    def open(self, delivery: OpenRun) -> PreparedCall:
         """Read the call of a message, and ask for the lease that it needs."""
         number, message, lease = delivery.number, delivery.message, delivery.lease
         task = self._app.tasks.get(message.task)
@@ -156,18 +156,18 @@ class RunReader:
         if task.lease_of is not None:
             lease_seconds = positive(task.lease_of(*args, **kwargs), f"{task.name}: lease")
             self.send(["extend", number, lease_seconds])
-        return Call(task, context, args, kwargs)
+        return PreparedCall(task, context, args, kwargs)
 
     def hooks(self, context: Context) -> AbstractContextManager[object]:
         """The app's hooks around a run, and what its steps leave to do at its end."""
         hook = self._app.hooks.run
         return _hooked(hook, context) if hook else context.steps
 
-    def value(self, value: Any, call: Call) -> list[Any]:
+    def value(self, value: Any, call: PreparedCall) -> list[Any]:
         """The answer for a task that returned `value`. Raises EncodeError, BrokerUnavailable."""
         return self.done(self.encoded(value, call), call.context.task_id)
 
-    def encoded(self, value: Any, call: Call) -> bytes:
+    def encoded(self, value: Any, call: PreparedCall) -> bytes:
         """The value that a task returned, encoded. Raises EncodeError."""
         hit_in_pool("ran", self._worker)
         value = call.task.conversion.written_result(value)
@@ -180,7 +180,7 @@ class RunReader:
         recorded, the value is stored without a record that names it.
         """
         if len(data) > self.fetching.result_bytes:
-            data = self.fetching.stored(Kind.RESULT, data, task_id)
+            data = self.fetching.stored(PayloadKind.RESULT, data, task_id)
         return ["done", data]
 
     def error(self, error: BaseException, message: TaskMessage) -> list[Any]:
@@ -277,7 +277,7 @@ class RunReader:
             nonlocal last
             data = self._app.codec.encode_value(state, large=fetching.large)
             if len(data) > fetching.checkpoint_bytes:
-                data = fetching.stored(Kind.CHECKPOINT, data, message.id)
+                data = fetching.stored(PayloadKind.CHECKPOINT, data, message.id)
             self.send(["save", number, data])
             try:
                 self._answers.wait(number, lease)

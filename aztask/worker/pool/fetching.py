@@ -28,7 +28,7 @@ from aztask.retry import UNDECODABLE
 from aztask.settlement import DeadLetter
 from aztask.stores.payloads.holders import result_owner
 from aztask.stores.payloads.payloads import owned
-from aztask.stores.payloads.store import Kind
+from aztask.stores.payloads.store import PayloadKind
 from aztask.support.failpoint import hit_in_pool
 from aztask.task import Task
 
@@ -101,16 +101,16 @@ class Fetching:
         hit_in_pool("loaded", self._worker)
         return message
 
-    def stored(self, kind: Kind, data: bytes, task_id: str) -> bytes:
+    def stored(self, kind: PayloadKind, data: bytes, task_id: str) -> bytes:
         """Store an encoded value apart; returns the encoded reference. Raises BrokerUnavailable.
 
         * `task_id`: the task whose result or checkpoint it is.
         """
         if self._payloads is None:
             return data
-        owner = result_owner(task_id) if kind is Kind.RESULT else task_id
+        owner = result_owner(task_id) if kind is PayloadKind.RESULT else task_id
         stored = self._payloads.keep(kind, data, owner=owner)
-        if kind is Kind.RESULT:
+        if kind is PayloadKind.RESULT:
             hit_in_pool("result-stored", self._worker)
         return self._codec.encode_value(stored)
 

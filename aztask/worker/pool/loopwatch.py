@@ -38,7 +38,7 @@ ADVICE: Final = (
 
 
 @dataclass(slots=True)
-class Step:
+class LoopStep:
     """What the loop did at the last look. since: seconds of `time.monotonic`."""
 
     turn: int
@@ -53,7 +53,7 @@ class LoopWatch:
     def __init__(self, loop: EventLoop) -> None:
         self._part = Part("loop watch")
         self._loop = loop
-        self._step: Step | None = None
+        self._step: LoopStep | None = None
         self._looked_at = time.monotonic()
 
     def start(self) -> None:
@@ -87,9 +87,9 @@ class LoopWatch:
             self._report_starved(now - before)
         self._step = None
         if task is not None and busy_since is not None:
-            self._step = Step(turn, task, max(busy_since, before))
+            self._step = LoopStep(turn, task, max(busy_since, before))
 
-    def _report(self, step: Step, now: float) -> None:
+    def _report(self, step: LoopStep, now: float) -> None:
         frame = sys._current_frames().get(self._loop.ident)
         logger.warning(
             "%s blocks the event loop, for %.1f s so far, at %s; %s",

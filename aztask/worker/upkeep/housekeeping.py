@@ -20,7 +20,7 @@ from aztask.settlement import DeadLetter
 from aztask.steps.keeping import StepPurge
 from aztask.steps.records import steps_of
 from aztask.stores.events.retention import remove_old
-from aztask.stores.payloads.holders import Holders, remove_ended
+from aztask.stores.payloads.holders import PayloadHolders, remove_ended
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.records.base import Outcome, ResultStore, RunKey, RunRecord, State, WorkerRecord
 from aztask.stores.records.controls import controls_of
@@ -38,9 +38,9 @@ from aztask.worker.stages import Stages
 from aztask.worker.upkeep.heartbeat import Heartbeat
 from aztask.worker.upkeep.lostruns import LostRuns
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 from aztask.workflows.repair import Repair
-from aztask.workflows.starting import Starter
+from aztask.workflows.starting import WorkflowLauncher
 
 # -- Finds messages that the broker itself dead-lettered, by its own count or time to live.
 #
@@ -117,7 +117,7 @@ class DeadWatch:
         ends = [
             TaskEnd(
                 message.workflow,
-                Place.read(message.node),
+                NodePlace.read(message.node),
                 message.generation,
                 record.state,
                 None,
@@ -298,7 +298,7 @@ class Housekeeping(Work[Chore]):
         )
 
     def _remove_old_payloads(self, payloads: Payloads) -> None:
-        holders = Holders(None, self._app.results)
+        holders = PayloadHolders(None, self._app.results)
         retention = self._app.settings.result_retention_seconds
         remove_ended(payloads, retention, holders, self._clock.wall())
 
@@ -326,7 +326,7 @@ class Housekeeping(Work[Chore]):
         app, engine = self._app, self._app.workflows.engine
         return Repair(
             engine,
-            Starter(engine, app.broker, app.codec, self._clock),
+            WorkflowLauncher(engine, app.broker, app.codec, self._clock),
             app.broker.stats,
             self._clock,
             at_most_once=lambda name: (

@@ -61,7 +61,7 @@ class BlobTarget(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingFile:
     """A closed file that waits for its upload. name: relative to the directory, with slashes."""
 
     name: str
@@ -70,7 +70,7 @@ class Waiting:
     modified: float
 
 
-def waiting_files(directory: Path) -> list[Waiting]:
+def waiting_files(directory: Path) -> list[WaitingFile]:
     """The closed event files that wait for upload, oldest first. Links are not followed."""
     found = []
     for path in directory.glob("date=*/hour=*/[!._]*.jsonl"):
@@ -80,7 +80,7 @@ def waiting_files(directory: Path) -> list[Waiting]:
             continue  # another worker has removed it
         if stat.S_ISREG(status.st_mode) and not mark_of(path).exists():
             name = path.relative_to(directory).as_posix()
-            found.append(Waiting(name, path, status.st_size, status.st_mtime))
+            found.append(WaitingFile(name, path, status.st_size, status.st_mtime))
     return sorted(found, key=lambda each: (each.modified, each.name))
 
 
@@ -167,7 +167,7 @@ class Uploader:
         finally:
             self.part.idle()
 
-    def _guarded_upload(self, file: Waiting) -> None:
+    def _guarded_upload(self, file: WaitingFile) -> None:
         """Upload one file; if it cannot be read, removed or marked, the others still are."""
         try:
             self._upload(file)
@@ -179,7 +179,7 @@ class Uploader:
                 "the event file %s could not be uploaded, it is kept: %s", file.path, error.strerror
             )
 
-    def _upload(self, file: Waiting) -> None:
+    def _upload(self, file: WaitingFile) -> None:
         """Upload one file, then remove or mark it.
 
         Crash window: if the process dies between the two, the file is uploaded again.

@@ -10,8 +10,8 @@ from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.operate import orphans
 from aztask.operate.orphans import payload_findings
-from aztask.stores.payloads.holders import Holders
-from aztask.stores.payloads.store import Kind
+from aztask.stores.payloads.holders import PayloadHolders
+from aztask.stores.payloads.store import PayloadKind
 from aztask.support.finding import Level
 
 LARGE = b"x" * 2000
@@ -38,7 +38,7 @@ def left(app):
 def test_what_a_message_refers_to_stays(app):
     app.tasks["weigh"].delay(LARGE)
     app.tasks["weigh"].with_options(delay=9000, queue="other").delay(LARGE)
-    app.payloads.keep(Kind.ARGUMENTS, LARGE)
+    app.payloads.keep(PayloadKind.ARGUMENTS, LARGE)
     assert collected(app).text.startswith("removed 1 payload of 2")
     assert left(app) == ["args", "args"]
 
@@ -50,8 +50,8 @@ def test_it_stays_even_when_it_is_older_than_any_lifetime(app):
 
 
 def test_a_checkpoint_in_a_message_stays(app):
-    stored = app.payloads.keep(Kind.CHECKPOINT, LARGE)
-    app.payloads.keep(Kind.CHECKPOINT, LARGE)
+    stored = app.payloads.keep(PayloadKind.CHECKPOINT, LARGE)
+    app.payloads.keep(PayloadKind.CHECKPOINT, LARGE)
     body, *_ = app.codec.encode_arguments((1,), {})
     saved = app.codec.encode_value(stored)
     message = TaskMessage(id="a", task="weigh", queue="default", body=body, saved=saved)
@@ -61,13 +61,13 @@ def test_a_checkpoint_in_a_message_stays(app):
 
 
 def test_young_ones_stay(app):
-    app.payloads.keep(Kind.ARGUMENTS, LARGE)
+    app.payloads.keep(PayloadKind.ARGUMENTS, LARGE)
     assert "removed 0" in collected(app, after=3500.0).text
     assert left(app) == ["args"]
 
 
 def test_without_a_full_view_only_the_oldest_go(app, monkeypatch):
-    app.payloads.keep(Kind.ARGUMENTS, LARGE)
+    app.payloads.keep(PayloadKind.ARGUMENTS, LARGE)
 
     def refuse():
         raise ConfigurationError("no permission to list queues")
@@ -83,7 +83,7 @@ def test_without_a_full_view_only_the_oldest_go(app, monkeypatch):
 
 
 def test_an_unreachable_broker_removes_nothing(app, monkeypatch):
-    app.payloads.keep(Kind.ARGUMENTS, LARGE)
+    app.payloads.keep(PayloadKind.ARGUMENTS, LARGE)
 
     def away(*args, **options):
         raise BrokerUnavailable("away")
@@ -115,7 +115,7 @@ def test_a_message_that_is_replayed_while_it_reads_is_seen(app):
             return [peeked] if self.turn == 3 else []
 
     store = app.payloads.store
-    assert len(Holders(Moving(), None).needed(list(store.list())).names) == 1
+    assert len(PayloadHolders(Moving(), None).needed(list(store.list())).names) == 1
 
 
 def test_doctor_says_where_payloads_are(app, tmp_path):
@@ -135,5 +135,5 @@ def test_without_a_store_doctor_says_how_to_get_one():
 def test_a_hostile_reference_is_skipped(app):
     for reference in ("../../etc/passwd", 7, "x" * 100_000):
         app.broker.send("default", [Envelope(b"", headers={"aztask-payload": reference})])
-    app.payloads.keep(Kind.ARGUMENTS, LARGE)
+    app.payloads.keep(PayloadKind.ARGUMENTS, LARGE)
     assert "removed 1" in collected(app).text

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from still import Still
 
 from aztask.errors import BrokerUnavailable
-from aztask.limits.holders import LEASE_SECONDS, RENEW_SECONDS, STOP_SECONDS, Holders, Row
+from aztask.limits.holders import LEASE_SECONDS, RENEW_SECONDS, STOP_SECONDS, HolderRow, Holders
 from aztask.limits.permits import IDLE_SECONDS, REFUSED_SECONDS, YIELDED_SECONDS, Permits
 from aztask.limits.storeclock import StoreClock
 from aztask.queues.engine import Database
@@ -221,9 +221,9 @@ def test_never_more_than_the_limit_are_granted(steps: list[tuple[int, str]]) -> 
 
 
 def test_the_state_is_read_as_it_was_written() -> None:
-    state = Holders({"a": Row(2, 5.0), "b": Row(0, 6.0, 1.0)})
+    state = Holders({"a": HolderRow(2, 5.0), "b": HolderRow(0, 6.0, 1.0)})
     assert Holders.from_data(state.to_data()) == state
-    assert state.valid(5.0).rows == {"b": Row(0, 6.0, 1.0)}
+    assert state.valid(5.0).rows == {"b": HolderRow(0, 6.0, 1.0)}
     assert state.others("b") == 2
     assert state.waiting("a") == [1.0]
     for data in (b"", b"[]", b'[9,{},""]', b'[1,{"a":[1]},""]', b'[1,{"a":[-1,0,null]},""]'):
@@ -233,8 +233,10 @@ def test_the_state_is_read_as_it_was_written() -> None:
 
 def test_an_entry_is_read_as_every_release_writes_it() -> None:
     data = b'[1,{"one":[2,50.0,null],"two":[0,60.0,40.5]},"text"]'
-    assert Holders.from_data(data) == Holders({"one": Row(2, 50.0), "two": Row(0, 60.0, 40.5)})
-    assert json.loads(Holders({"one": Row(2, 50.0)}).to_data())[:2] == [
+    assert Holders.from_data(data) == Holders(
+        {"one": HolderRow(2, 50.0), "two": HolderRow(0, 60.0, 40.5)}
+    )
+    assert json.loads(Holders({"one": HolderRow(2, 50.0)}).to_data())[:2] == [
         1, {"one": [2, 50.0, None]},
     ]  # fmt: skip
 
@@ -479,17 +481,22 @@ def test_a_damaged_row_of_an_entry_is_damaged() -> None:
     for row in ("[1,NaN,null]", "[1,5,Infinity]", "[true,5,null]", "[1.5,5,null]", "[0,5]"):
         with pytest.raises(ValueError, match="damaged"):
             Holders.from_data(f'[1,{{"a":{row}}},""]'.encode())
-    assert Holders.from_data(b'[1,{"a":[0,5,2]},""]') == Holders({"a": Row(0, 5.0, 2.0)})
+    assert Holders.from_data(b'[1,{"a":[0,5,2]},""]') == Holders({"a": HolderRow(0, 5.0, 2.0)})
 
 
 def test_the_oldest_of_those_that_hold_none_comes_first() -> None:
     state = Holders(
-        {"a": Row(0, 9.0, 3.0), "b": Row(0, 9.0, 2.0), "c": Row(1, 9.0, 1.0), "d": Row(2, 9.0)}
+        {
+            "a": HolderRow(0, 9.0, 3.0),
+            "b": HolderRow(0, 9.0, 2.0),
+            "c": HolderRow(1, 9.0, 1.0),
+            "d": HolderRow(2, 9.0),
+        }
     )
     assert state.waiting("x") == [2.0, 3.0]
     assert state.waiting("b") == [3.0]
-    assert state.with_row("a", Row(0, 9.0)).rows.keys() == {"b", "c", "d"}
-    assert state.with_row("a", Row(1, 9.0)).rows["a"] == Row(1, 9.0)
+    assert state.with_row("a", HolderRow(0, 9.0)).rows.keys() == {"b", "c", "d"}
+    assert state.with_row("a", HolderRow(1, 9.0)).rows["a"] == HolderRow(1, 9.0)
 
 
 def test_a_task_that_runs_is_told_of_renewals_that_requests_for_more_have_made(

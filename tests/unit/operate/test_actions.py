@@ -25,11 +25,11 @@ from aztask.settlement import Complete, DeadLetter
 from aztask.steps.home import StepHome
 from aztask.steps.records import DONE, STEP, StepRecord
 from aztask.stores.events.sink import read_events
-from aztask.stores.payloads.store import Kind
+from aztask.stores.payloads.store import PayloadKind
 from aztask.stores.records.base import RunKey, RunningTask, State, WorkerRecord
 from aztask.stores.records.local.store import LocalResults
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 
 
 @dataclass
@@ -251,7 +251,7 @@ def resume_workflow(shop):
     engine = shop.app.workflows.engine
     plan = engine.graphs.plan("w")
     node = next(each for each in plan.nodes if each.task and task_id == f"w.{each.number}")
-    end = TaskEnd("w", Place.of(plan, node), 0, State.FAILED, b"", "ValueError", "no stock")
+    end = TaskEnd("w", NodePlace.of(plan, node), 0, State.FAILED, b"", "ValueError", "no stock")
     engine.joins.ended([end])
     return Case(workflows.resume(shop.app, "w"), 1, shop.letters, [task_id], [])
 
@@ -314,7 +314,7 @@ def reset_steps(shop):
 
 
 def collect(shop):
-    shop.app.payloads.keep(Kind.ARGUMENTS, b"x" * 2000)
+    shop.app.payloads.keep(PayloadKind.ARGUMENTS, b"x" * 2000)
     action = orphans.collect(shop.app, shop.app.payloads, time.time() + 3 * 3600.0)
     return Case(action, 1, lambda: len(list(shop.app.payloads.store.list())), 1, 0)
 

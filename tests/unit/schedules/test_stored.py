@@ -23,7 +23,7 @@ from aztask.schedules.stored import (
 )
 from aztask.schedules.view import Code, View, read_view
 from aztask.stores.records.damage import Damaged
-from aztask.stores.records.schedules import ClaimRow, Head, Kept, Occurrence
+from aztask.stores.records.schedules import ClaimRow, Head, KeptSchedule, Occurrence
 
 HEAD = Schedule(
     b"template", "digest", 3, 1.0, 2.0, 3.0, "w1", 4.0, 5.0, "s@1", 6.0, 7, {"older": 8.0}
@@ -209,7 +209,7 @@ def test_a_schedule_that_was_made_at_run_time_needs_no_claim():
 def test_a_view_has_what_can_be_read(caplog):
     broken = Occurrence("x", b"\xc1", True)
     head = Head("s", HEAD.pack(), "tag")
-    kept = Kept(head, (MADE.row, broken), NO_OWNER, "mark", (CLAIM.row, row(7)))
+    kept = KeptSchedule(head, (MADE.row, broken), NO_OWNER, "mark", (CLAIM.row, row(7)))
     view = read_view(kept)
     assert view == View("s", HEAD, "tag", (MADE,), NO_OWNER, "mark", (replace(CLAIM, tag="tag"),))
     assert "schedule s: occurrence x" in caplog.text

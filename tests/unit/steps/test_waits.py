@@ -25,8 +25,8 @@ from aztask.message.codec import Codec
 from aztask.message.message import CONTINUE, TaskMessage
 from aztask.operate.steps import steps
 from aztask.steps.suspension import OrderChanged, Parked, StepDelayed, combined
-from aztask.stores.payloads.holders import Holders
-from aztask.stores.payloads.store import Kind
+from aztask.stores.payloads.holders import PayloadHolders
+from aztask.stores.payloads.store import PayloadKind
 from aztask.worker.pipeline.uniquekeys import unique_engine
 
 DAY = 86400.0
@@ -311,13 +311,15 @@ def test_arguments_of_a_task_that_waits_are_not_collected(app: App, tmp_path: Pa
 
     def arguments() -> list[str]:
         assert app.payloads is not None
-        return [each.name for each in app.payloads.store.list() if each.kind == Kind.ARGUMENTS]
+        return [
+            each.name for each in app.payloads.store.list() if each.kind == PayloadKind.ARGUMENTS
+        ]
 
     with app.inline() as inline:
         result = order.delay(b"x" * 30_000)
         assert len(arguments()) == 1
         found: set[str] = set()
-        assert Holders(None, app.results)._rows(found) == ""
+        assert PayloadHolders(None, app.results)._rows(found) == ""
         assert set(arguments()) <= found
         inline.advance(10)
         assert result.get() == 30_000

@@ -21,7 +21,7 @@ from aztask.spark.events.files import Directory
 from aztask.stores.events.event import Event
 from aztask.stores.events.sink import FileEventSink
 from aztask.stores.payloads.opening import FolderPayloads
-from aztask.stores.payloads.store import Kind, new_name
+from aztask.stores.payloads.store import PayloadKind, new_name
 from aztask.support import private
 from aztask.support.finding import Finding, Level
 from aztask.support.private import exposure, refuse_exposed
@@ -187,7 +187,7 @@ def results(path: Path) -> None:
 def payloads_named(path: Path) -> None:
     app = App("shop", broker="local://:memory:", payloads=str(path))
     assert app.payloads is not None
-    app.payloads.store.write(new_name(Kind.ARGUMENTS), b"x")
+    app.payloads.store.write(new_name(PayloadKind.ARGUMENTS), b"x")
 
 
 def events(path: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_log_that_a_stranger_makes_while_the_database_opens_is_refused(
 
 def test_a_folder_that_is_opened_to_others_later_counts_as_unreachable(tmp_path: Path) -> None:
     store = FolderPayloads(tmp_path / "payloads")
-    name = new_name(Kind.ARGUMENTS)
+    name = new_name(PayloadKind.ARGUMENTS)
     (tmp_path / "payloads").mkdir(0o777)
     (tmp_path / "payloads").chmod(0o777)
     with pytest.raises(
@@ -321,7 +321,7 @@ def test_doctor_names_owner_and_mode_of_everything(tmp_path: Path) -> None:
     app.broker.declare("default")
     assert app.results is not None
     assert app.payloads is not None
-    app.payloads.store.write(new_name(Kind.ARGUMENTS), b"x")
+    app.payloads.store.write(new_name(PayloadKind.ARGUMENTS), b"x")
     app.open_events("w").emit(Event("enqueued", "id", "t", "q"))
     (tmp_path / "events").mkdir(exist_ok=True)
     (finding,) = exposed_findings(app)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from aztask.support import parts
-from aztask.support.parts import Failure, Part, failures, lacking, part_of
+from aztask.support.parts import Part, PartFailure, failures, lacking, part_of
 
 
 @pytest.fixture(autouse=True)
@@ -113,4 +113,4 @@ def test_something_essential_is_lacking_only_if_all_that_do_it_fail_for_long() -
 
 
 def test_a_failure_is_a_value() -> None:
-    assert Failure("a", 1.0, "b") == Failure("a", 1.0, "b")
+    assert PartFailure("a", 1.0, "b") == PartFailure("a", 1.0, "b")

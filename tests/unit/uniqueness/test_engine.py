@@ -20,7 +20,7 @@ from aztask.settlement import Complete
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, Start, State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.local.store import LocalResults
-from aztask.uniqueness.claims import Claim, read_claim
+from aztask.uniqueness.claims import KeyClaim, read_claim
 from aztask.uniqueness.engine import (
     UNIQUE,
     Blocked,
@@ -61,7 +61,7 @@ class Site:
             self.sent.append((queue, message.id, each.delay))
 
     @property
-    def claim(self) -> Claim | None:
+    def claim(self) -> KeyClaim | None:
         """What the key's holder says; None if the key is free."""
         holder = self.store.read(KEY)
         return None if holder is None else read_claim(holder.data)
@@ -646,12 +646,12 @@ def test_a_key_that_others_never_stop_changing_is_an_outage(site: Site, monkeypa
 
 # -- holders as bytes ------------------------------------------------------------------------------
 
-CLAIM = Claim("one", 2, "finished", 5.0, 6.0, "jobs", b"payload", 7.0, True)
+CLAIM = KeyClaim("one", 2, "finished", 5.0, 6.0, "jobs", b"payload", 7.0, True)
 
 
 def test_a_holder_is_read_as_it_was_packed() -> None:
     assert read_claim(CLAIM.pack()) == CLAIM
-    plain = Claim("one", 0, "", 1.0, 2.0)
+    plain = KeyClaim("one", 0, "", 1.0, 2.0)
     assert read_claim(plain.pack()) == plain
     assert (plain.queue, plain.payload, plain.due_at, plain.closing) == ("", b"", 0.0, False)
     assert (plain.sent, CLAIM.sent) == (True, False)

@@ -12,17 +12,17 @@ from aztask.queues.engine import Database
 from aztask.stores.records.base import State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.local.store import LocalResults
-from aztask.stores.records.workflows import ROOT, Change
+from aztask.stores.records.workflows import ROOT, DocumentChange
 from aztask.support.clock import Clock
 from aztask.workflows import documents as module
-from aztask.workflows.bits import End, Failure
+from aztask.workflows.bits import Failure, MemberEnd
 from aztask.workflows.documents import Documents, Pace
 from aztask.workflows.edits import RowEdit, row_name
 from aztask.workflows.engine import engine_for
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.packing import pack_late
-from aztask.workflows.place import Place
-from aztask.workflows.plan import Layout, Slot
+from aztask.workflows.place import NodePlace
+from aztask.workflows.plan import JoinSlot, Layout
 from aztask.workflows.rows import empty_row, read_row
 
 SIZE = 40
@@ -52,8 +52,8 @@ class Counting:
 def store(tmp_path):
     database = Database(str(tmp_path / "results.db"))
     results = LocalResults(database)
-    results.workflows.write([Change("w", ROOT, b"r")])
-    results.workflows.write([Change("w", row_name(2, 0), empty_row(SIZE).pack())])
+    results.workflows.write([DocumentChange("w", ROOT, b"r")])
+    results.workflows.write([DocumentChange("w", row_name(2, 0), empty_row(SIZE).pack())])
     yield Counting(results.workflows)
     database.close()
 
@@ -69,7 +69,9 @@ def process(store, *, contended=True):
 
 def end(member, *, node=3, generation=0, state=State.SUCCEEDED, value=b"\x01", first=True):
     failures = () if state is State.SUCCEEDED else (Failure(node, state, "E", "text"),)
-    return End(Slot(2, member), SIZE, node, generation, state, value, failures, first=first)
+    return MemberEnd(
+        JoinSlot(2, member), SIZE, node, generation, state, value, failures, first=first
+    )
 
 
 def edit(*ends, left=SIZE):
@@ -224,7 +226,7 @@ def test_of_two_processes_that_find_the_last_row_full_one_sends_the_body(tmp_pat
         plan = app.workflows.engine.graphs.plan("w")
         engines = [engine_for(app.results, lambda: app.broker, app.codec) for _ in range(2)]
         ends = [
-            TaskEnd("w", Place.of(plan, plan.nodes[number]), 0, State.SUCCEEDED, b"\x01")
+            TaskEnd("w", NodePlace.of(plan, plan.nodes[number]), 0, State.SUCCEEDED, b"\x01")
             for number in (2, 3)
         ]
         for engine in engines:

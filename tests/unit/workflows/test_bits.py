@@ -12,12 +12,12 @@ from aztask.workflows.bits import (
     NIL,
     Bit,
     Decision,
-    End,
     Failure,
     FullRow,
     Join,
+    MemberEnd,
     OfJoin,
-    Parked,
+    ParkedValue,
     decided,
 )
 from aztask.workflows.packing import (
@@ -33,7 +33,7 @@ from aztask.workflows.packing import (
     read_join,
     read_values,
 )
-from aztask.workflows.plan import Layout, Slot
+from aztask.workflows.plan import JoinSlot, Layout
 from aztask.workflows.rows import empty_row, read_row
 
 FAILED = Failure(3, State.FAILED, "ValueError", "no")
@@ -44,7 +44,7 @@ BIT = Bit(State.SUCCEEDED, 3, 1, 2, b"\x01")
 
 def end(member=0, state=State.SUCCEEDED, *, node=3, generation=0, value=b"\x01", failures=()):
     failures = failures or (() if state is State.SUCCEEDED else (Failure(node, state),))
-    return End(Slot(1, member), 3, node, generation, state, value, failures)
+    return MemberEnd(JoinSlot(1, member), 3, node, generation, state, value, failures)
 
 
 # -- the decision ----------------------------------------------------------------------------------
@@ -109,12 +109,12 @@ def test_a_row_counts_its_members_and_its_bytes():
     assert row.set(0, end(0, value=b"12345"), b"12345")
     assert row.set(1, end(1, State.FAILED), NIL)
     assert (row.ended, row.left, row.full, row.inline_bytes) == (2, 1, False, 5)
-    assert row.set(2, end(2), Parked("values", 4))
+    assert row.set(2, end(2), ParkedValue("values", 4))
     assert (row.full, row.inline_bytes) == (True, 5)
     assert row.bits == [
         Bit(State.SUCCEEDED, 3, 0, 0, b"12345"),
         Bit(State.FAILED, 3, 0, 0, None, (Failure(3, State.FAILED),)),
-        Bit(State.SUCCEEDED, 3, 0, 0, Parked("values", 4)),
+        Bit(State.SUCCEEDED, 3, 0, 0, ParkedValue("values", 4)),
     ]
     assert read_row(row.pack(), 3).bits == row.bits
     assert read_row(row.pack(), 3).inline_bytes == 5
@@ -160,7 +160,7 @@ def test_plain_values_are_those_of_a_row_without_failures_and_parked_values():
     assert row.plain_values() is None
     row.set(1, end(1, value=b"\x02"), b"\x02")
     assert read_values(row.plain_values()) == [(b"\x01", None), (b"\x02", None)]
-    row.set(1, end(1, generation=1), Parked("values", 0))
+    row.set(1, end(1, generation=1), ParkedValue("values", 0))
     assert row.plain_values() is None
 
 
@@ -204,7 +204,7 @@ def test_a_damaged_row_is_refused(data):
     [
         BIT,
         Bit(State.SUCCEEDED, 3, 1, 0, b"\x01"),
-        Bit(State.SUCCEEDED, 3, 0, 0, Parked("values", 4)),
+        Bit(State.SUCCEEDED, 3, 0, 0, ParkedValue("values", 4)),
         Bit(State.SUCCEEDED, 3, 0, 0, OfJoin(9)),
         Bit(State.FAILED, 3, 0, 1, None, (FAILED, CANCELLED)),
         Bit(State.EXPIRED, 3, 0, 1, None, (Failure(3, State.EXPIRED),)),
@@ -306,7 +306,7 @@ def test_a_damaged_join_is_refused(parts):
 
 
 def test_values_are_read_as_they_were_packed():
-    values = [(b"\x01", None), (Parked("values", 4), None), (OfJoin(2), None), (None, FAILED)]
+    values = [(b"\x01", None), (ParkedValue("values", 4), None), (OfJoin(2), None), (None, FAILED)]
     assert read_values(pack_values(values)) == values
 
 
@@ -321,8 +321,10 @@ def test_damaged_values_are_refused(parts):
 
 def test_what_is_not_said_of_an_end_a_failure_and_a_decision():
     assert Failure(1, State.FAILED) == Failure(1, State.FAILED, "", "")
-    plain = End(Slot(1, 0), 3, 2, 0, State.SUCCEEDED)
-    assert plain == End(Slot(1, 0), 3, 2, 0, State.SUCCEEDED, NIL, (), False, False, False)
+    plain = MemberEnd(JoinSlot(1, 0), 3, 2, 0, State.SUCCEEDED)
+    assert plain == MemberEnd(
+        JoinSlot(1, 0), 3, 2, 0, State.SUCCEEDED, NIL, (), False, False, False
+    )
     assert Decision(State.FAILED, 1, 2.0) == Decision(State.FAILED, 1, 2.0, 0, (), (), "")
     assert Bit(State.FAILED, 1, 2, 3) == Bit(State.FAILED, 1, 2, 3, None, ())
     assert (FullRow(1, 0, "v").failures, Join([None]).decision) == ([], None)
@@ -330,7 +332,7 @@ def test_what_is_not_said_of_an_end_a_failure_and_a_decision():
 
 
 def test_an_end_knows_where_its_bit_is():
-    plain = End(Slot(1, 0), 300, 2, 0, State.SUCCEEDED)
+    plain = MemberEnd(JoinSlot(1, 0), 300, 2, 0, State.SUCCEEDED)
     assert plain.layout == Layout(300)
     assert plain._replace(blocked=True).layout == Layout(300, True)
 
@@ -349,7 +351,7 @@ def test_documents_have_the_forms_of_every_release():
     join = Join([FullRow(2, 1, "row-1-0-2", [FAILED]), None], DECISION)
     assert msgpack.unpackb(pack_join(join)) == [[[2, 1, "row-1-0-2", [failure]], None], decision]
     assert msgpack.unpackb(pack_join(Join([None]))) == [[None], None]
-    values = [(b"\x01", None), (Parked("values", 4), None), (OfJoin(2), None), (None, FAILED)]
+    values = [(b"\x01", None), (ParkedValue("values", 4), None), (OfJoin(2), None), (None, FAILED)]
     assert msgpack.unpackb(pack_values(values)) == [
         [b"\x01", None], [["values", 4], None], [2, None], [None, failure],
     ]  # fmt: skip

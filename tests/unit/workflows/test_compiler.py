@@ -12,8 +12,8 @@ from aztask.errors import ConfigurationError, DecodeError
 from aztask.workflows import plan as plans
 from aztask.workflows.compiler import DEPTH, compile_graph
 from aztask.workflows.graphs import Chain, Chord, Group, chain, chord, group
-from aztask.workflows.place import Place
-from aztask.workflows.plan import Layout, Plan, Slot, task_id_of, unpack
+from aztask.workflows.place import NodePlace
+from aztask.workflows.plan import GraphPlan, JoinSlot, Layout, task_id_of, unpack
 
 TASKS = [FakeTask(f"t{n}") for n in range(6)]
 SIGNATURES = st.builds(
@@ -65,7 +65,7 @@ def test_every_slot_is_filled_by_nodes_in_their_order(graph):
         assert all(node.next for node in nodes[:-1])
     for node in plan.nodes[1:]:
         if node.task:
-            assert Place.read(str(Place.of(plan, node))) == Place.of(plan, node)
+            assert NodePlace.read(str(NodePlace.of(plan, node))) == NodePlace.of(plan, node)
 
 
 def test_a_chord_is_a_group_followed_by_a_task():
@@ -75,7 +75,7 @@ def test_a_chord_is_a_group_followed_by_a_task():
     assert one.plan == two.plan
     root, join, first, second, body = one.plan.nodes
     assert (root.size, root.single, join.size, join.next) == (1, True, 2, (4,))
-    assert [first.slot, second.slot, body.slot] == [Slot(1, 0), Slot(1, 1), Slot(0, 0)]
+    assert [first.slot, second.slot, body.slot] == [JoinSlot(1, 0), JoinSlot(1, 1), JoinSlot(0, 0)]
     assert (body.takes, one.plan.entries, one.plan.tasks) == (1, (2, 3), 3)
 
 
@@ -101,7 +101,7 @@ def test_a_handler_gets_the_failures_of_its_own_part():
     handler = next(node for node in plan.nodes if node.task == "alarm")
     scope = plan.nodes[handler.takes]
     assert (scope.on_error, scope.single, handler.slot) == (handler.number, True, None)
-    assert Place.of(plan, handler).takes_errors
+    assert NodePlace.of(plan, handler).takes_errors
     whole = compiled(chain(a.s(), a.s(), on_error=alarm.si())).plan
     assert whole.nodes[0].on_error == 3
     assert whole.nodes[3].takes is None
@@ -167,7 +167,7 @@ ROOT = [0, [], None, [], 1, 0, None]
 def test_a_damaged_plan_is_refused(data):
     with pytest.raises(ValueError):
         unpack(data)
-    assert unpack(Plan((), ()).pack()) == Plan((), ())
+    assert unpack(GraphPlan((), ()).pack()) == GraphPlan((), ())
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_damaged_plan_is_refused(data):
 )
 def test_a_place_that_no_compiler_writes_is_refused(text):
     with pytest.raises(DecodeError):
-        Place.read(text)
+        NodePlace.read(text)
 
 
 def test_failures_stay_in_their_place_where_errors_are_returned():

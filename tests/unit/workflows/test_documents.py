@@ -12,7 +12,7 @@ from still import Still
 
 from aztask.queues.engine import Database
 from aztask.stores.records.local.store import LocalResults
-from aztask.stores.records.workflows import ROOT, Change
+from aztask.stores.records.workflows import ROOT, DocumentChange
 from aztask.support.chance import SystemChance, replaced
 from aztask.support.clock import Clock
 from aztask.workflows.documents import Appended, Documents, Pace
@@ -31,7 +31,7 @@ class Edit:
         alone: bool = True,
         done: bool = True,
         fold: bool = False,
-        first: tuple[Change, ...] = (),
+        first: tuple[DocumentChange, ...] = (),
         letter: bytes = b"x",
         workflow: str = "w",
     ) -> None:
@@ -55,7 +55,7 @@ class Edit:
         self.seen.append(data)
         return self._answer
 
-    def first(self) -> tuple[Change, ...]:
+    def first(self) -> tuple[DocumentChange, ...]:
         found, self._first = self._first, ()
         return found
 
@@ -109,7 +109,7 @@ class Site:
     def __init__(self, *, remote: bool = True) -> None:
         self.database = Database(":memory:")
         self.results = LocalResults(self.database).workflows
-        self.results.write([Change("w", ROOT, b"root")])
+        self.results.write([DocumentChange("w", ROOT, b"root")])
         self.store = Counting(self.results)
         self.slept: list[float] = []
         self.time = Still()
@@ -128,7 +128,7 @@ class Site:
         """Another process writes a document."""
         (known,) = self.results.read([("w", name)])
         tag = None if known is None else known.tag
-        assert self.results.write([Change("w", name, data, tag)]) != [None]
+        assert self.results.write([DocumentChange("w", name, data, tag)]) != [None]
 
 
 @pytest.fixture
@@ -196,13 +196,13 @@ def test_several_documents_are_read_and_written_together(site: Site) -> None:
 
 
 def test_what_a_document_refers_to_is_written_before_it(site: Site) -> None:
-    firsts = [Edit(name, first=(Change("w", f"values-{name}", b"v"),)) for name in "ab"]
+    firsts = [Edit(name, first=(DocumentChange("w", f"values-{name}", b"v"),)) for name in "ab"]
     site.documents.change(firsts)
     assert site.store.take()[2:] == [("write", "values-a", "values-b"), ("write", "a", "b")]
 
 
 def test_of_a_workflow_that_was_deleted_nothing_is_written(site: Site) -> None:
-    site.results.write([Change("v", ROOT, b"root")])
+    site.results.write([DocumentChange("v", ROOT, b"root")])
     gone = [Edit(workflow="gone"), Edit("other", workflow="gone")]
     there, new = Edit(workflow="v"), Edit()
     site.documents.change([*gone, there, new])

@@ -7,7 +7,7 @@ import pytest
 
 from aztask.stores.records.base import State
 from aztask.stores.records.workflows import ROOT
-from aztask.workflows.bits import INLINE_BYTES, End, Failure, FullRow, Join, Parked
+from aztask.workflows.bits import INLINE_BYTES, Failure, FullRow, Join, MemberEnd, ParkedValue
 from aztask.workflows.edits import (
     NEARLY_FULL,
     PIECE_BYTES,
@@ -21,7 +21,7 @@ from aztask.workflows.edits import (
 )
 from aztask.workflows.graph import Root, read_root
 from aztask.workflows.packing import pack_join, read_join, read_values
-from aztask.workflows.plan import RUN, Layout, Node, Slot
+from aztask.workflows.plan import RUN, JoinSlot, Layout, Node
 from aztask.workflows.rows import empty_row, read_row
 
 SIZE = 3
@@ -29,7 +29,7 @@ SIZE = 3
 
 def end(member, *, state=State.SUCCEEDED, value=b"\x01", first=True, generation=0):
     failures = () if state is State.SUCCEEDED else (Failure(7, state, "E", "text"),)
-    return End(Slot(2, member), SIZE, 7, generation, state, value, failures, first=first)
+    return MemberEnd(JoinSlot(2, member), SIZE, 7, generation, state, value, failures, first=first)
 
 
 def edit(*ends, size=SIZE, passes_errors=False, left=0):
@@ -101,7 +101,7 @@ def test_a_row_of_a_large_join_decides_nothing():
     layout = Layout(5_000)
     assert layout.rows > 1
     ends = [
-        End(Slot(2, member), 5_000, 7, 0, State.SUCCEEDED, b"\x01")
+        MemberEnd(JoinSlot(2, member), 5_000, 7, 0, State.SUCCEEDED, b"\x01")
         for member in range(5_000)
         if layout.place(member)[0] == 0
     ]
@@ -118,7 +118,7 @@ def test_values_that_do_not_fit_are_parked_in_one_document():
     assert made.first() == [], "once"
     assert read_values(document.data) == [(large, None), (large, None)]
     assert [bit and bit.value for bit in read_row(data, SIZE).bits] == [
-        Parked(document.name, 0), Parked(document.name, 1), None,
+        ParkedValue(document.name, 0), ParkedValue(document.name, 1), None,
     ]  # fmt: skip
     again = made.apply(None)
     assert read_row(again, SIZE).bits == read_row(data, SIZE).bits

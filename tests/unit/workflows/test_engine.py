@@ -26,9 +26,9 @@ from aztask.workflows import plan as plans
 from aztask.workflows.graphs import Chain, Chord, Group, chain, chord, group
 from aztask.workflows.inputs import first_argument
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 from aztask.workflows.repair import Repair
-from aztask.workflows.starting import Starter
+from aztask.workflows.starting import WorkflowLauncher
 
 NAMES = [f"t{n}" for n in range(5)]
 
@@ -114,7 +114,7 @@ class Site:
     def one(self, delivery):
         codec, results = self.app.codec, self.app.results
         message = codec.from_envelope(delivery.envelope, "default")
-        place, key = Place.read(message.node), RunKey(*message.key)
+        place, key = NodePlace.read(message.node), RunKey(*message.key)
         self.owners += 1
         start = Start(key, message.task, "default", delivery.position, f"o{self.owners}", "w", 1.0)
         (answer,) = results.start([start])
@@ -181,7 +181,7 @@ def run(graph, failing, seed, faults, row, blocked=False):
 def look_after(site):
     """What housekeeping does with a workflow that was struck after its last settlement."""
     app = site.app
-    starter = Starter(site.engine, app.broker, app.codec, SYSTEM_CLOCK)
+    starter = WorkflowLauncher(site.engine, app.broker, app.codec, SYSTEM_CLOCK)
     repair = Repair(
         site.engine, starter, app.broker.stats, SYSTEM_CLOCK, at_most_once=lambda name: False
     )

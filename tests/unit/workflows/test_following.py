@@ -8,13 +8,13 @@ import pytest
 from aztask import App, chain, chord, group
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
-from aztask.stores.records.workflows import Change
+from aztask.stores.records.workflows import DocumentChange
 from aztask.workflows import joins as module
-from aztask.workflows.bits import NIL, Decision, Failure, Parked
+from aztask.workflows.bits import NIL, Decision, Failure, ParkedValue
 from aztask.workflows.edits import row_name
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
-from aztask.workflows.plan import Slot
+from aztask.workflows.place import NodePlace
+from aztask.workflows.plan import JoinSlot
 from aztask.workflows.rows import empty_row, read_row
 
 
@@ -28,7 +28,7 @@ def app():
 
 def end_of(app, number, state=State.SUCCEEDED, generation=0, value=b"\x05", repeated=False):
     plan = app.workflows.engine.graphs.plan("w")
-    place = Place.of(plan, plan.nodes[number])
+    place = NodePlace.of(plan, plan.nodes[number])
     return TaskEnd("w", place, generation, state, value, "OSError", "disk", repeated)
 
 
@@ -65,7 +65,7 @@ def state(app):
 def test_the_end_of_a_success_has_its_value_and_no_failure(app):
     chain(app.work.s(1)).delay(workflow_id="w")
     made = end_of(app, 1, generation=3).end()
-    assert (made.slot, made.size, made.node, made.generation) == (Slot(0, 0), 1, 1, 3)
+    assert (made.slot, made.size, made.node, made.generation) == (JoinSlot(0, 0), 1, 1, 3)
     assert (made.state, made.value, made.failures, made.first) == (
         State.SUCCEEDED, b"\x05", (), True,
     )  # fmt: skip
@@ -79,13 +79,13 @@ def test_the_end_of_anything_else_says_why(app):
     assert made.failures == (Failure(1, State.FAILED, "OSError", "disk"),)
     stopped = end_of(app, 1).end(State.CANCELLED)
     assert (stopped.state, stopped.failures[0].state) == (State.CANCELLED, State.CANCELLED)
-    plain = TaskEnd("w", Place(1, Slot(0, 0), 1), 0, State.EXPIRED).end()
+    plain = TaskEnd("w", NodePlace(1, JoinSlot(0, 0), 1), 0, State.EXPIRED).end()
     assert plain.failures == (Failure(1, State.EXPIRED, "", ""),)
     assert plain.first, "an end is the first one unless it is known to be repeated"
 
 
 def test_a_task_of_on_error_fills_no_slot(app):
-    assert TaskEnd("w", Place(4), 0, State.SUCCEEDED).end() is None
+    assert TaskEnd("w", NodePlace(4), 0, State.SUCCEEDED).end() is None
     chain(app.work.s(1), on_error=app.alarm.s()).delay(workflow_id="w")
     end(app, 1, state=State.FAILED)
     assert ids(app) == ["w.1", "w.2"]
@@ -335,7 +335,7 @@ def test_ends_of_several_workflows_and_groups_are_worked_off_together(app):
     plan = engine.graphs.plan("w")
     members = [node for node in plan.nodes if node.task and not node.takes]
     ends = [
-        TaskEnd(name, Place.of(plan, node), 0, State.SUCCEEDED, b"\x05")
+        TaskEnd(name, NodePlace.of(plan, node), 0, State.SUCCEEDED, b"\x05")
         for name in ("v", "w")
         for node in members
     ]
@@ -345,7 +345,7 @@ def test_ends_of_several_workflows_and_groups_are_worked_off_together(app):
     numbers = {int(name[2:]) for name in bodies}
     engine.joins.ended(
         [
-            TaskEnd(name, Place.of(plan, plan.nodes[number]), 0, State.SUCCEEDED, b"\x07")
+            TaskEnd(name, NodePlace.of(plan, plan.nodes[number]), 0, State.SUCCEEDED, b"\x07")
             for name in ("v", "w")
             for number in sorted(numbers)
         ]
@@ -435,7 +435,7 @@ def test_housekeeping_decides_a_row_that_is_full(app):
         row.set(member, end_of(app, number).end(), b"\x05")
     (known,) = engine.store.read([("w", row_name(1, 0))])
     tag = None if known is None else known.tag
-    assert engine.store.write([Change("w", row_name(1, 0), row.pack(), tag)]) != [None]
+    assert engine.store.write([DocumentChange("w", row_name(1, 0), row.pack(), tag)]) != [None]
     engine.joins.decide("w", 1)
     assert ids(app) == ["w.4"]
     record(app, 4)
@@ -455,7 +455,7 @@ def test_values_that_a_row_refers_to_are_copied_into_its_document(app, monkeypat
         end(app, number, value=value)
     (document,) = engine.store.read([("w", "row-1-0-0")])
     row = read_row(engine.store.read([("w", row_name(1, 0))])[0].data, 3)
-    assert any(isinstance(bit.value, Parked) for bit in row.bits)
+    assert any(isinstance(bit.value, ParkedValue) for bit in row.bits)
     for value in long[:3]:
         assert value in document.data
     end(app, members[5], value=long[5])

@@ -18,7 +18,7 @@ from aztask.queues.engine import Database
 from aztask.stores.records.base import State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.local.store import LocalResults
-from aztask.stores.records.workflows import ROOT, Change
+from aztask.stores.records.workflows import ROOT, DocumentChange
 from aztask.workflows import graph as module
 from aztask.workflows.graph import (
     DELAY,
@@ -31,17 +31,17 @@ from aztask.workflows.graph import (
     started,
 )
 from aztask.workflows.plan import ROOT as ROOT_NODE
-from aztask.workflows.plan import Node, Plan, Slot
+from aztask.workflows.plan import GraphPlan, JoinSlot, Node
 
 FULL = Root(1.0, "token", 3, (1, 5), 2.0, 4.0, 6.0, State.CANCELLED)
 OPEN = Root(1.0, "token", 2, (1,))
 SHOP = Owner("servicebus://shop.servicebus.windows.net", "shop")
 OTHER = Owner("servicebus://other.servicebus.windows.net", "shop")
-PLAN = Plan(
+PLAN = GraphPlan(
     (
         Node(ROOT_NODE, size=1, single=True),
-        Node(1, Slot(0, 0), next=(2,), task="shop.work", queue="jobs"),
-        Node(2, Slot(0, 0), takes=1, task="shop.work", queue="jobs"),
+        Node(1, JoinSlot(0, 0), next=(2,), task="shop.work", queue="jobs"),
+        Node(2, JoinSlot(0, 0), takes=1, task="shop.work", queue="jobs"),
     ),
     (1,),
 )
@@ -80,12 +80,12 @@ class Site:
         ]
         root = replace(root, parts=parts or (1,))
         self.store.announce(name, root.at)
-        assert None not in self.store.write([*documents, Change(name, ROOT, root.pack())])
+        assert None not in self.store.write([*documents, DocumentChange(name, ROOT, root.pack())])
         return root
 
     def replace_root(self, name: str, root: Root) -> None:
         (found,) = self.store._inner.read([(name, ROOT)])
-        assert self.store.write([Change(name, ROOT, root.pack(), found.tag)]) != [None]
+        assert self.store.write([DocumentChange(name, ROOT, root.pack(), found.tag)]) != [None]
 
     def reads(self) -> list[str]:
         """The kinds of documents that were read since the last call."""
@@ -215,7 +215,7 @@ def test_a_message_that_is_not_stored_is_missed(site: Site) -> None:
 def test_damaged_messages_are_refused(site: Site, data: bytes) -> None:
     root = site.store_workflow("w", envelopes=[sized(1, 10)])
     (found,) = site.store.read([("w", "part-token-0")])
-    assert site.store.write([Change("w", "part-token-0", data, found.tag)]) != [None]
+    assert site.store.write([DocumentChange("w", "part-token-0", data, found.tag)]) != [None]
     with pytest.raises(Damaged):
         site.graphs.messages("w", root, [1])
 

@@ -10,13 +10,13 @@ from aztask.message.codec import Codec
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.stores.records.damage import Damaged
-from aztask.stores.records.workflows import Change
-from aztask.workflows.bits import NIL, Decision, Failure, Join, OfJoin, Parked
+from aztask.stores.records.workflows import DocumentChange
+from aztask.workflows.bits import NIL, Decision, Failure, Join, OfJoin, ParkedValue
 from aztask.workflows.edits import join_name, row_name
 from aztask.workflows.inputs import Input, first_argument
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.packing import pack_join, pack_values
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 from aztask.workflows.rows import empty_row
 
 
@@ -30,7 +30,7 @@ def app():
 def end(app, number, state=State.SUCCEEDED, value=b"\x05", error="disk"):
     engine = app.workflows.engine
     plan = engine.graphs.plan("w")
-    place = Place.of(plan, plan.nodes[number])
+    place = NodePlace.of(plan, plan.nodes[number])
     engine.joins.ended([TaskEnd("w", place, 0, state, value, "OSError", error)])
 
 
@@ -45,7 +45,7 @@ def given(app, number):
     """The input of a node, by its place."""
     engine = app.workflows.engine
     plan = engine.graphs.plan("w")
-    return engine.inputs.load("w", Place.of(plan, plan.nodes[number]))
+    return engine.inputs.load("w", NodePlace.of(plan, plan.nodes[number]))
 
 
 def put(app, name, data):
@@ -53,7 +53,7 @@ def put(app, name, data):
     store = app.workflows.engine.store
     (known,) = store.read([("w", name)])
     tag = None if known is None else known.tag
-    assert store.write([Change("w", name, data, tag)]) != [None]
+    assert store.write([DocumentChange("w", name, data, tag)]) != [None]
 
 
 # -- of a task -------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def pair(app):
 
 def row(*values):
     found = empty_row(2)
-    plain = TaskEnd("w", Place(2, (1, 0), 2), 0, State.SUCCEEDED).end()
+    plain = TaskEnd("w", NodePlace(2, (1, 0), 2), 0, State.SUCCEEDED).end()
     for index, value in enumerate(values):
         found.set(index, plain, value)
     return found.pack()
@@ -209,16 +209,16 @@ def test_a_row_that_is_missing_or_damaged_is_no_input(pair):
 
 def test_a_value_in_a_document_is_read_from_its_place(pair):
     put(pair, "values-a", pack_values([(b"\x01", None), (b"\x02", None)]))
-    put(pair, row_name(1, 0), row(Parked("values-a", 1), Parked("values-a", 0)))
+    put(pair, row_name(1, 0), row(ParkedValue("values-a", 1), ParkedValue("values-a", 0)))
     assert msgpack.unpackb(given(pair, 4).value) == [2, 1]
 
 
 def test_a_value_that_its_document_does_not_have_is_damaged(pair):
     put(pair, "values-a", pack_values([(b"\x01", None)]))
-    put(pair, row_name(1, 0), row(Parked("values-a", 0), Parked("values-a", 1)))
+    put(pair, row_name(1, 0), row(ParkedValue("values-a", 0), ParkedValue("values-a", 1)))
     with pytest.raises(Damaged, match="a document of values holds too few"):
         given(pair, 4)
-    put(pair, row_name(1, 0), row(b"\x01", Parked("values-missing", 0)))
+    put(pair, row_name(1, 0), row(b"\x01", ParkedValue("values-missing", 0)))
     with pytest.raises(Damaged):
         given(pair, 4)
 

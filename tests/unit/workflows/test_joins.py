@@ -9,7 +9,7 @@ from aztask import App, chain, chord, group
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.stores.records.damage import Damaged
-from aztask.stores.records.workflows import Change
+from aztask.stores.records.workflows import DocumentChange
 from aztask.support.clock import Clock
 from aztask.workflows import graph
 from aztask.workflows.bits import Decision, Failure, Join
@@ -20,11 +20,11 @@ from aztask.workflows.engine import engine_for
 from aztask.workflows.graph import Graphs
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.packing import pack_join, read_values
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 from aztask.workflows.plan import RUN, Layout
 from aztask.workflows.result import forget
 from aztask.workflows.rows import read_row
-from aztask.workflows.starting import Origin, Starter
+from aztask.workflows.starting import Origin, WorkflowLauncher
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def app():
 def end(app, number, value=b"\x05"):
     engine = app.workflows.engine
     plan = engine.graphs.plan("w")
-    place = Place.of(plan, plan.nodes[number])
+    place = NodePlace.of(plan, plan.nodes[number])
     engine.joins.ended([TaskEnd("w", place, 0, State.SUCCEEDED, value)])
 
 
@@ -71,12 +71,12 @@ def test_the_first_ends_of_a_large_group_wait_for_other_writers_and_the_last_do_
 def test_an_input_that_no_node_makes_is_damaged(app):
     group(app.work.s(1), app.work.s(2)).delay(workflow_id="w")
     engine = app.workflows.engine
-    assert engine.inputs.load("w", Place(1)) is None
+    assert engine.inputs.load("w", NodePlace(1)) is None
     for takes in (len(engine.graphs.plan("w").nodes), 999):
         with pytest.raises(Damaged, match="no longer exists"):
-            engine.inputs.load("w", Place(1, takes=takes))
+            engine.inputs.load("w", NodePlace(1, takes=takes))
     with pytest.raises(Damaged, match="no longer exists"):
-        engine.inputs.load("unknown", Place(1, takes=0))
+        engine.inputs.load("unknown", NodePlace(1, takes=0))
 
 
 def test_a_group_that_has_not_ended_has_no_value(app):
@@ -106,7 +106,7 @@ def test_a_plan_that_cannot_be_read_is_damaged(app):
     root = engine.graphs.root("w")
     name = f"plan-{root.token}"
     (found,) = engine.store.read([("w", name)])
-    assert engine.store.write([Change("w", name, b"damaged", found.tag)]) != [None]
+    assert engine.store.write([DocumentChange("w", name, b"damaged", found.tag)]) != [None]
     other = Graphs(engine.store, Clock())
     with pytest.raises(Damaged, match="the plan of workflow w cannot be read"):
         other.plan("w")
@@ -151,7 +151,7 @@ def test_in_a_remote_store_the_rows_of_a_large_group_are_made_with_it(app, size,
     calls = group(*(app.work.s(n) for n in range(size)))
     compiled = compile_graph(calls, lambda signature: "default", blocked=False)
     sender = Origin("me", None, None, lambda node: {}, lambda *_: (None, True), lambda queue: None)
-    starter = Starter(engine, app.broker, app.codec, Clock())
+    starter = WorkflowLauncher(engine, app.broker, app.codec, Clock())
     assert starter.start("w", compiled, sender)
     rows = [("w", row_name(node.number, 0)) for node in compiled.plan.nodes if node.size == size]
     found = [each for each in engine.store.read(rows) if each is not None]
@@ -184,7 +184,7 @@ def test_a_full_row_leaves_one_document_with_all_values_and_failures(large, app)
     values = [b"\x05"] * len(members)
     values[1] = long
     ends = [
-        TaskEnd("w", Place.of(plan, tasks[member]), 0, State.SUCCEEDED, value)
+        TaskEnd("w", NodePlace.of(plan, tasks[member]), 0, State.SUCCEEDED, value)
         for member, value in zip(members, values, strict=True)
     ]
     ends[2] = ends[2]._replace(state=State.FAILED, error_type="OSError", error="disk")
@@ -204,6 +204,6 @@ def test_a_large_group_whose_decision_names_too_few_documents_is_damaged(large):
         name = join_name(join.number)
         (known,) = engine.store.read([("w", name)])
         tag = None if known is None else known.tag
-        assert engine.store.write([Change("w", name, pack_join(made), tag)]) != [None]
+        assert engine.store.write([DocumentChange("w", name, pack_join(made), tag)]) != [None]
         with pytest.raises(Damaged, match="names no values"):
             engine.inputs.value("w", join.number)

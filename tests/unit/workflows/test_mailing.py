@@ -14,7 +14,7 @@ from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.stores.records.base import State
 from aztask.workflows.edits import row_name
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -32,7 +32,7 @@ def shop():
 def end_first(app, workflow="w"):
     engine = app.workflows.engine
     plan = engine.graphs.plan(workflow)
-    place = Place.of(plan, plan.nodes[1])
+    place = NodePlace.of(plan, plan.nodes[1])
     engine.joins.ended([TaskEnd(workflow, place, 0, State.SUCCEEDED, b"\x01")])
 
 
@@ -62,7 +62,7 @@ def test_a_message_goes_out_as_its_starter_signed_it(shop):
     end_first(shop)
     (second,) = sent(shop)
     assert (second.id, second.parent_id, second.group) == ("w.2", "w.1", "w.0")
-    assert Place.read(second.node).takes == 1
+    assert NodePlace.read(second.node).takes == 1
     assert second.expires is not None
     assert second.extra == {}, "delay and expiry of the stored message are used up"
 

@@ -17,13 +17,13 @@ from aztask.stores.records.base import (
     Start,
     State,
 )
-from aztask.stores.records.workflows import ROOT, Addition, Change
+from aztask.stores.records.workflows import ROOT, Addition, DocumentChange
 from aztask.support.clock import Clock
 from aztask.workflows import mailing
 from aztask.workflows.edits import RowEdit, row_name
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.packing import pack_late
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 from aztask.workflows.repair import (
     EMPTY_SECONDS,
     LOST_SECONDS,
@@ -31,7 +31,7 @@ from aztask.workflows.repair import (
     SWEEP_SECONDS,
     Repair,
 )
-from aztask.workflows.starting import LEASE_SECONDS, Starter
+from aztask.workflows.starting import LEASE_SECONDS, WorkflowLauncher
 
 
 class Shop:
@@ -49,7 +49,7 @@ class Shop:
         clock = Clock(monotonic=lambda: self.at, wall=self.now)
         return Repair(
             self.engine,
-            Starter(self.engine, self.app.broker, self.app.codec, clock),
+            WorkflowLauncher(self.engine, self.app.broker, self.app.codec, clock),
             stats,
             clock,
             at_most_once=lambda name: name == "shop.once",
@@ -73,7 +73,7 @@ class Shop:
     def end(self, number, state=State.SUCCEEDED):
         self.record(number, state)
         plan = self.engine.graphs.plan("w")
-        place = Place.of(plan, plan.nodes[number])
+        place = NodePlace.of(plan, plan.nodes[number])
         self.engine.joins.ended([TaskEnd("w", place, 0, state, b"\x05")])
 
     def waiting(self):
@@ -89,7 +89,7 @@ def shop():
 def test_parts_without_a_root_are_swept_when_they_are_old(shop):
     store = shop.engine.store
     store.announce("w", 1000.0)
-    store.write([Change("w", "plan-x", b"plan")])
+    store.write([DocumentChange("w", "plan-x", b"plan")])
     shop.wall = 1000.0
     shop.look()
     shop.look(SWEEP_SECONDS - 1)
@@ -102,7 +102,7 @@ def test_parts_without_a_root_are_swept_when_they_are_old(shop):
 def test_parts_of_a_sender_whose_clock_is_behind_are_not_swept_while_it_sends(shop):
     store = shop.engine.store
     store.announce("w", 1000.0)
-    store.write([Change("w", "plan-x", b"plan")])
+    store.write([DocumentChange("w", "plan-x", b"plan")])
     shop.wall = 1000.0 + 86400.0
     shop.look()
     shop.look(ROOTLESS_SECONDS - 1)
@@ -117,7 +117,7 @@ def test_a_start_whose_sender_died_is_finished_once_its_lease_has_lapsed(shop):
     (document,) = shop.engine.store.read([("w", ROOT)])
     root = shop.engine.graphs.root("w")
     dead = replace(root, starting_until=root.at + LEASE_SECONDS)
-    shop.engine.store.write([Change("w", ROOT, dead.pack(), document.tag)])
+    shop.engine.store.write([DocumentChange("w", ROOT, dead.pack(), document.tag)])
     shop.look(LEASE_SECONDS - 1)
     assert shop.waiting() == 0
     shop.look(2.0)
@@ -152,7 +152,7 @@ def test_a_row_whose_last_bit_was_appended_is_decided(shop):
         shop.end(number)
     shop.record(4)
     plan = shop.engine.graphs.plan("w")
-    end = TaskEnd("w", Place.of(plan, plan.nodes[4]), 0, State.SUCCEEDED, b"\x05").end()
+    end = TaskEnd("w", NodePlace.of(plan, plan.nodes[4]), 0, State.SUCCEEDED, b"\x05").end()
     piece = pack_late(2, end)
     shop.engine.store.append([Addition("w", row_name(1, 0), {"p": piece})])
     shop.look()
@@ -222,7 +222,7 @@ def test_a_workflow_that_cannot_be_read_stops_no_other(shop, caplog):
     for name in ("a", "w"):
         chord([shop.work.s(n) for n in range(2)], shop.work.s()).delay(workflow_id=name)
     (document,) = shop.engine.store.read([("a", ROOT)])
-    shop.engine.store.write([Change("a", ROOT, b"\x00", document.tag)])
+    shop.engine.store.write([DocumentChange("a", ROOT, b"\x00", document.tag)])
     shop.record(2)
     shop.record(3)
     shop.look()
@@ -260,7 +260,7 @@ def test_a_sender_that_is_slow_keeps_its_lease(shop, monkeypatch):
     (document,) = shop.engine.store.read([("w", ROOT)])
     root = shop.engine.graphs.root("w")
     dead = replace(root, starting_until=root.at + LEASE_SECONDS)
-    shop.engine.store.write([Change("w", ROOT, dead.pack(), document.tag)])
+    shop.engine.store.write([DocumentChange("w", ROOT, dead.pack(), document.tag)])
     send, until = shop.app.broker.send, []
 
     def slow(queue, envelopes):
@@ -282,7 +282,7 @@ def test_a_sender_that_is_slow_keeps_its_lease(shop, monkeypatch):
 def test_parts_are_kept_for_exactly_ten_minutes(shop):
     store = shop.engine.store
     store.announce("w", 1000.0)
-    store.write([Change("w", "plan-x", b"plan")])
+    store.write([DocumentChange("w", "plan-x", b"plan")])
     shop.wall = 1000.0
     shop.look()
     shop.look(600.0)
@@ -298,7 +298,7 @@ def starting(shop, until):
     (document,) = shop.engine.store.read([("w", ROOT)])
     root = shop.engine.graphs.root("w")
     dead = replace(root, starting_until=root.at + until)
-    assert shop.engine.store.write([Change("w", ROOT, dead.pack(), document.tag)]) != [None]
+    assert shop.engine.store.write([DocumentChange("w", ROOT, dead.pack(), document.tag)]) != [None]
 
 
 def test_a_sender_may_be_silent_for_exactly_its_lease(shop):
@@ -319,7 +319,7 @@ def test_of_two_workers_one_takes_over_and_has_thirty_seconds(shop, monkeypatch)
             now = shop.engine.graphs.root("w")
             taken = replace(now, starting_until=shop.now() + 30.5)
             leases.append(taken.starting_until)
-            shop.engine.store.write([Change("w", ROOT, taken.pack(), document.tag)])
+            shop.engine.store.write([DocumentChange("w", ROOT, taken.pack(), document.tag)])
         change(edits)
 
     monkeypatch.setattr(shop.engine.documents, "change", faster)
@@ -515,7 +515,9 @@ def decide_only(shop, join, *ends):
     plan = shop.engine.graphs.plan("w")
     node = plan.nodes[join]
     made = [
-        TaskEnd("w", Place.of(plan, plan.nodes[number]), 0, state, b"\x05", "OSError", "disk").end()
+        TaskEnd(
+            "w", NodePlace.of(plan, plan.nodes[number]), 0, state, b"\x05", "OSError", "disk"
+        ).end()
         for number, state in ends
     ]
     edit = RowEdit("w", join, 0, node.layout, made, shop.now(), node.passes_errors)
@@ -564,7 +566,9 @@ def test_rows_of_a_large_group_are_noted_again(shop, monkeypatch):
     assert node.rows == 2
     for number in (0, 1):  # both rows are full, and the join does not know it
         ends = [
-            TaskEnd("w", Place.of(plan, plan.nodes[2 + member]), 0, State.SUCCEEDED, b"\x05").end()
+            TaskEnd(
+                "w", NodePlace.of(plan, plan.nodes[2 + member]), 0, State.SUCCEEDED, b"\x05"
+            ).end()
             for member in node.layout.members(number)
         ]
         shop.engine.documents.change([RowEdit("w", 1, number, node.layout, ends, 5.0, False)])
@@ -651,7 +655,7 @@ def test_a_workflow_that_ended_is_closed_and_forgotten(shop):
     root = shop.engine.graphs.root("w")
     (document,) = shop.engine.store.read([("w", ROOT)])
     ended = replace(root, ended_at=root.at + 1.0, state=State.SUCCEEDED)
-    shop.engine.store.write([Change("w", ROOT, ended.pack(), document.tag)])
+    shop.engine.store.write([DocumentChange("w", ROOT, ended.pack(), document.tag)])
     assert [each.workflow for each in shop.engine.store.open_workflows(5)] == ["w"]
     shop.look()
     assert shop.engine.store.open_workflows(5) == []

@@ -18,9 +18,9 @@ from aztask import (
 )
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
-from aztask.stores.records.workflows import ROOT, Change
+from aztask.stores.records.workflows import ROOT, DocumentChange
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def app():
 def end(app, number, state=State.SUCCEEDED, generation=0, value=b"\x05"):
     engine = app.workflows.engine
     plan = engine.graphs.plan("w")
-    place = Place.of(plan, plan.nodes[number])
+    place = NodePlace.of(plan, plan.nodes[number])
     engine.joins.ended(
         [TaskEnd("w", place, generation, state, value, "OSError", "disk", repeated=generation > 0)]
     )
@@ -144,9 +144,9 @@ def test_a_replay_after_the_body_was_sent_changes_nothing_for_the_body(app):
     end(app, 3)
     engine = app.workflows.engine
     plan = engine.graphs.plan("w")
-    before = engine.inputs.load("w", Place.of(plan, plan.nodes[4]))
+    before = engine.inputs.load("w", NodePlace.of(plan, plan.nodes[4]))
     end(app, 2, generation=1, value=b"\x09")
-    assert engine.inputs.load("w", Place.of(plan, plan.nodes[4])) == before
+    assert engine.inputs.load("w", NodePlace.of(plan, plan.nodes[4])) == before
     assert [failure[:3] for failure in before.failures] == [(0, 2, "failed")]
 
 
@@ -184,7 +184,7 @@ def test_a_damaged_root_is_said_in_one_line(app):
     result = chain(app.work.s(1)).delay(workflow_id="w")
     store = app.results.workflows
     (document,) = store.read([("w", ROOT)])
-    store.write([Change("w", ROOT, b"\x93\x01", document.tag)])
+    store.write([DocumentChange("w", ROOT, b"\x93\x01", document.tag)])
     for look in (lambda: result.state, result.ready, result.cancel, lambda: result.progress):
         with pytest.raises(ResultDamaged, match="workflow w cannot be read") as error:
             look()
@@ -346,7 +346,7 @@ def test_a_failure_without_a_type_names_its_state(app):
     result = chain(app.work.s(1)).delay(workflow_id="w")
     engine = app.workflows.engine
     plan = engine.graphs.plan("w")
-    engine.joins.ended([TaskEnd("w", Place.of(plan, plan.nodes[1]), 0, State.EXPIRED)])
+    engine.joins.ended([TaskEnd("w", NodePlace.of(plan, plan.nodes[1]), 0, State.EXPIRED)])
     with pytest.raises(TaskFailed, match=r"expired: .*task w\.1 of workflow w"):
         result.get(timeout=0)
 
@@ -357,7 +357,7 @@ def test_a_failed_workflow_whose_failures_are_gone_says_so(app):
     root = app.workflows.engine.graphs.root("w")
     (document,) = store.read([("w", ROOT)])
     failed = replace(root, ended_at=5.0, state=State.FAILED)
-    store.write([Change("w", ROOT, failed.pack(), document.tag)])
+    store.write([DocumentChange("w", ROOT, failed.pack(), document.tag)])
     with pytest.raises(TaskFailed, match=r"Unknown: .*task w\.0 of workflow w"):
         result.get(timeout=0)
 
@@ -374,12 +374,12 @@ def test_bits_that_cannot_be_read_are_damage(app):
     end(app, 1, State.FAILED)
     store = app.results.workflows
     (document,) = store.read([("w", "bits-0-0")])
-    store.write([Change("w", "bits-0-0", b"\xc1", document.tag)])
+    store.write([DocumentChange("w", "bits-0-0", b"\xc1", document.tag)])
     for look in (lambda: result.failures, lambda: result.progress, lambda: list(result.members())):
         with pytest.raises(ResultDamaged, match="workflow w cannot be read"):
             look()
     (document,) = store.read([("w", ROOT)])
-    store.write([Change("w", ROOT, b"\xc1", document.tag)])
+    store.write([DocumentChange("w", ROOT, b"\xc1", document.tag)])
     with pytest.raises(ResultDamaged, match="workflow w cannot be read"):
         result.forget()
 

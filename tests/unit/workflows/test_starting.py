@@ -16,8 +16,8 @@ from aztask.workflows.compiler import compile_graph
 from aztask.workflows.engine import WorkflowEngine, engine_for
 from aztask.workflows.graph import DELAY, EXPIRES
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
-from aztask.workflows.starting import Origin, Starter
+from aztask.workflows.place import NodePlace
+from aztask.workflows.starting import Origin, WorkflowLauncher
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ class Starts:
     def __init__(self, app):
         self.app, self.engine, self.at = app, app.workflows.engine, 1_800_000_000.0
         self.clock = Clock(monotonic=lambda: self.at, wall=lambda: self.at)
-        self.starter = Starter(self.engine, app.broker, app.codec, self.clock)
+        self.starter = WorkflowLauncher(self.engine, app.broker, app.codec, self.clock)
 
     def start(self, graph, **fields):
         compiled = compile_graph(graph, lambda signature: signature.task.queue or "default",
@@ -86,7 +86,7 @@ def test_each_message_names_the_part_before_it_and_its_group(app, starts):
     assert {each.origin for each in messages.values()} == {"me"}
     plan = starts.engine.graphs.plan("w")
     assert {n: each.node for n, each in messages.items()} == {
-        n: str(Place.of(plan, plan.nodes[n])) for n in messages
+        n: str(NodePlace.of(plan, plan.nodes[n])) for n in messages
     }
 
 
@@ -255,13 +255,13 @@ def test_the_engine_uses_the_clock_the_codec_and_the_reports_that_it_is_given(ap
     engine = engine_for(app.results, lambda: app.broker, app.codec, clock, posted.extend)
     chain(app.work.s(1), app.work.s().with_options(expires=60)).delay(workflow_id="w")
     plan = engine.graphs.plan("w")
-    ended = TaskEnd("w", Place.of(plan, plan.nodes[1]), 0, State.SUCCEEDED, b"\x05")
+    ended = TaskEnd("w", NodePlace.of(plan, plan.nodes[1]), 0, State.SUCCEEDED, b"\x05")
     engine.joins.ended([ended])
     ((message, envelope),) = posted
     assert message.id == "w.2"
     sent = app.codec.from_envelope(envelope, "default", any_age=True)
     assert sent.expires == at[0] + 60.0
-    engine.joins.ended([ended._replace(place=Place.of(plan, plan.nodes[2]))])
+    engine.joins.ended([ended._replace(place=NodePlace.of(plan, plan.nodes[2]))])
     assert engine.graphs.root("w").ended_at == at[0]
     assert isinstance(engine, WorkflowEngine)
 

@@ -10,9 +10,9 @@ from aztask.operate import workflows as views
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.stores.records.damage import Damaged
-from aztask.stores.records.workflows import ROOT, Change
+from aztask.stores.records.workflows import ROOT, DocumentChange
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def app():
 def end(app, number, state=State.SUCCEEDED, workflow="w"):
     engine = app.workflows.engine
     plan = engine.graphs.plan(workflow)
-    place = Place.of(plan, plan.nodes[number])
+    place = NodePlace.of(plan, plan.nodes[number])
     engine.joins.ended([TaskEnd(workflow, place, 0, state, b"\x05", "OSError", "disk")])
 
 
@@ -145,7 +145,7 @@ def test_a_workflow_that_cannot_be_read_is_in_the_list(app):
     group(app.work.s(1), app.work.s(2)).delay(workflow_id="a")
     store = app.workflows.engine.store
     (found,) = store.read([("a", ROOT)])
-    assert store.write([Change("a", ROOT, b"\xc1", found.tag)]) != [None]
+    assert store.write([DocumentChange("a", ROOT, b"\xc1", found.tag)]) != [None]
     for state in (None, "failed"):
         ((name, what),) = views.summaries(app.workflows.engine, 10, state)
         assert name == "a"
@@ -211,7 +211,7 @@ def test_those_of_other_owners_and_damaged_ones_take_their_places_once(app, monk
         group(app.work.s(1), app.work.s(2)).delay(workflow_id=name)
     engine = app.workflows.engine
     (found,) = engine.store.read([("b", ROOT)])
-    assert engine.store.write([Change("b", ROOT, b"\xc1", found.tag)]) != [None]
+    assert engine.store.write([DocumentChange("b", ROOT, b"\xc1", found.tag)]) != [None]
     root = engine.graphs.root
 
     def foreign(name):

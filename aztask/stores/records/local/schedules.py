@@ -18,7 +18,7 @@ from typing import Any, Final
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.queues.engine import Database
 from aztask.stores.local.reading import rows_of
-from aztask.stores.records.schedules import ClaimRow, Head, Kept, Occurrence, move_schedule
+from aztask.stores.records.schedules import ClaimRow, Head, KeptSchedule, Occurrence, move_schedule
 from aztask.support.clock import Clock
 
 _STEPS: Final = (
@@ -176,7 +176,7 @@ class LocalSchedules:
             return _Place(_IN_PLAIN, schedule)
         return apart if self._mark else None
 
-    def _all(self, connection: sqlite3.Connection) -> Iterator[Kept]:
+    def _all(self, connection: sqlite3.Connection) -> Iterator[KeptSchedule]:
         """All schedules of all owners."""
         for row in rows_of(connection, _PLAIN_HEADS, ()):
             yield _kept(connection, row, _Place(_IN_PLAIN, str(row[0])))
@@ -185,7 +185,7 @@ class LocalSchedules:
 
     # -- reading -----------------------------------------------------------------------------
 
-    def overview(self, *, everyone: bool = False) -> list[Kept]:
+    def overview(self, *, everyone: bool = False) -> list[KeptSchedule]:
         """The owner's schedules and those without an owner."""
         with self._database.transaction() as connection:
             return [
@@ -194,7 +194,7 @@ class LocalSchedules:
                 if everyone or each.owner in (self.owner, NO_OWNER)
             ]
 
-    def read(self, schedule: str) -> Kept | None:
+    def read(self, schedule: str) -> KeptSchedule | None:
         """The owner's schedule of that name, else one without an owner."""
         with self._database.transaction() as connection:
             place = self._place(connection, schedule)
@@ -316,7 +316,7 @@ class LocalSchedules:
         found = [each for each in theirs.overview() if each.owner == old]
         return sum(self._adopt(theirs, each) for each in found)
 
-    def _adopt(self, theirs: LocalSchedules, kept: Kept) -> bool:
+    def _adopt(self, theirs: LocalSchedules, kept: KeptSchedule) -> bool:
         name = kept.head.schedule
         with self._database.transaction() as connection:
             own = rows_of(connection, _APART_HEAD, (self._apart(name).key,))
@@ -328,14 +328,14 @@ class LocalSchedules:
             return touched
 
 
-def _kept(connection: sqlite3.Connection, row: Sequence[Any], place: _Place) -> Kept:
+def _kept(connection: sqlite3.Connection, row: Sequence[Any], place: _Place) -> KeptSchedule:
     """The schedule whose head is this row of its place."""
     key, data, version, broker, app = row
     owner = Owner(broker, app) if isinstance(broker, str) and isinstance(app, str) else NO_OWNER
     apart = place.sql is _IN_APART
     name = str(key).partition(" ")[2] if apart else str(key)
     claims = rows_of(connection, _CLAIMS, (owner.mark, name))
-    return Kept(
+    return KeptSchedule(
         Head(name, _bytes(data), f"{place.sign}{version}"),
         _occurrences(rows_of(connection, place.sql.open, (key,))),
         owner,

@@ -11,7 +11,7 @@ from aztask.queues.engine import Database
 from aztask.stores.local.reading import rows_of
 from aztask.stores.records.base import UNFINISHED_SECONDS
 from aztask.stores.records.owners import foreign_id, is_foreign, is_other_broker
-from aztask.stores.records.workflows import Addition, Change, Document, Listed
+from aztask.stores.records.workflows import Addition, Document, DocumentChange, ListedWorkflow
 
 _STEPS: Final = (
     """
@@ -128,7 +128,7 @@ class LocalWorkflows:
         with self._database.read() as connection:
             return [self._read(connection, *each) for each in names]
 
-    def write(self, changes: Sequence[Change]) -> list[str | None]:
+    def write(self, changes: Sequence[DocumentChange]) -> list[str | None]:
         """Make each change whose tag is the current one; returns the new tags."""
         with self._database.transaction() as connection:
             return [self._write(connection, each) for each in changes]
@@ -149,21 +149,21 @@ class LocalWorkflows:
         """List it as open again."""
         self._database.change(_REOPEN, (workflow, at, self._owner.broker or None))
 
-    def open_workflows(self, limit: int, after: str = "") -> list[Listed]:
+    def open_workflows(self, limit: int, after: str = "") -> list[ListedWorkflow]:
         """Own open workflows in the order of their ids, those behind `after`."""
         return self._listed(_OPEN, limit, after=after)
 
-    def ended_workflows(self, limit: int, before: float | None = None) -> list[Listed]:
+    def ended_workflows(self, limit: int, before: float | None = None) -> list[ListedWorkflow]:
         """The newest own ended workflows, or those that ended before a time."""
         if before is None:
             return self._listed(_NEWEST, limit)
         return self._listed(_OLD, limit, before=before)
 
-    def all_workflows(self, limit: int) -> list[Listed]:
+    def all_workflows(self, limit: int) -> list[ListedWorkflow]:
         """Workflows of all owners, the newest of the open and of the ended ones."""
         return [*self._listed(_ALL_OPEN, limit), *self._listed(_ALL_ENDED, limit)]
 
-    def delete_workflow(self, listed: Listed) -> bool:
+    def delete_workflow(self, listed: ListedWorkflow) -> bool:
         """Delete its documents and its place in the index, in one transaction."""
         values = {"workflow": listed.workflow, "mine": self._owner.broker}
         with self._database.transaction() as connection:
@@ -215,7 +215,7 @@ class LocalWorkflows:
         known = self._check_owner(workflow, broker)
         return Document(data if isinstance(data, bytes) else b"", str(version), broker=known)
 
-    def _write(self, connection: sqlite3.Connection, change: Change) -> str | None:
+    def _write(self, connection: sqlite3.Connection, change: DocumentChange) -> str | None:
         mine = self._owner.broker or None
         if change.tag is None:
             values: tuple[object, ...] = (change.workflow, change.name, change.data, mine)
@@ -224,15 +224,15 @@ class LocalWorkflows:
         values = (change.data, mine, change.workflow, change.name, version)
         return str(version + 1) if connection.execute(_REPLACE, values).rowcount else None
 
-    def _listed(self, sql: str, limit: int, **values: object) -> list[Listed]:
+    def _listed(self, sql: str, limit: int, **values: object) -> list[ListedWorkflow]:
         named = {"mine": self._owner.broker, "limit": limit, **values}
         with self._database.read() as connection:
             rows = rows_of(connection, sql, named)
         return [_listed(*row) for row in rows if _is_listed(*row)]
 
 
-def _listed(workflow: str, at: float, ended_at: float | None, broker: object) -> Listed:
-    return Listed(workflow, at, ended_at, broker if isinstance(broker, str) else "")
+def _listed(workflow: str, at: float, ended_at: float | None, broker: object) -> ListedWorkflow:
+    return ListedWorkflow(workflow, at, ended_at, broker if isinstance(broker, str) else "")
 
 
 def _is_listed(workflow: object, at: object, ended_at: object, broker: object) -> bool:

@@ -35,7 +35,7 @@ from aztask.stores.records.tables.blobs import Blobs
 from aztask.stores.records.tables.leftovers import Keeping
 from aztask.stores.records.tables.names import is_blob_of, is_run, partition_of, row_of
 from aztask.stores.records.tables.quarantine import Quarantine
-from aztask.stores.records.tables.rows import DAMAGE, Run, run_of
+from aztask.stores.records.tables.rows import DAMAGE, RunRow, run_of
 from aztask.stores.tables.client import TableRequests, TimeBudget
 from aztask.stores.tables.errors import RowConflict
 from aztask.support import chance
@@ -83,7 +83,7 @@ _Range = tuple[str, int, State]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """One row of the index. `damage`: why it names no run; then the last three fields are empty."""
 
     partition: str
@@ -94,7 +94,7 @@ class Entry:
     damage: str = ""
 
 
-def entity_of(run: Run) -> dict[str, Any]:
+def entity_of(run: RunRow) -> dict[str, Any]:
     """The index row of an ended run."""
     partition, row = partition_of(run.key.task_id), row_of(run.key)
     at = run.ended_at or 0.0
@@ -132,23 +132,23 @@ class EndIndex:
         self._exists = exists
         self._mine = owner.broker
         self._unowned_at = 0.0
-        self._after: dict[_Range, Entry] = {}
+        self._after: dict[_Range, IndexEntry] = {}
         self._requests = requests
         self._blobs = blobs
         self._quarantine = quarantine
 
-    def note(self, call: TimeBudget, run: Run) -> None:
+    def note(self, call: TimeBudget, run: RunRow) -> None:
         """Write the run's index row, unless it exists."""
         self._requests.ensure(call, entity_of(run))
 
-    def forget(self, call: TimeBudget, run: Run) -> None:
+    def forget(self, call: TimeBudget, run: RunRow) -> None:
         """Delete the run's index row, if it exists."""
         entity = entity_of(run)
         self._requests.delete(call, entity["PartitionKey"], entity["RowKey"])
 
     def newest(
         self, call: TimeBudget, states: Iterable[State], limit: int, brokers: Iterable[str]
-    ) -> list[Run]:
+    ) -> list[RunRow]:
         """The runs that ended last in one of these states, the newest first.
 
         * `brokers`: whose runs; "" for those without an owner.
@@ -249,12 +249,12 @@ class EndIndex:
         self._requests.delete(call, row["PartitionKey"], row["RowKey"])
 
     def _read(
-        self, call: TimeBudget, entry: Entry, select: Sequence[str] | None = None
-    ) -> Run | None:
+        self, call: TimeBudget, entry: IndexEntry, select: Sequence[str] | None = None
+    ) -> RunRow | None:
         """The run, if it ended as the entry says (rule 2), or if its row is damaged; else None."""
         if entry.damage:
             name = f"{entry.partition}/{entry.row}"
-            return Run(RunKey(name), "", "", state=State.UNREADABLE, damage=entry.damage)
+            return RunRow(RunKey(name), "", "", state=State.UNREADABLE, damage=entry.damage)
         entity = self._requests.read(call, entry.run_partition, entry.run_row, select)
         if entity is None:
             return None
@@ -267,7 +267,7 @@ class EndIndex:
         same = (here["PartitionKey"], here["RowKey"]) == (entry.partition, entry.row)
         return run if same else None
 
-    def _old(self, call: TimeBudget, which: _Range, before: float) -> list[Entry]:
+    def _old(self, call: TimeBudget, which: _Range, before: float) -> list[IndexEntry]:
         start = _start(*which)
         if which[0] != self._mine:
             before -= UNFINISHED_SECONDS
@@ -292,7 +292,7 @@ class EndIndex:
             )
         return [_entry(row) for row in rows]
 
-    def _clear(self, call: TimeBudget, entry: Entry, keeping: Keeping) -> bool:
+    def _clear(self, call: TimeBudget, entry: IndexEntry, keeping: Keeping) -> bool:
         """Delete a run, its note from the send, its blob, and last its index row."""
         there = False
         run = None if entry.damage else self._read(call, entry, ENDING)
@@ -312,17 +312,17 @@ class EndIndex:
         return there
 
 
-def _entry(entity: dict[str, Any]) -> Entry:
+def _entry(entity: dict[str, Any]) -> IndexEntry:
     columns = Columns(entity)
     place = entity["PartitionKey"], entity["RowKey"]
     try:
         partition, row = columns.text("partition"), columns.text("row")
         blob = columns.text("blob", missing="")
     except Damaged as damage:
-        return Entry(*place, damage=damage.reason)
+        return IndexEntry(*place, damage=damage.reason)
     if not is_run(partition, row) or not is_blob_of(blob, partition, row):
-        return Entry(*place, damage="this row of the index of ended runs names no run")
-    return Entry(*place, partition, row, blob)
+        return IndexEntry(*place, damage="this row of the index of ended runs names no run")
+    return IndexEntry(*place, partition, row, blob)
 
 
 def _hours(at: float) -> str:

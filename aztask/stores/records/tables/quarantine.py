@@ -20,7 +20,7 @@ from aztask.errors import BrokerError, BrokerUnavailable
 from aztask.stores.records.base import UNFINISHED_SECONDS
 from aztask.stores.records.damage import KEPT, Columns, Damaged
 from aztask.stores.records.tables.names import is_run
-from aztask.stores.records.tables.rows import DAMAGE, Run, broker_in, plain, run_of
+from aztask.stores.records.tables.rows import DAMAGE, RunRow, broker_in, plain, run_of
 from aztask.stores.tables.client import TableRequests, TimeBudget
 from aztask.stores.tables.errors import RowConflict
 from aztask.support.clock import Clock
@@ -41,7 +41,7 @@ class Quarantine:
         self._requests = requests
         self._clock = clock
 
-    def note(self, call: TimeBudget, run: Run, reason: str) -> None:
+    def note(self, call: TimeBudget, run: RunRow, reason: str) -> None:
         """Put a damaged row into quarantine, and log it the first time."""
         partition, row = run.place
         entity = {
@@ -58,7 +58,7 @@ class Quarantine:
         if not run.in_quarantine:
             self._mark(run, {"PartitionKey": partition, "RowKey": row, DAMAGE: plain(reason)})
 
-    def _mark(self, run: Run, mark: dict[str, Any]) -> None:
+    def _mark(self, run: RunRow, mark: dict[str, Any]) -> None:
         """Add the reason to the row.
 
         If the row has changed, its next reader does it. In a row that accepts no further property
@@ -72,7 +72,7 @@ class Quarantine:
         except BrokerError as error:
             logger.info("a damaged row is not marked, its next reader tries again: %s", error)
 
-    def runs(self, call: TimeBudget, limit: int) -> list[Run]:
+    def runs(self, call: TimeBudget, limit: int) -> list[RunRow]:
         """The runs in quarantine, the last ones found first."""
         entities = self._requests.query(
             call, "PartitionKey eq @quarantine", {"quarantine": PARTITION}, PAGE
@@ -81,7 +81,7 @@ class Quarantine:
         runs = self._requests.each(call, self._read, found)
         return [run for run in runs if run is not None]
 
-    def forget(self, call: TimeBudget, run: Run) -> None:
+    def forget(self, call: TimeBudget, run: RunRow) -> None:
         """Delete the entry of a run whose row is deleted."""
         self._requests.delete(call, PARTITION, _row_of(run))
 
@@ -120,7 +120,7 @@ class Quarantine:
         self._requests.delete(call, PARTITION, entity["RowKey"])
         return there
 
-    def _read(self, call: TimeBudget, entry: tuple[float, str, str]) -> Run | None:
+    def _read(self, call: TimeBudget, entry: tuple[float, str, str]) -> RunRow | None:
         """The run, if its row is still damaged; else None."""
         _, partition, row = entry
         entity = self._requests.read(call, partition, row)
@@ -128,7 +128,7 @@ class Quarantine:
         return run if run is not None and run.damage else None
 
 
-def _row_of(run: Run) -> str:
+def _row_of(run: RunRow) -> str:
     return sha256("!".join(run.place).encode()).hexdigest()
 
 

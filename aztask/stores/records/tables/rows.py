@@ -42,7 +42,7 @@ _LONGEST_NUMBER: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunRow:
     """A run's row.
 
     * `tag`: its ETag, "" before it is stored.
@@ -122,7 +122,7 @@ class Run:
             broker=self.broker,
         )
 
-    def started(self, start: Start) -> Run:
+    def started(self, start: Start) -> RunRow:
         """A copy owned by `start`, without the outcome of an earlier start."""
         return replace(
             self,
@@ -148,7 +148,7 @@ class Run:
         except Damaged:
             return self.record(None)
 
-    def finished(self, outcome: Outcome, body: bytes | None, blob: str) -> Run:
+    def finished(self, outcome: Outcome, body: bytes | None, blob: str) -> RunRow:
         """A copy with that outcome, whose body is inline or in the blob."""
         again = outcome.again
         return replace(
@@ -167,9 +167,9 @@ class Run:
         )
 
 
-def new_run(start: Start) -> Run:
+def new_run(start: Start) -> RunRow:
     """The row of a run's first start."""
-    return Run(start.key, start.task, start.queue).started(start)
+    return RunRow(start.key, start.task, start.queue).started(start)
 
 
 def pack(outcome: Outcome) -> bytes | None:
@@ -194,7 +194,7 @@ def unpack(body: bytes) -> tuple[bytes | None, str, str, str]:
 _BODY: Final = ("value", "error_type", "error", "traceback")
 
 
-def entity_of(run: Run) -> dict[str, Any]:
+def entity_of(run: RunRow) -> dict[str, Any]:
     """The row in the service's form; empty fields are omitted."""
     text = {
         "task": run.task,
@@ -228,7 +228,7 @@ def entity_of(run: Run) -> dict[str, Any]:
     }
 
 
-def run_of(entity: Mapping[str, Any], partition: str, row: str) -> Run:
+def run_of(entity: Mapping[str, Any], partition: str, row: str) -> RunRow:
     """The run in a row that was read from that place, damaged or not."""
     place, tag = (partition, row), str(cast("TableEntity", entity).metadata["etag"])
     reason = entity.get(DAMAGE)
@@ -237,7 +237,7 @@ def run_of(entity: Mapping[str, Any], partition: str, row: str) -> Run:
             raise Damaged(str(reason))
         return replace(_readable(Columns(entity), partition, row), tag=tag, place=place)
     except Damaged as damage:
-        return Run(
+        return RunRow(
             key_of_row(partition, row),
             "",
             "",
@@ -250,11 +250,11 @@ def run_of(entity: Mapping[str, Any], partition: str, row: str) -> Run:
         )
 
 
-def _readable(columns: Columns, partition: str, row: str) -> Run:
+def _readable(columns: Columns, partition: str, row: str) -> RunRow:
     key = _read_key(columns)
     if (partition_of(key.task_id), row_of(key)) != (partition, row):
         raise Damaged("its key is that of another row")
-    run = Run(
+    run = RunRow(
         key,
         columns.text("task", missing=""),
         columns.text("queue", missing=""),

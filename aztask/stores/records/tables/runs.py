@@ -38,7 +38,7 @@ from aztask.stores.records.tables.index import EndIndex
 from aztask.stores.records.tables.names import is_row, partition_of, row_of
 from aztask.stores.records.tables.quarantine import Quarantine
 from aztask.stores.records.tables.rows import (
-    Run,
+    RunRow,
     broker_in,
     entity_of,
     expected,
@@ -123,7 +123,7 @@ class RowUpdate(Generic[Answer]):
     """A decision about a row: the answer, and the row to write first (None for no write)."""
 
     answer: Answer
-    row: Run | None = None
+    row: RunRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ class ChangedRow(Generic[Answer]):
     """The answer, the row as it is now, and as it was before the write."""
 
     answer: Answer
-    row: Run | None
-    before: Run | None = None
+    row: RunRow | None
+    before: RunRow | None = None
 
 
 class Runs:
@@ -154,7 +154,7 @@ class Runs:
         self._index = index
         self._quarantine = quarantine
         self._clock = clock
-        self._known: OrderedDict[tuple[RunKey, str], Run] = OrderedDict()
+        self._known: OrderedDict[tuple[RunKey, str], RunRow] = OrderedDict()
         self._lock = Lock()
 
     def start(self, call: TimeBudget, start: Start) -> StartAnswer:
@@ -164,7 +164,7 @@ class Runs:
         while the task runs; the redelivery takes it over.
         """
 
-        def decide(run: Run | None) -> RowUpdate[StartAnswer]:
+        def decide(run: RunRow | None) -> RowUpdate[StartAnswer]:
             if run is None:
                 return RowUpdate(Owned(1), self._owned(new_run(start)))
             if run.damage or is_foreign(self._owner, run.broker):
@@ -191,7 +191,7 @@ class Runs:
             self._blobs.delete(done.before.body_blob)
         return replace(done.answer, saved=self._saved(call, done.row))
 
-    def _started(self, run: Run, start: Start) -> RowUpdate[StartAnswer]:
+    def _started(self, run: RunRow, start: Start) -> RowUpdate[StartAnswer]:
         """The answer for a row of the same task."""
         outcome = run.outcome(None)
         if outcome is not None and not outcome.again:
@@ -216,7 +216,7 @@ class Runs:
             return False
         body, blob = self._blobs.place_of(call, finish.key, pack(finish.outcome))
 
-        def decide(run: Run | None) -> RowUpdate[bool]:
+        def decide(run: RunRow | None) -> RowUpdate[bool]:
             if run is None or run.owner != finish.owner:
                 return RowUpdate(False)
             if run.state is not State.STARTED:
@@ -249,11 +249,11 @@ class Runs:
             return False
         body, blob = self._blobs.place_of(call, record.key, pack(outcome))
 
-        def buried(run: Run | None) -> Run:
-            base = run or Run(record.key, record.task, record.queue)
+        def buried(run: RunRow | None) -> RunRow:
+            base = run or RunRow(record.key, record.task, record.queue)
             return self._owned(replace(base.finished(outcome, body, blob), owner=""))
 
-        def decide(run: Run | None) -> RowUpdate[bool]:
+        def decide(run: RunRow | None) -> RowUpdate[bool]:
             if run is not None and (run.damage or is_foreign(self._owner, run.broker)):
                 return RowUpdate(False)
             if run is None or not run.ended:
@@ -278,7 +278,7 @@ class Runs:
             return False
         data, blob = self._blobs.place_of(call, key, state)
 
-        def decide(run: Run | None) -> RowUpdate[bool]:
+        def decide(run: RunRow | None) -> RowUpdate[bool]:
             if run is None or run.owner != owner or run.state is not State.STARTED:
                 return RowUpdate(False)
             if (run.saved, run.saved_blob) == (data, blob):
@@ -298,7 +298,7 @@ class Runs:
         """Give a run back; its start is not counted."""
         key, owner = which
 
-        def decide(run: Run | None) -> RowUpdate[None]:
+        def decide(run: RunRow | None) -> RowUpdate[None]:
             if run is None or run.owner != owner or run.state is not State.STARTED:
                 return RowUpdate(None)
             fresh = run.starts <= 1 and not run.failures and not run.snoozes
@@ -314,13 +314,13 @@ class Runs:
         """Note that a run is sent, in a row of its own, so that a start need not read it."""
         self._requests.ensure(call, expected(record, self._clock.wall(), self._owner.broker))
 
-    def read(self, call: TimeBudget, key: RunKey) -> Run | None:
+    def read(self, call: TimeBudget, key: RunKey) -> RunRow | None:
         """The run's row. A damaged one has no owner and has not ended."""
         partition, row = partition_of(key.task_id), row_of(key)
         entity = self._requests.read(call, partition, row)
         return None if entity is None else replace(run_of(entity, partition, row), key=key)
 
-    def complete(self, call: TimeBudget, run: Run) -> RunRecord:
+    def complete(self, call: TimeBudget, run: RunRow) -> RunRecord:
         """The run with its value, and with what is wrong with it or its value."""
         if run.damage:
             return run.record(None)
@@ -335,18 +335,18 @@ class Runs:
             return run.record(None, missing(run.body_blob))
         return self.complete(call, now)
 
-    def _body(self, call: TimeBudget, run: Run) -> bytes | None:
+    def _body(self, call: TimeBudget, run: RunRow) -> bytes | None:
         """The long parts of its outcome. Raises RowNotFound if their blob is missing."""
         return self._blobs.load(call, run.body, run.body_blob)
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _refused(self, run: Run) -> Foreign | Unreadable:
+    def _refused(self, run: RunRow) -> Foreign | Unreadable:
         """The answer for a row of another owner, or a damaged one."""
         foreign = is_foreign(self._owner, run.broker)
         return Foreign(run.broker) if foreign else Unreadable(run.damage)
 
-    def _owned(self, run: Run) -> Run:
+    def _owned(self, run: RunRow) -> RunRow:
         """The row with its owner; one that has none gets this one (rule 7 of the protocol)."""
         return run if run.broker else replace(run, broker=self._owner.broker)
 
@@ -354,8 +354,8 @@ class Runs:
         self,
         call: TimeBudget,
         key: RunKey,
-        run: Run | None,
-        decide: Callable[[Run | None], RowUpdate[Answer]],
+        run: RunRow | None,
+        decide: Callable[[RunRow | None], RowUpdate[Answer]],
     ) -> ChangedRow[Answer]:
         """Decide and write until no other writer comes in between.
 
@@ -378,20 +378,20 @@ class Runs:
             run = self.read(call, key)
         raise call.unavailable(f"the row of task {key.task_id}")
 
-    def _outcome(self, call: TimeBudget, run: Run) -> Outcome | None:
+    def _outcome(self, call: TimeBudget, run: RunRow) -> Outcome | None:
         """The complete outcome; None if its blob is missing or damaged, so that the row must do."""
         try:
             return run.outcome(self._body(call, run))
         except (RowNotFound, Damaged):
             return None
 
-    def _saved(self, call: TimeBudget, run: Run) -> bytes | None:
+    def _saved(self, call: TimeBudget, run: RunRow) -> bytes | None:
         try:
             return self._blobs.load(call, run.saved, run.saved_blob)
         except RowNotFound:
             return None  # the blob was deleted: the task begins anew
 
-    def _remember(self, run: Run) -> None:
+    def _remember(self, run: RunRow) -> None:
         """Keep the row for its end, unless that would keep a checkpoint in memory."""
         if run.saved is None:
             with self._lock:
@@ -399,12 +399,12 @@ class Runs:
                 while len(self._known) > REMEMBERED:
                     self._known.popitem(last=False)
 
-    def _take(self, key: RunKey, owner: str) -> Run | None:
+    def _take(self, key: RunKey, owner: str) -> RunRow | None:
         with self._lock:
             return self._known.pop((key, owner), None)
 
 
-def _owned_by_another(run: Run, start: Start) -> OwnedElsewhere | Outdated | Unreadable | None:
+def _owned_by_another(run: RunRow, start: Start) -> OwnedElsewhere | Outdated | Unreadable | None:
     """Another copy or a newer delivery owns the run; None if this delivery takes it over.
 
     A position that cannot be one of any copy makes the row unreadable.

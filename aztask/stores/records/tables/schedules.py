@@ -23,7 +23,7 @@ from aztask.stores.records.schedules import (
     COMMITTED,
     ClaimRow,
     Head,
-    Kept,
+    KeptSchedule,
     Occurrence,
     move_schedule,
 )
@@ -77,7 +77,7 @@ class TablesSchedules:
 
     # -- reading -----------------------------------------------------------------------------
 
-    def overview(self, *, everyone: bool = False) -> list[Kept]:
+    def overview(self, *, everyone: bool = False) -> list[KeptSchedule]:
         """The owner's schedules and those without one, in one query without closed occurrences."""
         self._clock.learn()
         values = {**_ALL, **_ROWS}
@@ -89,13 +89,13 @@ class TablesSchedules:
         self._apart = {each.head.schedule for each in found if self._is_apart(each)}
         return [each for each in found if everyone or each.owner in (self.owner, NO_OWNER)]
 
-    def _is_apart(self, kept: Kept) -> bool:
+    def _is_apart(self, kept: KeptSchedule) -> bool:
         """Whether this owner's schedule of that name is in a place apart, as this row shows."""
         if kept.mark:
             return kept.owner == self.owner
         return kept.owner not in (self.owner, NO_OWNER)
 
-    def read(self, schedule: str) -> Kept | None:
+    def read(self, schedule: str) -> KeptSchedule | None:
         """The owner's schedule of that name, else one without an owner."""
         call = TimeBudget()
         if schedule in self._apart and (found := self._read(call, self._apart_place(schedule))):
@@ -110,7 +110,7 @@ class TablesSchedules:
             return found
         return plain
 
-    def _read(self, call: TimeBudget, partition: str) -> Kept | None:
+    def _read(self, call: TimeBudget, partition: str) -> KeptSchedule | None:
         text = f"PartitionKey eq @schedule and {_SEEN}"
         values = {"schedule": partition, **_ROWS}
         return _kept(self._requests.query(call, text, values, SCHEDULES))
@@ -310,7 +310,7 @@ class TablesSchedules:
         found = [each for each in theirs.overview() if each.owner == old]
         return sum(self._adopt(theirs, each) for each in found)
 
-    def _adopt(self, theirs: TablesSchedules, kept: Kept) -> bool:
+    def _adopt(self, theirs: TablesSchedules, kept: KeptSchedule) -> bool:
         name = kept.head.schedule
         own = self.read(name)
         if kept.mark or (own is not None and own.mark):
@@ -372,7 +372,7 @@ def _head_change(head: dict[str, Any], tag: str | None) -> tuple[Any, ...]:
     return ("update", head, options)
 
 
-def _kept(rows: Sequence[dict[str, Any]]) -> Kept | None:
+def _kept(rows: Sequence[dict[str, Any]]) -> KeptSchedule | None:
     """The schedule in the rows of its partition; None if its head is missing."""
     head = next((row for row in rows if row["RowKey"] == HEAD), None)
     if head is None:
@@ -395,7 +395,7 @@ def _kept(rows: Sequence[dict[str, Any]]) -> Kept | None:
         if row["RowKey"].startswith(prefix)
     ]
     found = Head(name, _data(head), f"{sign}:{_etag(head)}")
-    return Kept(found, tuple(waiting), owner, owner.mark if apart else "", tuple(claims))
+    return KeptSchedule(found, tuple(waiting), owner, owner.mark if apart else "", tuple(claims))
 
 
 def _owner_of(row: Mapping[str, Any]) -> Owner:

@@ -59,7 +59,7 @@ from aztask.stores.records.tables.names import (
 )
 from aztask.stores.records.tables.quarantine import Quarantine
 from aztask.stores.records.tables.rows import (
-    Run,
+    RunRow,
     broker_in,
     pending,
     run_of,
@@ -314,7 +314,7 @@ class TablesResults:
                 "aztask running, aztask queues, or ask for a task by its id"
             )
         call = TimeBudget()
-        runs: list[Run] = []
+        runs: list[RunRow] = []
         if state is not State.UNREADABLE:
             brokers = [each.broker for each in self._owners.known(call)] if everyone else []
             runs += self._index.newest(call, ENDED if state is None else (state,), limit, brokers)

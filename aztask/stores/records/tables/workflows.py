@@ -29,7 +29,7 @@ from aztask.stores.records.tables.blobs import Blobs
 from aztask.stores.records.tables.index import count_down
 from aztask.stores.records.tables.rows import broker_in
 from aztask.stores.records.tables.runs import PARTITION as OWNERS
-from aztask.stores.records.workflows import ROOT, Addition, Change, Document, Listed
+from aztask.stores.records.workflows import ROOT, Addition, Document, DocumentChange, ListedWorkflow
 from aztask.stores.tables.client import PAUSES, TableRequests, TimeBudget
 from aztask.stores.tables.errors import OutcomeUnknown, RowNotFound
 from aztask.support.clock import sleep
@@ -85,7 +85,7 @@ class TablesWorkflows:
         tag = _tag(_etag(entity), blob)
         return Document(b"".join([data, *pieces]), tag, len(names), broker_in(entity))
 
-    def write(self, changes: Sequence[Change]) -> list[str | None]:
+    def write(self, changes: Sequence[DocumentChange]) -> list[str | None]:
         """Make each change, in parallel; each costs one request, and one more for a long one."""
         tags: list[str | None] = []
         for first in range(0, len(changes), BATCH):
@@ -93,7 +93,7 @@ class TablesWorkflows:
             tags += self._requests.each(TimeBudget(), self._write, part)
         return tags
 
-    def _write(self, call: TimeBudget, change: Change) -> str | None:
+    def _write(self, call: TimeBudget, change: DocumentChange) -> str | None:
         partition = _partition(change.workflow, change.name)
         data, blob = self._blobs.place_at(call, partition, ROW, change.data)
         entity: dict[str, Any] = {"PartitionKey": partition, "RowKey": ROW, **self._stamp}
@@ -201,7 +201,7 @@ class TablesWorkflows:
         for row in (self._ended(workflow, at, ended_at), _ended(workflow, at, ended_at)):
             self._requests.delete(call, row["PartitionKey"], row["RowKey"])
 
-    def open_workflows(self, limit: int, after: str = "") -> list[Listed]:
+    def open_workflows(self, limit: int, after: str = "") -> list[ListedWorkflow]:
         """Own open workflows in the order of their keys, those behind `after`."""
         behind = key_text(after) if after else ""
         own = " and broker eq @mine" if self._owner.known else ""
@@ -209,7 +209,7 @@ class TablesWorkflows:
         found = self._query("o", f"RowKey gt @key{own}", values, limit)
         return sorted(found, key=lambda listed: key_text(listed.workflow))[:limit]
 
-    def ended_workflows(self, limit: int, before: float | None = None) -> list[Listed]:
+    def ended_workflows(self, limit: int, before: float | None = None) -> list[ListedWorkflow]:
         """The newest own ended workflows, or those that ended before a time.
 
         With a time, those without an owner are among them, `UNFINISHED_SECONDS` later.
@@ -219,14 +219,14 @@ class TablesWorkflows:
             found += self._ended_of("", limit, before - UNFINISHED_SECONDS)
         return heapq.nlargest(limit, found, key=attrgetter("ended_at"))
 
-    def all_workflows(self, limit: int) -> list[Listed]:
+    def all_workflows(self, limit: int) -> list[ListedWorkflow]:
         """Workflows of all owners: open ones, and the newest of the ended ones."""
         found = self._query("o", "RowKey gt @key", {"key": ""}, limit)
         brokers = {each.broker for each in self.owners()} | {self._owner.broker, ""}
         ended = [each for broker in brokers for each in self._ended_of(broker, limit, None)]
         return found + heapq.nlargest(limit, ended, key=attrgetter("ended_at"))
 
-    def _ended_of(self, broker: str, limit: int, before: float | None) -> list[Listed]:
+    def _ended_of(self, broker: str, limit: int, before: float | None) -> list[ListedWorkflow]:
         key = "" if before is None else count_down(before) + _END
         return self._query(_kind(broker), "RowKey gt @key", {"key": key}, limit)
 
@@ -246,7 +246,7 @@ class TablesWorkflows:
 
     def _query(
         self, kind: str, condition: str, values: Mapping[str, Any], limit: int
-    ) -> list[Listed]:
+    ) -> list[ListedWorkflow]:
         def page(call: TimeBudget, shard: int) -> list[dict[str, Any]]:
             text = f"PartitionKey eq @shard and {condition}"
             return self._requests.query(call, text, {"shard": f"{kind}-{shard}", **values}, limit)
@@ -317,7 +317,7 @@ class TablesWorkflows:
 
     # -- deletion ----------------------------------------------------------------------------
 
-    def delete_workflow(self, listed: Listed) -> bool:
+    def delete_workflow(self, listed: ListedWorkflow) -> bool:
         """Delete its documents, the root first, then its place in the index."""
         call = TimeBudget()
         first = _partition(listed.workflow, "")
@@ -400,11 +400,11 @@ def _ended(workflow: str, at: float, ended_at: float, broker: str = "") -> dict[
     }
 
 
-def _listed(row: Mapping[str, Any]) -> Listed | None:
+def _listed(row: Mapping[str, Any]) -> ListedWorkflow | None:
     """The workflow in a row of the index; None if another program wrote the row."""
     columns = Columns(row)
     try:
-        return Listed(
+        return ListedWorkflow(
             columns.text("workflow"),
             columns.time("at"),
             columns.optional_time("ended_at"),

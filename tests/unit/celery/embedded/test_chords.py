@@ -11,7 +11,7 @@ from aztask.celery.embedded.chords import ChordPart, Chords, chord_name
 from aztask.queues.engine import Database
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.local.store import LocalResults
-from aztask.stores.records.workflows import Change
+from aztask.stores.records.workflows import DocumentChange
 
 
 @pytest.fixture
@@ -102,6 +102,6 @@ def test_it_is_deleted_with_what_has_ended(chords: Chords) -> None:
 def test_a_damaged_document_is_named(chords: Chords, data: bytes) -> None:
     chords.start("g", 1)
     tag = chords._store.read([(chord_name("g"), "chord")])[0].tag
-    chords._store.write([Change(chord_name("g"), "chord", data, tag)])
+    chords._store.write([DocumentChange(chord_name("g"), "chord", data, tag)])
     with pytest.raises(Damaged):
         chords.state("g")

@@ -4,7 +4,7 @@ import pytest
 
 from aztask import App
 from aztask.celery.transport import consumers
-from aztask.celery.transport.consumers import QueueConsumer, QueueSource, source_of
+from aztask.celery.transport.consumers import ConsumedQueue, QueueConsumer, source_of
 from aztask.celery.transport.options import TransportOptions
 from aztask.errors import LeaseRefused
 from aztask.message.envelope import Envelope
@@ -31,7 +31,7 @@ def send(broker, *messages, queue="orders"):
 def test_a_consumer_opens_its_receiver_at_the_first_use(broker):
     broker.declare("orders")
     send(broker, *((name, None) for name in "abc"))
-    consumer = consumer_of(broker, QueueSource("orders", "orders", 30.0), no_ack=True)
+    consumer = consumer_of(broker, ConsumedQueue("orders", "orders", 30.0), no_ack=True)
     consumer.close()
     receiver = consumer.receiver
     assert consumer.receiver is receiver
@@ -127,7 +127,7 @@ def test_a_busy_session_lets_others_have_their_turn(broker, monkeypatch):
     monkeypatch.setattr(consumers, "SESSION_SHARE", 0.0)
     broker.declare("orders", QueueOptions(sessions=True))
     send(broker, *((f"a{n}", "a") for n in range(5)), ("b", "b"))
-    consumer = consumer_of(broker, QueueSource("orders", "orders", 30.0, sessions=True))
+    consumer = consumer_of(broker, ConsumedQueue("orders", "orders", 30.0, sessions=True))
     sessions = []
     for _ in range(6):
         (delivery,) = consumer.receive(1, 1.0)

@@ -6,7 +6,7 @@ from aztask import App
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.letters import act_on
 from aztask.operate.deadletters import DeadLetters, Report, Selection
-from aztask.operate.deadletters.actions import OnLetters, Part, replay
+from aztask.operate.deadletters.actions import OnLetters, SelectedLetters, replay
 from aztask.operate.queues import LeftOut
 
 ALL = Selection(everything=True)
@@ -29,7 +29,11 @@ class Act(OnLetters):
 def act(reports, *, selected=None, dry_run=False):
     """Act on queues a and b, whose results are `reports`; an exception is raised."""
     app, counts = App("shop", broker="local://:memory:"), selected or dict.fromkeys(reports, 3)
-    parts = [Part(DeadLetters(app, name), ALL, count) for name, count in counts.items() if count]
+    parts = [
+        SelectedLetters(DeadLetters(app, name), ALL, count)
+        for name, count in counts.items()
+        if count
+    ]
     action = Act(app, sum(counts.values()), parts, LeftOut(), (), "")
     action.acted, action.given = [], reports
     try:

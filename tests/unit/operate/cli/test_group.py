@@ -3,17 +3,17 @@
 import click
 import pytest
 
-from aztask.operate.cli.group import Group, LazyGroup
+from aztask.operate.cli.group import CliGroup, LazyGroup
 
 
 def test_an_unknown_command_gets_a_suggestion():
-    group = Group("shop", commands=[click.Command("worker"), click.Command("send")])
+    group = CliGroup("shop", commands=[click.Command("worker"), click.Command("send")])
     with pytest.raises(click.UsageError, match=r"no command 'wroker'\. Did you mean 'worker'\?"):
         group.main(["wroker"], standalone_mode=False)
 
 
 def test_an_unknown_option_is_left_to_click():
-    group = Group("shop", commands=[click.Command("worker")])
+    group = CliGroup("shop", commands=[click.Command("worker")])
     with pytest.raises(click.NoSuchOption):
         group.main(["--wroker"], standalone_mode=False)
 

@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from aztask.operate.cli.output import Progress
+from aztask.operate.cli.output import ProgressLine
 
 
 class Terminal(io.StringIO):
@@ -19,7 +19,7 @@ class Times:
 
 def test_elsewhere_than_on_a_terminal_a_line_now_and_then(capsys):
     clock = Times()
-    progress = Progress(100, "tasks", clock=clock)
+    progress = ProgressLine(100, "tasks", clock=clock)
     for second in range(6):
         clock.now = float(second)
         progress.show(10 * second, ", 3 wait")
@@ -37,7 +37,7 @@ def test_on_a_terminal_one_line_is_rewritten(monkeypatch, columns):
     terminal, clock = Terminal(), Times()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("COLUMNS", str(columns))
-    progress = Progress(4, "tasks", clock=clock)
+    progress = ProgressLine(4, "tasks", clock=clock)
     for done in range(5):
         clock.now += 0.2
         progress.show(done, last=done == 4)
@@ -53,7 +53,7 @@ def test_on_a_terminal_one_line_is_rewritten(monkeypatch, columns):
 def test_a_terminal_is_not_drawn_on_too_often(monkeypatch):
     terminal, clock = Terminal(), Times()
     monkeypatch.setattr("sys.stderr", terminal)
-    progress = Progress(1000, "tasks", clock=clock)
+    progress = ProgressLine(1000, "tasks", clock=clock)
     for done in range(1000):
         clock.now += 0.001
         progress.show(done)
@@ -61,5 +61,5 @@ def test_a_terminal_is_not_drawn_on_too_often(monkeypatch):
 
 
 def test_nothing_to_do_is_no_division_by_zero(capsys):
-    Progress(0, "tasks", clock=Times()).show(0, last=True)
+    ProgressLine(0, "tasks", clock=Times()).show(0, last=True)
     assert "0 of 0 tasks" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from aztask.stores.records.base import (
     WorkerRecord,
 )
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 from aztask.workflows.result import ASKED_CHAINS
 
 
@@ -46,7 +46,7 @@ def end(app, workflow, number, state=State.SUCCEEDED, generation=0):
     """The end of one task, as a worker reports it."""
     engine = app.workflows.engine
     plan = engine.graphs.plan(workflow)
-    place = Place.of(plan, plan.nodes[number])
+    place = NodePlace.of(plan, plan.nodes[number])
     kind = "" if state is State.SUCCEEDED else "ValueError"
     engine.joins.ended([TaskEnd(workflow, place, generation, state, b"\x01", kind, "no paper")])
 

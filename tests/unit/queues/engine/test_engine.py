@@ -7,7 +7,7 @@ import math
 import pytest
 
 from aztask.errors import ConfigurationError, LeaseLost, QueueNotFound
-from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
+from aztask.queues.engine import Database, Engine, NewMessage, StoredSettings
 from aztask.support.clock import Clock
 
 
@@ -45,9 +45,9 @@ def leases(received):
 
 def test_settings_changed_elsewhere_count_at_the_next_send(engine, other):
     other.send("q", [NewMessage(b"before", "a")])
-    engine.update_queue("q", QueueSettings(duplicate_window=60.0))
+    engine.update_queue("q", StoredSettings(duplicate_window=60.0))
     assert [other.send("q", [NewMessage(b"x", "b")])[0] > 0 for _ in range(2)] == [True, False]
-    engine.update_queue("q", QueueSettings(time_to_live=5.0))
+    engine.update_queue("q", StoredSettings(time_to_live=5.0))
     other.send("q", [NewMessage(b"y"), NewMessage(b"z")])
     assert [m.expires_at for m in other.receive("q", 9)[-2:]] == [1005.0, 1005.0]
 
@@ -95,7 +95,7 @@ def test_expired_messages_go_away_unless_the_queue_keeps_them(engine, time):
     time.now += 5.0
     assert engine.receive("q", 1) == []
     assert engine.stats("q").dead == 0
-    engine.update_queue("q", QueueSettings(dead_letter_expired=True))
+    engine.update_queue("q", StoredSettings(dead_letter_expired=True))
     engine.send("q", [NewMessage(b"y", expires_at=time.now + 5.0)])
     time.now += 5.0
     assert engine.receive("q", 1) == []
@@ -104,7 +104,7 @@ def test_expired_messages_go_away_unless_the_queue_keeps_them(engine, time):
 
 
 def test_the_shorter_of_both_expiries_counts_and_begins_when_due(engine):
-    engine.update_queue("q", QueueSettings(time_to_live=50.0))
+    engine.update_queue("q", StoredSettings(time_to_live=50.0))
     engine.send("q", [NewMessage(b"a", expires_at=1010.0), NewMessage(b"b", expires_at=2000.0)])
     engine.send("q", [NewMessage(b"c", due=1100.0)])
     assert [m.expires_at for m in engine.peek("q")] == [1010.0, 1050.0, 1150.0]
@@ -139,7 +139,7 @@ def test_thousands_falling_due_at_once_come_in_order(engine, time):
 
 
 def test_thousands_of_lapsed_leases_come_back_and_the_exhausted_do_not(engine, time):
-    engine.update_queue("q", QueueSettings(max_deliveries=2))
+    engine.update_queue("q", StoredSettings(max_deliveries=2))
     engine.send("q", [NewMessage(b"x")] * 2500)
     assert len(engine.receive("q", 1500, 5.0)) == 1500
     time.now += 5.0
@@ -201,7 +201,7 @@ def test_a_replacement_without_lease_sends_nothing(engine):
 
 
 def test_session_state_outlives_messages_and_needs_the_lease(engine, time):
-    engine.create_queue("s", QueueSettings(sessions=True, lease_seconds=10.0))
+    engine.create_queue("s", StoredSettings(sessions=True, lease_seconds=10.0))
     lease = engine.accept_session("s", "a")
     assert engine.get_session_state("s", lease) is None
     engine.set_session_state("s", lease, b"page 7")
@@ -218,7 +218,7 @@ def test_session_state_outlives_messages_and_needs_the_lease(engine, time):
 
 
 def test_giving_a_session_back_does_not_count_and_losing_it_does(engine, time):
-    engine.create_queue("s", QueueSettings(sessions=True, lease_seconds=10.0))
+    engine.create_queue("s", StoredSettings(sessions=True, lease_seconds=10.0))
     engine.send("s", [NewMessage(b"x", session="a")])
     lease = engine.accept_session("s")
     engine.receive("s", 1, session=lease)
@@ -231,7 +231,7 @@ def test_giving_a_session_back_does_not_count_and_losing_it_does(engine, time):
 
 
 def test_sessions_take_turns(engine):
-    engine.create_queue("s", QueueSettings(sessions=True))
+    engine.create_queue("s", StoredSettings(sessions=True))
     engine.send("s", [NewMessage(b"x", session=name) for name in ("a", "b", "c")] * 2)
     seen = []
     for _ in range(4):
@@ -243,20 +243,20 @@ def test_sessions_take_turns(engine):
 
 def test_whether_a_queue_has_sessions_cannot_be_changed(engine):
     with pytest.raises(ConfigurationError, match="cannot be changed"):
-        engine.update_queue("q", QueueSettings(sessions=True))
+        engine.update_queue("q", StoredSettings(sessions=True))
 
 
 @pytest.mark.parametrize("field", ["lease_seconds", "max_deliveries", "time_to_live"])
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
 def test_settings_that_cannot_be_are_refused(field, value):
     with pytest.raises(ConfigurationError, match=field):
-        QueueSettings(**{field: value})
+        StoredSettings(**{field: value})
 
 
 @pytest.mark.parametrize("window", [-1.0, math.nan, math.inf])
 def test_a_window_that_cannot_be_is_refused(window):
     with pytest.raises(ConfigurationError, match="duplicate_window"):
-        QueueSettings(duplicate_window=window)
+        StoredSettings(duplicate_window=window)
 
 
 def test_nothing_asked_nothing_done(engine):

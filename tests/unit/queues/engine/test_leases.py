@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from aztask.errors import ConfigurationError, QueueNotFound
-from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
+from aztask.queues.engine import Database, Engine, NewMessage, StoredSettings
 from aztask.queues.engine.receiving import SWEEP_LIMIT
 from aztask.support.clock import Clock
 
@@ -42,8 +42,8 @@ def time():
 def engine(time):
     database = Database(":memory:")
     engine = Engine(database, clock=time.clock())
-    engine.create_queue("q", QueueSettings(lease_seconds=LEASE, max_deliveries=1000))
-    engine.create_queue("other", QueueSettings(lease_seconds=LEASE))
+    engine.create_queue("q", StoredSettings(lease_seconds=LEASE, max_deliveries=1000))
+    engine.create_queue("other", StoredSettings(lease_seconds=LEASE))
     yield engine
     database.close()
 
@@ -258,7 +258,7 @@ def test_a_delayed_deferred_message_comes_back_as_an_ordinary_one(engine, time):
 
 
 def test_the_delivery_limit_is_judged_for_each_member_of_a_batch(engine):
-    engine.update_queue("q", QueueSettings(lease_seconds=LEASE, max_deliveries=2))
+    engine.update_queue("q", StoredSettings(lease_seconds=LEASE, max_deliveries=2))
     for delay in (0.0, 5.0):
         (first,) = held(engine)
         engine.abandon("q", [first])
@@ -273,7 +273,7 @@ def test_the_delivery_limit_is_judged_for_each_member_of_a_batch(engine):
 
 
 def test_a_release_at_the_delivery_limit_is_no_failure(engine):
-    engine.update_queue("q", QueueSettings(lease_seconds=LEASE, max_deliveries=1))
+    engine.update_queue("q", StoredSettings(lease_seconds=LEASE, max_deliveries=1))
     for _ in range(3):
         batch = held(engine, 1) if not payloads(engine) else leases(engine.receive("q", 1))
         assert engine.release("q", batch) == [True]
@@ -295,7 +295,7 @@ def test_each_of_a_batch_of_dead_letters_has_reason_description_and_payload(engi
 
 
 def test_a_dead_letter_never_expires_and_cannot_be_exhausted(engine, time):
-    engine.update_queue("q", QueueSettings(lease_seconds=LEASE, max_deliveries=1))
+    engine.update_queue("q", StoredSettings(lease_seconds=LEASE, max_deliveries=1))
     engine.send("q", [NewMessage(b"x", expires_at=time.wall + 5.0)])
     engine.dead_letter("q", leases(engine.receive("q", 1)), "why")
     time.now += 100.0
@@ -425,7 +425,7 @@ def test_only_the_queues_own_messages_are_received(engine):
 
 
 def test_a_queue_with_sessions_is_received_through_them_and_its_dead_letters_are_not(engine):
-    engine.create_queue("s", QueueSettings(sessions=True))
+    engine.create_queue("s", StoredSettings(sessions=True))
     engine.send("s", [NewMessage(b"x", session="a")])
     with pytest.raises(ConfigurationError, match="accept one"):
         engine.receive("s", 1)
@@ -539,7 +539,7 @@ def test_a_deferred_message_expires_at_its_very_instant(engine, time, delete, wa
 
 
 def test_in_a_session_a_messages_lease_ends_with_it(engine, time):
-    engine.create_queue("s", QueueSettings(sessions=True, lease_seconds=LEASE))
+    engine.create_queue("s", StoredSettings(sessions=True, lease_seconds=LEASE))
     engine.send("s", [NewMessage(b"x", session="a"), NewMessage(b"y", session="a")])
     session = engine.accept_session("s", "a", 10.0)
     x, y = leases(engine.receive("s", 2, session=session))
@@ -556,7 +556,7 @@ def test_in_a_session_a_messages_lease_ends_with_it(engine, time):
 
 
 def test_dead_letters_of_a_queue_with_sessions_have_leases_of_their_own(engine):
-    engine.create_queue("s", QueueSettings(sessions=True, lease_seconds=LEASE))
+    engine.create_queue("s", StoredSettings(sessions=True, lease_seconds=LEASE))
     engine.send("s", [NewMessage(b"x", session="a")])
     session = engine.accept_session("s", "a")
     engine.dead_letter("s", leases(engine.receive("s", 1, session=session)), "why")

@@ -13,7 +13,7 @@ from aztask.queues.engine import (
     Database,
     Engine,
     NewMessage,
-    QueueSettings,
+    StoredSettings,
 )
 from aztask.support.clock import Clock
 
@@ -24,9 +24,9 @@ def test_a_new_message_of_nothing_but_its_payload():
 
 
 def test_settings_where_nothing_was_said():
-    assert QueueSettings() == QueueSettings(60.0, 100, 0.0, None, False, False)
-    assert QueueSettings().lease_seconds == 60.0
-    assert QueueSettings().max_deliveries == 100
+    assert StoredSettings() == StoredSettings(60.0, 100, 0.0, None, False, False)
+    assert StoredSettings().lease_seconds == 60.0
+    assert StoredSettings().max_deliveries == 100
 
 
 def test_the_four_states_have_names():
@@ -51,21 +51,21 @@ def test_the_four_states_have_names():
 @pytest.mark.parametrize("name", ["lease_seconds", "max_deliveries", "time_to_live"])
 def test_the_wrong_setting_is_named_and_small_ones_are_taken(name):
     with pytest.raises(ConfigurationError, match=f"^{name} must be a number above 0, not 0"):
-        QueueSettings(**{name: 0})
-    assert getattr(QueueSettings(**{name: 0.5}), name) == 0.5
-    assert QueueSettings(time_to_live=None).time_to_live is None
+        StoredSettings(**{name: 0})
+    assert getattr(StoredSettings(**{name: 0.5}), name) == 0.5
+    assert StoredSettings(time_to_live=None).time_to_live is None
 
 
 def test_no_window_is_a_window_of_nothing():
-    assert QueueSettings(duplicate_window=0.0).duplicate_window == 0.0
-    assert QueueSettings(duplicate_window=0.5).duplicate_window == 0.5
+    assert StoredSettings(duplicate_window=0.0).duplicate_window == 0.0
+    assert StoredSettings(duplicate_window=0.5).duplicate_window == 0.5
 
 
 @pytest.mark.parametrize("value", [-0.5, -1, math.nan, math.inf])
 def test_a_setting_that_cannot_be_is_refused(value):
     for name in ("lease_seconds", "max_deliveries", "time_to_live", "duplicate_window"):
         with pytest.raises(ConfigurationError, match=f"^{name} must be "):
-            QueueSettings(**{name: value})
+            StoredSettings(**{name: value})
 
 
 def test_what_is_told_of_messages_is_told_as_the_service_does():

@@ -21,8 +21,8 @@ from aztask.queues.engine import (
     Engine,
     Leased,
     NewMessage,
-    QueueSettings,
     SessionLease,
+    StoredSettings,
 )
 from aztask.support.clock import Clock
 
@@ -99,7 +99,7 @@ class Model:
 class EngineAgainstModel(RuleBasedStateMachine):
     """Plain queues; sessions have a machine of their own."""
 
-    queue_settings = QueueSettings(
+    queue_settings = StoredSettings(
         lease_seconds=LEASE,
         max_deliveries=MAX_DELIVERIES,
         duplicate_window=WINDOW,
@@ -361,7 +361,7 @@ class SessionsAgainstModel(RuleBasedStateMachine):
         clock = Clock(monotonic=lambda: self.now, wall=lambda: self.now)
         self.database = Database(":memory:")
         self.engine = Engine(self.database, clock=clock, sweep_seconds=0.0)
-        self.engine.create_queue(QUEUE, QueueSettings(sessions=True, lease_seconds=LEASE))
+        self.engine.create_queue(QUEUE, StoredSettings(sessions=True, lease_seconds=LEASE))
         self.lines: dict[str, list[bytes]] = {name: [] for name in "abc"}
         self.holders: dict[str, tuple[SessionLease, float]] = {}
         self.taken: dict[str, list[Leased]] = {name: [] for name in "abc"}

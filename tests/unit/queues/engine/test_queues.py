@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from aztask.errors import ConfigurationError, QueueNotFound
-from aztask.queues.engine import DUPLICATE, Database, Engine, NewMessage, QueueSettings
+from aztask.queues.engine import DUPLICATE, Database, Engine, NewMessage, StoredSettings
 from aztask.support.clock import Clock
 
-SESSIONS = QueueSettings(sessions=True, max_deliveries=2)
+SESSIONS = StoredSettings(sessions=True, max_deliveries=2)
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def leases(received):
 
 def test_a_queues_settings_where_nothing_was_said(engine):
     engine.create_queue("q")
-    assert engine.queue("q") == QueueSettings(60.0, 100, 0.0, None, False, False)
+    assert engine.queue("q") == StoredSettings(60.0, 100, 0.0, None, False, False)
 
 
 def test_settings_are_kept_as_they_were_given(engine, other):
-    settings = QueueSettings(5.0, 7, 30.0, 600.0, True, True)
+    settings = StoredSettings(5.0, 7, 30.0, 600.0, True, True)
     assert engine.create_queue("q", settings) is True
     assert other.queue("q") == settings
     assert engine.create_queue("q") is False
@@ -56,7 +56,7 @@ def test_an_update_changes_one_queue_from_now_on(engine, other):
     for name in ("a", "b"):
         engine.create_queue(name)
         other.send(name, [NewMessage(b"x")])
-    engine.update_queue("a", QueueSettings(lease_seconds=5.0))
+    engine.update_queue("a", StoredSettings(lease_seconds=5.0))
     assert engine.receive("a", 1)[0].lease_until == 1005.0
     assert engine.receive("b", 1)[0].lease_until == 1060.0
     assert (engine.queue("a").lease_seconds, engine.queue("b").lease_seconds) == (5.0, 60.0)
@@ -70,10 +70,10 @@ def test_every_update_counts_at_the_next_use_however_many_there_were(engine, oth
     engine.send("q", [NewMessage(b"warm", "w")])
     engine.receive("q", 1)
     for n in range(1, 4):
-        updater.update_queue("q", QueueSettings(lease_seconds=10.0 * n, duplicate_window=60.0))
+        updater.update_queue("q", StoredSettings(lease_seconds=10.0 * n, duplicate_window=60.0))
         sent = [engine.send("q", [NewMessage(b"x", f"id-{n}")])[0] for _ in range(2)]
         assert sent[1] == DUPLICATE
-        updater.update_queue("q", QueueSettings(lease_seconds=10.0 * n + 1.0))
+        updater.update_queue("q", StoredSettings(lease_seconds=10.0 * n + 1.0))
         engine.send("q", [NewMessage(b"y", f"id-{n}")])
         if by == "itself":
             assert engine.receive("q", 1)[0].lease_until == 1000.0 + 10.0 * n + 1.0
@@ -85,7 +85,7 @@ def test_what_is_not_there_cannot_be_updated_or_deleted(engine, missing):
     engine.create_queue("?")  # what a lone surrogate would be written as
     engine.create_queue("q")
     for use in (
-        lambda: engine.update_queue(missing, QueueSettings()),
+        lambda: engine.update_queue(missing, StoredSettings()),
         lambda: engine.delete_queue(missing),
         lambda: engine.queue(missing),
     ):
@@ -100,7 +100,7 @@ def test_the_kind_of_a_queue_stays_and_the_error_says_which_it_is(engine):
     with pytest.raises(ConfigurationError, match="'plain' was created without sessions"):
         engine.update_queue("plain", SESSIONS)
     with pytest.raises(ConfigurationError, match="'ordered' was created with sessions"):
-        engine.update_queue("ordered", QueueSettings())
+        engine.update_queue("ordered", StoredSettings())
     assert engine.queue("plain").sessions is False
 
 
@@ -119,7 +119,7 @@ def test_queues_are_listed_by_name(engine):
 
 def fill(engine, name):
     """Something of everything that a queue can hold."""
-    engine.create_queue(name, QueueSettings(sessions=True, duplicate_window=60.0))
+    engine.create_queue(name, StoredSettings(sessions=True, duplicate_window=60.0))
     engine.send(name, [NewMessage(b"%d" % n, f"id-{n}", session="a") for n in range(3)])
     session = engine.accept_session(name, "a")
     engine.set_session_state(name, session, b"state")
@@ -165,7 +165,7 @@ def test_a_queue_of_the_same_name_is_a_new_one(engine):
     fill(engine, "q")
     former = engine.queue_table.load("q").id
     engine.delete_queue("q")
-    engine.create_queue("q", QueueSettings(lease_seconds=5.0))
+    engine.create_queue("q", StoredSettings(lease_seconds=5.0))
     assert engine.queue_table.load("q").id != former
     assert engine.stats("q") == (0, 0, 0, 0, 0)
     engine.send("q", [NewMessage(b"x", "id-0")])
@@ -173,10 +173,10 @@ def test_a_queue_of_the_same_name_is_a_new_one(engine):
 
 
 def test_a_queue_made_anew_elsewhere_is_used_with_its_new_settings(engine, other):
-    engine.create_queue("q", QueueSettings(lease_seconds=5.0))
+    engine.create_queue("q", StoredSettings(lease_seconds=5.0))
     other.send("q", [NewMessage(b"x")])
     engine.delete_queue("q")
-    engine.create_queue("q", QueueSettings(lease_seconds=7.0))
+    engine.create_queue("q", StoredSettings(lease_seconds=7.0))
     other.create_queue("q")
     other.send("q", [NewMessage(b"y")])
     assert other.receive("q", 1)[0].lease_until == 1007.0
@@ -191,7 +191,7 @@ def boot_again(engine, database, times=1):
 
 
 def test_leases_of_an_earlier_boot_are_void_and_count(engine, database):
-    engine.create_queue("q", QueueSettings(max_deliveries=2))
+    engine.create_queue("q", StoredSettings(max_deliveries=2))
     engine.create_queue("s", SESSIONS)
     engine.send("q", [NewMessage(b"once"), NewMessage(b"twice")])
     held = leases(engine.receive("q", 2, 1e6))

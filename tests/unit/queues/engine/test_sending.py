@@ -3,7 +3,7 @@
 import pytest
 
 from aztask.errors import ConfigurationError, QueueNotFound
-from aztask.queues.engine import DUPLICATE, Database, Engine, NewMessage, QueueSettings
+from aztask.queues.engine import DUPLICATE, Database, Engine, NewMessage, StoredSettings
 from aztask.support.clock import Clock
 
 
@@ -13,7 +13,7 @@ class Bench:
         self.database = Database(":memory:")
         clock = Clock(monotonic=lambda: self.now, wall=lambda: self.now)
         self.engine = Engine(self.database, clock=clock)
-        self.engine.create_queue("q", QueueSettings(**settings))
+        self.engine.create_queue("q", StoredSettings(**settings))
 
     def send(self, *messages):
         return self.engine.send("q", messages)

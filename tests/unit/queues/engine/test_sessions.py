@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aztask.errors import ConfigurationError, LeaseLost
-from aztask.queues.engine import Database, Engine, NewMessage, QueueSettings
+from aztask.queues.engine import Database, Engine, NewMessage, StoredSettings
 from aztask.support.clock import Clock
 
 NOW = 1000.0
@@ -36,7 +36,7 @@ def time():
 def engine(time):
     database = Database(":memory:")
     engine = Engine(database, clock=time.clock())
-    settings = QueueSettings(sessions=True, lease_seconds=LEASE, max_deliveries=3)
+    settings = StoredSettings(sessions=True, lease_seconds=LEASE, max_deliveries=3)
     engine.create_queue("s", settings)
     engine.create_queue("other", settings)
     engine.create_queue("plain")
@@ -196,7 +196,7 @@ def test_what_was_lost_too_often_becomes_a_dead_letter(engine, time):
 
 def test_a_session_taken_anew_before_a_sweep_gives_back_and_buries_by_itself(engine, time):
     """Its lease was released elsewhere meanwhile, while one message stayed leased."""
-    engine.update_queue("s", QueueSettings(sessions=True, lease_seconds=LEASE, max_deliveries=1))
+    engine.update_queue("s", StoredSettings(sessions=True, lease_seconds=LEASE, max_deliveries=1))
     send(engine, "a", "b")
     lease = engine.accept_session("s", "a", 1.0)
     engine.receive("s", 1, session=lease)
@@ -208,7 +208,7 @@ def test_a_session_taken_anew_before_a_sweep_gives_back_and_buries_by_itself(eng
     assert engine.accept_session("s", "a") is not None
     assert [each.session for each in engine.peek("s", dead_letter=True)] == ["a"]
     assert rows(engine, "session, state") == [("b", 1)]
-    engine.update_queue("s", QueueSettings(sessions=True, lease_seconds=LEASE, max_deliveries=9))
+    engine.update_queue("s", StoredSettings(sessions=True, lease_seconds=LEASE, max_deliveries=9))
     with engine.database.statement() as connection:
         connection.execute("UPDATE sessions SET until = 0 WHERE session = 'b'")
     assert engine.accept_session("s", "b") is not None

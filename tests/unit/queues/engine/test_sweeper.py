@@ -8,7 +8,7 @@ from aztask.queues.engine import (
     Database,
     Engine,
     NewMessage,
-    QueueSettings,
+    StoredSettings,
 )
 from aztask.queues.engine.receiving import SWEEP_LIMIT, SWEEP_SECONDS
 from aztask.support.clock import Clock
@@ -20,7 +20,7 @@ class Bench:
         self.database = Database(":memory:")
         clock = Clock(monotonic=lambda: self.now, wall=lambda: self.now)
         self.engine = Engine(self.database, clock=clock)
-        self.engine.create_queue("q", QueueSettings(**settings))
+        self.engine.create_queue("q", StoredSettings(**settings))
 
     def send(self, *messages):
         return self.engine.send("q", messages)

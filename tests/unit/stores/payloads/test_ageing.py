@@ -5,12 +5,12 @@ import time
 import pytest
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.stores.payloads.holders import HOUR, Holders, ended, remove_ended
+from aztask.stores.payloads.holders import HOUR, PayloadHolders, ended, remove_ended
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import (
-    Kind,
-    Listed,
+    ListedPayload,
     MemoryPayloads,
+    PayloadKind,
     broker_in,
     listed,
     may_remove,
@@ -18,30 +18,30 @@ from aztask.stores.payloads.store import (
 )
 
 NOW = 1_800_000_000.0
-NOTHING = Holders(None, None)
+NOTHING = PayloadHolders(None, None)
 
 
 @pytest.mark.parametrize(
     ("kind", "hours", "gone"),
     [
-        (Kind.RESULT, 12, False),  # as old as a row may get, and an hour for its record
-        (Kind.RESULT, 13, True),
-        (Kind.ARGUMENTS, 100, False),
-        (Kind.ARGUMENTS, 102, True),
-        (Kind.CHECKPOINT, 100, False),
-        (Kind.CHECKPOINT, 102, True),
-        (Kind.VALUE, -1, False),
-        (Kind.VALUE, 0, True),
+        (PayloadKind.RESULT, 12, False),  # as old as a row may get, and an hour for its record
+        (PayloadKind.RESULT, 13, True),
+        (PayloadKind.ARGUMENTS, 100, False),
+        (PayloadKind.ARGUMENTS, 102, True),
+        (PayloadKind.CHECKPOINT, 100, False),
+        (PayloadKind.CHECKPOINT, 102, True),
+        (PayloadKind.VALUE, -1, False),
+        (PayloadKind.VALUE, 0, True),
     ],
 )
 def test_each_kind_has_its_time(kind, hours, gone):
-    each = Listed(f"{kind}/2026112314/{'0' * 32}", 1, NOW - hours * HOUR)
+    each = ListedPayload(f"{kind}/2026112314/{'0' * 32}", 1, NOW - hours * HOUR)
     assert ended(each, NOW, 10 * HOUR, 100 * HOUR) is gone
 
 
 def test_names_say_when_they_were_written():
-    each = listed(new_name(Kind.RESULT, NOW), 5)
-    assert (each.kind, each.size) == (Kind.RESULT, 5)
+    each = listed(new_name(PayloadKind.RESULT, NOW), 5)
+    assert (each.kind, each.size) == (PayloadKind.RESULT, 5)
     assert each.at <= NOW < each.at + HOUR
     assert listed("results/2026112399/" + "0" * 32, 5) is None
     assert listed("results/2026112314/leases.json", 5) is None
@@ -50,10 +50,10 @@ def test_names_say_when_they_were_written():
 def test_workers_remove_results_and_values_only():
     store = MemoryPayloads()
     payloads = Payloads(lambda: store, threshold=1, checkpoint_threshold=1, result_threshold=1)
-    for kind in Kind:
+    for kind in PayloadKind:
         payloads.keep(kind, b"old", time.time() - 1000 * HOUR)
         payloads.keep(kind, b"new", time.time() + 2 * HOUR)
-    assert remove_ended(payloads, 10 * HOUR, Holders(None, None), time.time()) == 2
+    assert remove_ended(payloads, 10 * HOUR, PayloadHolders(None, None), time.time()) == 2
     left = sorted((each.kind, store.stored[each.name]) for each in store.list())
     assert left == [
         ("args", b"new"), ("args", b"old"), ("results", b"new"),
@@ -63,13 +63,13 @@ def test_workers_remove_results_and_values_only():
 
 def test_a_name_says_whose_payload_it_is():
     mine, theirs = Owner("local://a").mark, Owner("local://b").mark
-    name = new_name(Kind.RESULT, NOW, mark=mine)
+    name = new_name(PayloadKind.RESULT, NOW, mark=mine)
     assert listed(name, 5) is not None  # older releases read it
     assert broker_in(name) == mine[:8]
     assert may_remove(name, mine)
     assert may_remove(name, "")
     assert not may_remove(name, theirs)
-    assert len({new_name(Kind.RESULT, NOW, mark=mine) for _ in range(1000)}) == 1000
+    assert len({new_name(PayloadKind.RESULT, NOW, mark=mine) for _ in range(1000)}) == 1000
 
 
 def test_each_owner_removes_its_own_payloads():
@@ -85,10 +85,10 @@ def test_each_owner_removes_its_own_payloads():
         for broker in ("local://a", "local://b", "")
     }
     for broker, payloads in of.items():
-        payloads.keep(Kind.RESULT, broker.encode(), time.time() - 100 * HOUR)
+        payloads.keep(PayloadKind.RESULT, broker.encode(), time.time() - 100 * HOUR)
     assert remove_ended(of["local://a"], 10 * HOUR, NOTHING, time.time()) == 1
     assert sorted(store.stored.values()) == [b"", b"local://b"]
-    of[""].keep(Kind.RESULT, b"older", time.time() - 1000 * HOUR)
+    of[""].keep(PayloadKind.RESULT, b"older", time.time() - 1000 * HOUR)
     assert (
         remove_ended(of["local://a"], 10 * HOUR, NOTHING, time.time()) == 1
     )  # whose it was is not known

@@ -21,16 +21,22 @@ from aztask.stores.payloads.holders import (
     QUEUES,
     ROWS,
     UNOWNED_SECONDS,
-    Holders,
+    PayloadHolders,
     remove_ended,
     replaced_names,
 )
 from aztask.stores.payloads.payloads import Payloads
-from aztask.stores.payloads.store import Kind, Listed, MemoryPayloads, belongs, new_name
+from aztask.stores.payloads.store import (
+    ListedPayload,
+    MemoryPayloads,
+    PayloadKind,
+    belongs,
+    new_name,
+)
 from aztask.stores.records.base import Owned, RunKey, Start
 from aztask.stores.records.local.scan import TABLES
 from aztask.stores.records.onceruns import once_runs_of
-from aztask.stores.records.workflows import Change
+from aztask.stores.records.workflows import DocumentChange
 
 PACKAGE = Path(holders.__file__).parents[2]
 LARGE = b"x" * 2000
@@ -78,10 +84,10 @@ def test_each_module_that_stores_an_encoded_message_or_value_has_a_holder():
 
 
 def test_each_kind_of_payload_says_who_may_hold_it():
-    assert HOLDERS.keys() == set(Kind)
+    assert HOLDERS.keys() == set(PayloadKind)
 
 
-def reference(kind=Kind.ARGUMENTS, at=None):
+def reference(kind=PayloadKind.ARGUMENTS, at=None):
     return StoredValue.of(new_name(kind, at, "a"), b"data")
 
 
@@ -107,7 +113,7 @@ def app(tmp_path):
     app.close()
 
 
-def names(app, kind=Kind.ARGUMENTS):
+def names(app, kind=PayloadKind.ARGUMENTS):
     return {each.name for each in app.payloads.store.list() if each.kind == kind}
 
 
@@ -158,7 +164,7 @@ def test_every_column_of_every_table_of_a_local_store_is_read(app, tmp_path):
 def test_the_arguments_of_a_debounced_call_stay(app):
     app.tasks["ship"].delay(LARGE)
     (kept,) = names(app)
-    app.payloads.keep(Kind.ARGUMENTS, LARGE)
+    app.payloads.keep(PayloadKind.ARGUMENTS, LARGE)
     assert "removed 1 payload " in collect(app).text
     assert names(app) == {kept}
 
@@ -185,8 +191,10 @@ def test_a_try_that_another_process_was_faster_than_leaves_nothing(app, monkeypa
 
 
 def test_a_replaced_call_of_which_another_task_is_the_owner_stays():
-    mine, other = (StoredValue.of(new_name(Kind.ARGUMENTS, None, o), b"1") for o in ("a", "b"))
-    value = StoredValue.of(new_name(Kind.VALUE, None, "a"), b"1")
+    mine, other = (
+        StoredValue.of(new_name(PayloadKind.ARGUMENTS, None, o), b"1") for o in ("a", "b")
+    )
+    value = StoredValue.of(new_name(PayloadKind.VALUE, None, "a"), b"1")
     row = b"--".join(str(each).encode() for each in (mine, other, value))
     assert replaced_names(row, b"", "a") == [mine.name]
     assert replaced_names(row, row, "a") == []
@@ -216,15 +224,15 @@ def message_with(app, stored, **options):
 
 
 def test_a_checkpoint_that_only_the_result_store_has_stays(app):
-    stored = app.payloads.keep(Kind.CHECKPOINT, LARGE, owner="a")
+    stored = app.payloads.keep(PayloadKind.CHECKPOINT, LARGE, owner="a")
     message = TaskMessage(id="a", task="pass", queue="default", body=b"")
     key = app_key(message)
     start = Start(key, "pass", "default", 1, "owner", "worker", time.time())
     assert isinstance(app.results.start([start])[0], Owned)
     assert app.results.save(key, "owner", app.codec.encode_value(stored))
-    app.payloads.keep(Kind.CHECKPOINT, LARGE, owner="a")
+    app.payloads.keep(PayloadKind.CHECKPOINT, LARGE, owner="a")
     collect(app)
-    assert names(app, Kind.CHECKPOINT) == {stored.name}
+    assert names(app, PayloadKind.CHECKPOINT) == {stored.name}
 
 
 def app_key(message):
@@ -232,11 +240,11 @@ def app_key(message):
 
 
 def test_a_schedule_and_a_document_of_a_workflow_hold_what_they_refer_to(app):
-    stored = [app.payloads.keep(Kind.ARGUMENTS, LARGE, owner="a") for _ in range(3)]
+    stored = [app.payloads.keep(PayloadKind.ARGUMENTS, LARGE, owner="a") for _ in range(3)]
     row = payload_of(app.codec.to_envelope(message_with(app, stored[0])))
     app.results.schedules.commit("nightly", row, None)
     row = payload_of(app.codec.to_envelope(message_with(app, stored[1])))
-    app.results.workflows.write([Change("w", "part-x-0", row)])
+    app.results.workflows.write([DocumentChange("w", "part-x-0", row)])
     collect(app)
     assert names(app) == {stored[0].name, stored[1].name}
 
@@ -245,23 +253,27 @@ def test_the_results_of_members_of_an_open_workflow_stay(app):
     retention = app.settings.result_retention_seconds
     old = time.time() - retention - UNOWNED_SECONDS - LATER
     app.results.workflows.announce("open", old - 60.0)
-    mine = app.payloads.keep(Kind.RESULT, LARGE, old, owner="open")
-    app.payloads.keep(Kind.RESULT, LARGE, old, owner="other")
-    unnamed = f"{new_name(Kind.RESULT, old).rpartition('/')[0]}/{'0' * 32}"
+    mine = app.payloads.keep(PayloadKind.RESULT, LARGE, old, owner="open")
+    app.payloads.keep(PayloadKind.RESULT, LARGE, old, owner="other")
+    unnamed = f"{new_name(PayloadKind.RESULT, old).rpartition('/')[0]}/{'0' * 32}"
     app.payloads.store.write(unnamed, LARGE)
-    before = f"{new_name(Kind.RESULT, old - LATER).rpartition('/')[0]}/{'0' * 32}"
+    before = f"{new_name(PayloadKind.RESULT, old - LATER).rpartition('/')[0]}/{'0' * 32}"
     app.payloads.store.write(before, LARGE)
-    removed = remove_ended(app.payloads, retention, Holders(None, app.results), time.time())
+    removed = remove_ended(app.payloads, retention, PayloadHolders(None, app.results), time.time())
     assert removed == 2
-    assert names(app, Kind.RESULT) == {mine.name, unnamed}
+    assert names(app, PayloadKind.RESULT) == {mine.name, unnamed}
     collect(app)
-    assert names(app, Kind.RESULT) == {mine.name, unnamed}
+    assert names(app, PayloadKind.RESULT) == {mine.name, unnamed}
     app.results.workflows.close_workflow("open", old - 60.0, old)
     collect(app)
-    assert names(app, Kind.RESULT) == {mine.name, unnamed}, "it is kept for a retention time more"
+    assert names(app, PayloadKind.RESULT) == {mine.name, unnamed}, (
+        "it is kept for a retention time more"
+    )
     (listed,) = app.results.workflows.ended_workflows(9)
     app.results.workflows.delete_workflow(listed)
-    assert remove_ended(app.payloads, retention, Holders(None, app.results), time.time()) == 2
+    assert (
+        remove_ended(app.payloads, retention, PayloadHolders(None, app.results), time.time()) == 2
+    )
 
 
 def test_a_members_large_result_carries_its_workflow(app):
@@ -270,30 +282,37 @@ def test_a_members_large_result_carries_its_workflow(app):
         workflow = chain(app.tasks["pass"].s(LARGE), app.tasks["weigh"].s()).delay()
         inline.run()
         assert workflow.get(timeout=0) == len(LARGE)
-        (stored,) = [each for each in app.payloads.store.list() if each.kind == Kind.RESULT]
-        assert stored.owner == Listed(new_name(Kind.RESULT, None, workflow.id), 1, 0.0).owner
+        (stored,) = [each for each in app.payloads.store.list() if each.kind == PayloadKind.RESULT]
+        assert (
+            stored.owner
+            == ListedPayload(new_name(PayloadKind.RESULT, None, workflow.id), 1, 0.0).owner
+        )
 
 
 def test_a_store_that_does_not_show_its_rows_keeps_everything(app):
     class Closed:
         pass
 
-    needed = Holders(app.broker, Closed()).needed([Listed(new_name(Kind.ARGUMENTS), 1, 0.0)])
+    needed = PayloadHolders(app.broker, Closed()).needed(
+        [ListedPayload(new_name(PayloadKind.ARGUMENTS), 1, 0.0)]
+    )
     assert needed.hidden == "the result store does not show its rows"
 
 
 def test_results_alone_ask_no_queue(app):
-    needed = Holders(None, None).needed([Listed(new_name(Kind.RESULT), 1, 0.0)])
+    needed = PayloadHolders(None, None).needed(
+        [ListedPayload(new_name(PayloadKind.RESULT), 1, 0.0)]
+    )
     assert needed.names == frozenset()
     assert needed.hidden == ""
 
 
 def test_only_the_task_itself_owns_what_it_stores():
-    mine = new_name(Kind.ARGUMENTS, None, "a")
+    mine = new_name(PayloadKind.ARGUMENTS, None, "a")
     assert belongs(mine, "a")
     assert not belongs(mine, "b")
     assert belongs(f"saved/2026112314/{'0' * 32}", "b"), "an older release has named it"
-    for kind in (Kind.RESULT, Kind.VALUE):
+    for kind in (PayloadKind.RESULT, PayloadKind.VALUE):
         assert not belongs(new_name(kind, None, "a"), "a")
 
 

@@ -7,9 +7,12 @@ import msgpack
 from aztask.stores.records.base import WorkerRecord
 from aztask.stores.records.local import rows as local
 from aztask.stores.records.tables import rows as tables
-from aztask.support.parts import Failure
+from aztask.support.parts import PartFailure
 
-FAILING = (Failure("schedules", 5.0, "403"), Failure("schedule nightly", 6.0, "TypeError: no"))
+FAILING = (
+    PartFailure("schedules", 5.0, "403"),
+    PartFailure("schedule nightly", 6.0, "TypeError: no"),
+)
 RECORD = WorkerRecord("w", 1.0, 2.0, ("default",), 0, 3, failing=FAILING)
 
 

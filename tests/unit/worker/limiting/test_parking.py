@@ -5,11 +5,11 @@ from __future__ import annotations
 from pipelinebench import Bench, Make
 
 from aztask.worker.limiting.parking import LONGEST_PARKED, MOST_PARKED, Parking
-from aztask.worker.pipeline.work import Parked, WorkItem
+from aztask.worker.pipeline.work import AwaitsPermit, WorkItem
 
 
 def park(parking: Parking, bench: Bench, item: WorkItem, ticket: float) -> WorkItem | None:
-    item.parked = Parked("e", ticket, "limit api")
+    item.parked = AwaitsPermit("e", ticket, "limit api")
     return parking.add(item, bench.clock.now)
 
 

@@ -21,7 +21,7 @@ from aztask.worker.limiting.parking import Parking
 from aztask.worker.limiting.slots import LOCAL_LEAD, RETURN_SECONDS, Slots
 from aztask.worker.pausing import FIRST_DELAY, SPREAD
 from aztask.worker.pipeline.work import ALWAYS, Stage, WorkItem, message_of
-from aztask.workflows.place import Place
+from aztask.workflows.place import NodePlace
 
 GAP = (1.0 + SLACK) / 10
 
@@ -479,7 +479,7 @@ def test_the_value_that_a_member_takes_is_none_in_its_cost(make: Make) -> None:
     (item,) = bench.receive()
     item.rewrite(body=bench.app.codec.encode_arguments((), {})[0])
     seen.clear()
-    item.place = Place(2, takes=0)
+    item.place = NodePlace(2, takes=0)
     gate_of(bench).admit([item])
     assert seen == [None]
     assert item.window is not None

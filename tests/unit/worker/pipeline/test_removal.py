@@ -14,7 +14,7 @@ from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Resubmit
 from aztask.stores.payloads.payloads import Payloads
-from aztask.stores.payloads.store import Kind, MemoryPayloads
+from aztask.stores.payloads.store import MemoryPayloads, PayloadKind
 from aztask.stores.records.base import Outcome, State
 from aztask.worker.pipeline.settling import PayloadRemoval
 
@@ -48,7 +48,7 @@ def item(
     delivery: str = "at-least-once",
 ) -> Any:
     """A delivery with stored arguments and a stored checkpoint."""
-    kinds = (Kind.ARGUMENTS, Kind.CHECKPOINT)
+    kinds = (PayloadKind.ARGUMENTS, PayloadKind.CHECKPOINT)
     stored = [payloads.keep(kind, b"data", owner="a") for kind in kinds]
     message = TaskMessage(
         id="a",
@@ -118,8 +118,8 @@ def ended_with(payloads: Payloads, saved: StoredValue, payload: StoredValue | No
     return found
 
 
-@pytest.mark.parametrize("kind", [Kind.VALUE, Kind.RESULT])
-def test_what_is_shared_stays_when_a_task_used_it_as_its_checkpoint(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [PayloadKind.VALUE, PayloadKind.RESULT])
+def test_what_is_shared_stays_when_a_task_used_it_as_its_checkpoint(kind: PayloadKind) -> None:
     payloads = payloads_in(store := Store())
     shared = payloads.keep(kind, b"shared", owner="a")
     PayloadRemoval(payloads).after([ended_with(payloads, shared, shared)])
@@ -128,8 +128,8 @@ def test_what_is_shared_stays_when_a_task_used_it_as_its_checkpoint(kind: Kind) 
 
 def test_what_belongs_to_another_task_stays() -> None:
     payloads = payloads_in(store := Store())
-    saved = payloads.keep(Kind.CHECKPOINT, b"1", owner="b")
-    arguments = payloads.keep(Kind.ARGUMENTS, b"2", owner="b")
+    saved = payloads.keep(PayloadKind.CHECKPOINT, b"1", owner="b")
+    arguments = payloads.keep(PayloadKind.ARGUMENTS, b"2", owner="b")
     PayloadRemoval(payloads).after([ended_with(payloads, saved, arguments)])
     assert {saved.name, arguments.name} <= store.stored.keys()
 

@@ -17,7 +17,7 @@ from aztask.errors import BrokerUnavailable, QueueNotFound
 from aztask.limits.storeclock import KEPT_SECONDS, StoreClock
 from aztask.queues.base import Capabilities, QueueStats
 from aztask.stores.payloads.payloads import Payloads
-from aztask.stores.payloads.store import Kind, MemoryPayloads
+from aztask.stores.payloads.store import MemoryPayloads, PayloadKind
 from aztask.stores.rows import StoreTime
 from aztask.support import chance
 from aztask.support.clock import Clock
@@ -220,7 +220,7 @@ def test_results_and_values_that_have_ended_are_removed_hourly() -> None:
     chores = Housekeeping(make_runtime(app, queues=("q",)), Idle(), Noting())
     now = time.monotonic() + PURGE_SECONDS
     for at, left in ((now, 0), (now + 60, 1), (now + PAYLOAD_SECONDS, 0)):
-        payloads.keep(Kind.RESULT, b"x", 1000.0)
+        payloads.keep(PayloadKind.RESULT, b"x", 1000.0)
         chores.tick(at)
         while len(chores._lane):
             chores._mailbox.run()

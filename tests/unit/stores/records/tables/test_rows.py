@@ -8,7 +8,7 @@ from aztask.stores.records.base import Outcome, RunKey, Start, State, WorkerReco
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.tables.rows import (
     DAMAGE,
-    Run,
+    RunRow,
     entity_of,
     new_run,
     pack,
@@ -22,7 +22,7 @@ from aztask.stores.records.tables.rows import (
 START = Start(RunKey("a", 1, 2), "shop.add", "default", 7, "owner", "w", 1.0)
 
 
-def read_back(run: Run, **changes: object) -> Run:
+def read_back(run: RunRow, **changes: object) -> RunRow:
     """The run after a way through the table; `changes` damage its row."""
     entity = TableEntity({**entity_of(run), **changes})
     entity._metadata = {"etag": "tag-1"}

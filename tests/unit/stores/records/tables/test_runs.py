@@ -15,7 +15,7 @@ from aztask.stores.records.base import (
     Start,
     State,
 )
-from aztask.stores.records.tables.rows import Run
+from aztask.stores.records.tables.rows import RunRow
 from aztask.stores.records.tables.runs import TRIES, Runs
 from aztask.stores.tables.client import TimeBudget
 from aztask.stores.tables.errors import OutcomeUnknown
@@ -78,7 +78,7 @@ class Blobs:
 class Index(list):
     """Keeps which runs were noted."""
 
-    def note(self, call, run: Run):
+    def note(self, call, run: RunRow):
         self.append(run.key)
 
 

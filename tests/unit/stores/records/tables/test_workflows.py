@@ -8,11 +8,11 @@ from azure.data.tables import TableEntity
 from aztask.errors import BrokerUnavailable
 from aztask.stores.records.tables import workflows as module
 from aztask.stores.records.tables.workflows import TablesWorkflows
-from aztask.stores.records.workflows import Change
+from aztask.stores.records.workflows import DocumentChange
 from aztask.stores.tables.client import TimeBudget
 from aztask.stores.tables.errors import OutcomeUnknown
 
-PLAN = Change("w", "plan-1", b"plan")
+PLAN = DocumentChange("w", "plan-1", b"plan")
 
 
 class Table:
