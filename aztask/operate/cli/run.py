@@ -49,7 +49,8 @@ def command(task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: 
         raise click.UsageError("give the name of a task, or --from with an id; not both")
     if task_id is not None and (args or kwargs):
         raise click.UsageError("--from brings its own arguments; leave out --args and --kwargs")
-    with open_app(required="aztask run", reads=True) as app:
+    # Arguments of a message are read from queues; a call that was given needs none.
+    with open_app(required="aztask run", reads=task_id is not None, creates=True) as app:
         if task_id is not None:
             call = call_of(app, task_id)
             click.echo(

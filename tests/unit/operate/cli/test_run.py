@@ -75,6 +75,12 @@ def test_arguments_and_value_are_of_the_annotated_types(cli, shop):
     assert json.loads(ended.out) == {"number": 8}
 
 
+def test_a_given_call_needs_no_queues(cli):
+    alone = cli.module("run_alone", SHOP)
+    assert cli("run", "-A", alone, "shop.add", "--args", "[1, 2]").out == "3\n"
+    assert cli("run", "-A", alone, "--from", "x").code == 4
+
+
 def test_an_error_has_its_traceback(cli, shop):
     ended = cli("run", "-A", shop, "shop.add", "--args", "[1, 0]")
     assert ended.code == 1
