@@ -25,7 +25,7 @@ COMMANDS = {
     "init": "Write a small project into the new folder NAME.",
     "worker": "Run tasks from queues until the worker is stopped.",
     "send": "Send one invocation of TASK and print its id.",
-    "run": "Run one task here and now, and print its value.",
+    "run": "Run TASK in this process, and print its value as JSON.",
     "result": "Show how a task ended, or list the newest runs.",
     "explain": "Show what happened to a task, in order, and why.",
     "steps": "Show the recorded steps of a task, and go back to one of them.",
