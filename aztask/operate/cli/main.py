@@ -27,7 +27,7 @@ COMMANDS = {
     "send": "Send one invocation of TASK and print its id.",
     "run": "Run TASK in this process, and print its value as JSON.",
     "result": "Show how a task ended, or list the newest runs.",
-    "explain": "Show what happened to a task, in order, and why.",
+    "explain": "Show what happened to a task, in order, and why; or to the tasks of a workflow.",
     "steps": "Show the recorded steps of a task, and go back to one of them.",
     "cancel": "Cancel tasks before they start.",
     "tasks": "List the tasks that the app registers.",
