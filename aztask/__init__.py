@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from aztask.queues.lease.held import HeldLease
     from aztask.result import AsyncResult, as_completed
     from aztask.retry import RetryPolicy
+    from aztask.steps.stream import StreamPart
     from aztask.task import ContextTask, Task
     from aztask.workflows.graphs import Signature, chain, chord, group
     from aztask.workflows.result import WorkflowResult
@@ -75,6 +76,7 @@ __all__ = [
     "Task",
     "ContextTask",
     "AsyncResult",
+    "StreamPart",
     "as_completed",
     "RetryPolicy",
     "CircuitBreaker",
@@ -151,6 +153,7 @@ _HOMES = {
     "group": "aztask.workflows.graphs",
     "WorkflowResult": "aztask.workflows.result",
     "AsyncResult": "aztask.result",
+    "StreamPart": "aztask.steps.stream",
     "as_completed": "aztask.result",
     "QueueSettings": "aztask.config",
     "Settings": "aztask.config",

@@ -22,6 +22,7 @@ from aztask.message.headers import TIME_LIMIT
 from aztask.message.message import TaskMessage
 from aztask.retry import RetryPolicy
 from aztask.session import Session
+from aztask.steps.emitting import Emission, MemoryEmission
 from aztask.steps.engine import RunSteps, StepOptions
 from aztask.steps.home import MemoryHome
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -168,6 +169,7 @@ class Context:
     * `lease`: a `TaskLease`.
     * `saved`: the last checkpoint, or None.
     * `session`: a `Session` if the task was sent with a session, else None.
+    * `emission`: the worker's view of the stream; use `emit`.
     * `steps`: the worker's view of the recorded steps; use `step`, `gather` and `patched`.
     """
 
@@ -183,12 +185,14 @@ class Context:
         enqueued_at: float = 0.0,
         steps: RunSteps | None = None,
         spending: Spending | None = None,
+        emission: Emission | None = None,
     ) -> None:
         """Called by aztask. steps: None keeps the steps in memory, for code without a worker.
 
         spending: None for code without a worker, which no limit holds back.
         """
         self._spending = spending
+        self.emission: Emission | MemoryEmission = emission or MemoryEmission()
         self.steps = steps or RunSteps(MemoryHome(), message, lease)
         self.message = message
         self.delivery_count = delivery_count
@@ -327,6 +331,31 @@ class Context:
             raise ValueError(f"spent takes a number from 0, not {amount!r}")
         if self._spending is not None:
             self._spending.spent(limit, math.ceil(amount))
+
+    # -- streams -----------------------------------------------------------------------------
+
+    def emit(self, value: Any) -> None:
+        """Add a part to the stream of the task, for `AsyncResult.stream` and ``astream``.
+
+        ::
+
+            for token in model.answer(prompt):
+                context.emit(token)
+
+        * `value`: plain data, at most 64 KiB when it is encoded. A task emits at most 100,000
+          parts.
+
+        It returns at once and is written within about 100 ms, together with what is emitted in that
+        time; it waits only while 1 MiB is not written yet. The parts are kept as long as the
+        result. A retry begins a new take: readers see a reset. In a direct call without a worker
+        the parts are in ``context.emission.values``. A task that is a generator emits what it
+        yields. Raises EncodeError, and StepError without a result store.
+        """
+        self.emission.emit(value)
+
+    async def aemit(self, value: Any) -> None:
+        """`emit` for coroutines: it never blocks the event loop."""
+        await asyncio.to_thread(self.emission.emit, value)
 
     # -- steps -------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,6 +20,9 @@ from aztask.errors import (
     TaskExpired,
     TaskFailed,
 )
+from aztask.message.codec import Codec
+from aztask.steps.parts import parts_of
+from aztask.steps.stream import Listener, StreamPart, stream_of
 from aztask.stores.records.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
 from aztask.stores.records.watcher import watcher_of
 from aztask.support import clock
@@ -53,7 +56,7 @@ class AsyncResult(Generic[R_co]):
     store uses the id.
     """
 
-    __slots__ = ("_decode", "_store", "_tasks", "id")
+    __slots__ = ("_codec", "_decode", "_store", "_tasks", "id")
 
     def __init__(
         self,
@@ -61,8 +64,14 @@ class AsyncResult(Generic[R_co]):
         store: Callable[[], ResultStore | None],
         decode: Callable[[bytes], Any],
         tasks: Mapping[str, TypedTask] = MappingProxyType({}),
+        codec: Codec | None = None,
     ) -> None:
-        """tasks: those whose results are read by their return annotations, by their names."""
+        """Called by aztask.
+
+        * `tasks`: those whose results are read by their return annotations, by their names.
+        * `codec`: reads the stream.
+        """
+        self._codec = codec
         self.id = task_id
         self._store = store
         self._decode = decode
@@ -193,6 +202,85 @@ class AsyncResult(Generic[R_co]):
                 raise self._late(await asyncio.to_thread(store.get, self.id), timeout) from None
         return self._value(record)
 
+    def stream(
+        self, after: int | str = 0, timeout: float | timedelta | None = None
+    ) -> Iterator[StreamPart]:
+        """Yield what the task emits, part by part, until it has ended.
+
+        ::
+
+            for part in result.stream():
+                if part.reset:                       # the task was retried, and began anew
+                    words.clear()
+                else:
+                    words.append(part.value)
+
+        * `after`: go on behind this part, by its `number` or its `id`. With an id, a reset in
+          between is told.
+        * `timeout`: for all of it, in seconds or as a ``timedelta``; None waits without limit.
+
+        Raises at the end what `get` raises for a task that did not succeed; ResultTimeout,
+        ResultDamaged for a row that cannot be read, and ValueError for a wrong `after`.
+        """
+        listener, give_up_at = self._listen(after, timeout)
+        while True:
+            record = listener.stream.record
+            yield from listener.new()
+            if record is not None:
+                self._value(record)
+                return
+            left = listener.stream.due()
+            if left:
+                clock.current().sleep(self._left(left, give_up_at, timeout))
+            else:
+                listener.stream.look()
+
+    async def astream(
+        self, after: int | str = 0, timeout: float | timedelta | None = None
+    ) -> AsyncIterator[StreamPart]:
+        """`stream` for coroutines, as ``async for``: it never blocks the event loop.
+
+        Any number of coroutines may listen: each stream is read once for all of this process.
+        """
+        listener, give_up_at = await asyncio.to_thread(self._listen, after, timeout)
+        while True:
+            record = listener.stream.record
+            for part in listener.new():
+                yield part
+            if record is not None:
+                self._value(record)
+                return
+            left = listener.stream.due()
+            if left:
+                await asyncio.sleep(self._left(left, give_up_at, timeout))
+            else:
+                await asyncio.to_thread(listener.stream.look)
+
+    def _listen(
+        self, after: int | str, timeout: float | timedelta | None
+    ) -> tuple[Listener, float | None]:
+        if self._codec is None:
+            raise ConfigurationError("this result has no stream; use app.result(task_id)")
+        store = self._results()
+        stream = stream_of(store, parts_of(store, self._codec), self.id)
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
+        give_up_at = None if timeout is None else clock.monotonic() + timeout
+        return Listener(stream, after, self._codec), give_up_at
+
+    def _left(
+        self, seconds: float, give_up_at: float | None, timeout: float | timedelta | None
+    ) -> float:
+        """How long to wait now. Raises ResultTimeout."""
+        if give_up_at is None:
+            return seconds
+        left = give_up_at - clock.monotonic()
+        if left <= 0:
+            if isinstance(timeout, timedelta):
+                timeout = timeout.total_seconds()
+            raise self._late(self._record(), timeout)
+        return min(seconds, left)
+
     def cancel(self, *, running: bool = False) -> bool:
         """Cancel the task before it starts. Returns False if it has already ended.
 
@@ -207,7 +295,10 @@ class AsyncResult(Generic[R_co]):
 
     def forget(self) -> bool:
         """Delete all that the result store keeps of the task. Returns False if it kept nothing."""
-        return self._results().forget(self.id)
+        store = self._results()
+        streams = None if self._codec is None else parts_of(store, self._codec)
+        parts = 0 if streams is None else streams.forget(self.id)
+        return store.forget(self.id) or parts > 0
 
     def _record(self) -> RunRecord | None:
         return self._results().get(self.id)

@@ -171,11 +171,11 @@ class Task(Generic[P, R_co]):
 
     @property
     def is_coroutine(self) -> bool:
-        """True if the function is an ``async def``."""
+        """True if the function is an ``async def``, a generator of that kind too."""
         function = self.function
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  # an object with async __call__
-        )
+        called = getattr(function, "__call__", None)  # noqa: B004  # an object with async __call__
+        kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        return any(is_kind(each) for is_kind in kinds for each in (function, called))
 
     @property
     def conversion(self) -> Conversion:
@@ -548,11 +548,6 @@ def _check_function(
     function: Callable[..., Any], name: str, signature: inspect.Signature, *, with_context: bool
 ) -> None:
     """Raise ConfigurationError for a function that would fail in each run."""
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigurationError(
-            f"task {name!r} is a generator, which a worker cannot run; return a list, or send one "
-            "task for each item"
-        )
     first = next(iter(signature.parameters.values()), None)
     # With `from __future__ import annotations` it is a text.
     kinds = {

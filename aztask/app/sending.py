@@ -127,7 +127,7 @@ class Sends:
 
     def _results_of(self, ids: Sequence[str]) -> list[AsyncResult[Any]]:
         results, decode = self._connections.results, self._codec.decode_value
-        return [AsyncResult(task_id, results, decode, self._tasks) for task_id in ids]
+        return [AsyncResult(task_id, results, decode, self._tasks, self._codec) for task_id in ids]
 
 
 def _step(options: SendOptions) -> OpenStep | None:

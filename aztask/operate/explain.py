@@ -20,6 +20,7 @@ from aztask.errors import ConfigurationError, NotFound
 from aztask.operate.eventlog import GAP, EventLog, LogEntry, events_of, gap, seconds
 from aztask.operate.workflows import workflow
 from aztask.settlement import DeadLetter, Decision, Defer, Hold, Resubmit, name_of
+from aztask.steps.parts import Found, Take, parts_of
 from aztask.stores.events.event import Event
 from aztask.stores.records.base import Outcome, RunRecord, State
 from aztask.stores.records.starts import GIVEN_BACK
@@ -42,6 +43,12 @@ def explain(app: App, task_id: str, directory: Path | None = None) -> History:
     runs = store.history(task_id) if store is not None else []
     log = events_of(place, task_id) if place is not None else None
     found = history_of(task_id, runs, log, state=latest.state if latest is not None else None)
+    if found is not None and (streams := parts_of(store, app.codec)) is not None:
+        entries = list(found.entries)
+        for take, entry in emitted(streams.read(task_id)):
+            later = (n for n, each in enumerate(entries) if (each.at or 0.0) > take.at)
+            entries.insert(next(later, len(entries)), entry)
+        return replace(found, entries=tuple(entries))
     if found is None and store is not None:
         found = _of_workflow(app, task_id)
     if found is None:
@@ -81,6 +88,16 @@ def _of_workflow(app: App, workflow_id: str) -> History | None:
         entries.append(LogEntry(root.ended_at, root.state.value, text))
     entries.sort(key=lambda entry: entry.at or 0.0)
     return History(workflow_id, "workflow", "", root.state, entries=(*entries, *waiting))
+
+
+def emitted(found: Found) -> Iterator[tuple[Take, Entry]]:
+    """The takes of a task's stream, and an entry for each."""
+    for take in found.takes:
+        count = len(found.parts.get(take.name, ()))
+        text = f"first of {plural(count, 'part')} of take {take.token}"
+        if take.base:
+            text += f", which goes on after {plural(take.kept, 'part')}"
+        yield take, Entry(take.at, "emitted", text, "row")
 
 
 # What the rows of a task's runs say: every start that they keep, every outcome, and what lacks.

@@ -13,6 +13,7 @@ from aztask.errors import AztaskError, ConfigurationError, did_you_mean
 from aztask.leaseadvice.document import adopt as adopt_advice
 from aztask.operate.action import Action, Progress, results_of
 from aztask.operate.ledger import ledger_of
+from aztask.steps.parts import parts_of as streams_of
 from aztask.steps.records import steps_of
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.onceruns import once_runs_of
@@ -57,8 +58,8 @@ def _owners(app: App, store: ResultStore) -> set[Owner]:
 
 def _owned(app: App, store: ResultStore) -> Iterator[OwnedRows]:
     """All parts of the store whose rows have owners."""
-    beside = (steps_of(store, app.codec), ledger_of(store), once_runs_of(store))
-    for part in (*parts_of(store), *beside):
+    beside = (steps_of(store, app.codec), streams_of(store, app.codec), ledger_of(store))
+    for part in (*parts_of(store), *beside, once_runs_of(store)):
         if isinstance(part, OwnedRows):
             yield part
 

@@ -92,7 +92,11 @@ BESIDE = {
 
 
 def test_kinds_of_rows_are_found_by_code():
-    assert {"aztask.steps.records.STEPS", "aztask.operate.ledger.OPERATIONS"} <= KINDS.keys()
+    assert {
+        "aztask.steps.records.STEPS",
+        "aztask.steps.parts.PARTS",
+        "aztask.operate.ledger.OPERATIONS",
+    } <= KINDS.keys()
     assert len(KINDS) >= 6
     assert DROPPED.keys() | BESIDE.keys() <= KINDS.keys()
 

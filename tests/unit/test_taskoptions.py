@@ -152,14 +152,6 @@ def test_the_seconds_of_checked_options():
     assert expiry({"expires": noon + HOUR}, 60.0, now) == now + 3600.0
 
 
-def numbers(count: int):
-    yield from range(count)
-
-
-async def anumbers(count: int):
-    yield count
-
-
 def takes_a_context(context: Context, count: int) -> None: ...
 
 
@@ -169,8 +161,6 @@ def takes_a_context_by_name(context: "Context", count: int) -> None: ...
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (numbers, "is a generator, which a worker cannot run"),
-        (anumbers, "is a generator, which a worker cannot run"),
         (takes_a_context, "write @app.task_with_context"),
         (takes_a_context_by_name, "write @app.task_with_context"),
         (lambda count: count, "is a lambda, which a worker cannot find by its name"),

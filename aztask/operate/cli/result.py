@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from aztask.errors import TaskCancelled, TaskExpired, TaskFailed
 from aztask.operate.cli.options import Text, app_option, json_option
 from aztask.operate.cli.output import (
     STATE_COLOURS,
@@ -33,6 +34,7 @@ from aztask.operate.tasks import (
     result,
     settlement_of,
 )
+from aztask.result import AsyncResult
 from aztask.support.display import mask, one_line, visible
 
 LONGEST = 500
@@ -50,8 +52,11 @@ LONGEST = 500
 @click.option(
     "--limit", type=click.IntRange(1, 100_000), default=20, help="List at most this many runs."
 )
+@click.option("--follow", is_flag=True, help="Print what the task emits, until it has ended.")
 @json_option
-def command(task_id: str | None, state: str | None, limit: int, as_json: bool) -> None:
+def command(
+    task_id: str | None, state: str | None, limit: int, follow: bool, as_json: bool
+) -> None:
     """Show how a task ended, or list the newest runs.
 
     With ID, it shows the task, its value or error, its last checkpoint while it runs, and all its
@@ -60,8 +65,16 @@ def command(task_id: str | None, state: str | None, limit: int, as_json: bool) -
     are skipped and named on stderr; --state unreadable lists those that workers have found. If
     several apps with brokers of their own share the result store, the list has the runs of all, and
     the column owner says whose each one is.
+
+    With --follow, it prints the parts that the task emits as they come, one on each line; with
+    --json as objects. A line on stderr says that the task was retried and began anew.
     """
+    if follow and task_id is None:
+        raise click.UsageError("--follow belongs to a task: aztask result ID --follow")
     with open_app(reads=True) as app:
+        if task_id is not None and follow:
+            _follow(app.result(task_id), as_json=as_json)
+            return
         if task_id is None:
             found = recent(app, state, limit)
         else:
@@ -69,6 +82,21 @@ def command(task_id: str | None, state: str | None, limit: int, as_json: bool) -
             return
     warn_of_damage("run", found.damaged, "see: aztask result ID, or --state unreadable")
     _print_recent(found.runs, as_json=as_json)
+
+
+def _follow(task: AsyncResult[Any], *, as_json: bool) -> None:
+    try:
+        for part in task.stream():
+            if as_json:
+                record = {"number": part.number, "id": part.id, "value": part.value}
+                print_json({**record, "reset": part.reset})
+            elif part.reset:
+                click.echo("aztask: the task was retried; its stream begins anew", err=True)
+            else:
+                value = part.value
+                click.echo(visible(value if isinstance(value, str) else to_json(value)))
+    except (TaskFailed, TaskCancelled, TaskExpired) as error:
+        raise click.ClickException(visible(mask(str(error)))) from None
 
 
 def _print_recent(runs: Sequence[RunRecord], *, as_json: bool) -> None:

@@ -11,11 +11,12 @@ Rules
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -41,6 +42,7 @@ from aztask.retry import describe
 from aztask.sending.sessionrules import strategy_in_session
 from aztask.session import Session
 from aztask.settlement import REASON_LIMIT, DeadLetter, Decision, to_record
+from aztask.steps.emitting import Emission, drained
 from aztask.steps.engine import RunSteps
 from aztask.steps.home import StepHome
 from aztask.steps.suspension import Parked, Suspension
@@ -103,7 +105,15 @@ class PreparedCall:
 
     def begin(self) -> Any:
         """Call the function: returns its value, or the coroutine that will return it."""
-        return self.task.call(self.context, self.args, self.kwargs)
+        value: Any = self.task.call(self.context, self.args, self.kwargs)
+        is_generator, is_async = inspect.isgenerator(value), inspect.isasyncgen(value)
+        if is_generator:
+            return drained(value, self.context.emission)
+        return self._drained(value) if is_async else value
+
+    async def _drained(self, values: AsyncGenerator[Any, None]) -> None:
+        async for value in values:
+            await self.context.aemit(value)
 
 
 class Outbox(Protocol):
@@ -152,6 +162,7 @@ class RunReader:
             session=self._session(number, message.session, lease) if message.session else None,
             steps=RunSteps(self._steps, message, lease),
             spending=TaskSpending(self, number, task),
+            emission=Emission(self._app, message, delivery.delivery_count, lease),
         )
         if task.lease_of is not None:
             lease_seconds = positive(task.lease_of(*args, **kwargs), f"{task.name}: lease")
@@ -161,7 +172,7 @@ class RunReader:
     def hooks(self, context: Context) -> AbstractContextManager[object]:
         """The app's hooks around a run, and what its steps leave to do at its end."""
         hook = self._app.hooks.run
-        return _hooked(hook, context) if hook else context.steps
+        return _hooked(hook, context) if hook else _run(context)
 
     def value(self, value: Any, call: PreparedCall) -> list[Any]:
         """The answer for a task that returned `value`. Raises EncodeError, BrokerUnavailable."""
@@ -343,7 +354,14 @@ class TaskSpending:
 @contextmanager
 def _hooked(hook: Hook[Context], context: Context) -> Iterator[None]:
     """The hooks outside, so that they see what the end of the steps raises."""
-    with hook.around(context), context.steps:
+    with hook.around(context), _run(context):
+        yield
+
+
+@contextmanager
+def _run(context: Context) -> Iterator[None]:
+    """What the run emits is written before its end is told, in whatever way it ends."""
+    with context.emission, context.steps:
         yield
 
 

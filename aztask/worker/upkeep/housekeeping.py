@@ -18,6 +18,7 @@ from aztask.message.message import TaskMessage
 from aztask.queues.base import Peeked, Position, QueueStats
 from aztask.settlement import DeadLetter
 from aztask.steps.keeping import StepPurge
+from aztask.steps.parts import parts_of as streams_of
 from aztask.steps.records import steps_of
 from aztask.stores.events.retention import remove_old
 from aztask.stores.payloads.holders import PayloadHolders, remove_ended
@@ -354,6 +355,8 @@ class Housekeeping(Work[Chore]):
         before = self._clock.wall() - app.settings.result_retention_seconds
         if (steps := steps_of(results, app.codec)) is not None:
             StepPurge(steps, results, app.broker, app.payloads).purge(before)
+        if (streams := streams_of(results, app.codec)) is not None:
+            streams.purge(before, results)
 
     def tell(self, record: WorkerRecord) -> None:
         """Write a heartbeat to the result store, if there is one."""

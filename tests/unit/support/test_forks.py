@@ -22,6 +22,7 @@ EXEMPT = {
     "azure/transport.py": "belongs to a broker or a store, which a child opens anew",
     "context.py": "belongs to one run, in a pool process",
     "steps/history.py": "belongs to one run, in a pool process",
+    "steps/emitting.py": "belongs to one run, in a pool process",
     "stores/events/sink.py": "a sink starts empty in a child, with a new lock",
     "sending/asyncsend.py": "starts anew in a child, with a new lock",
     "emulator/view.py": "only the emulator's command uses it",

@@ -34,6 +34,8 @@ TABLES: Final = (
     "owned_uniques",
     "steps",
     "owned_steps",
+    "parts",
+    "owned_parts",
     "operations",
     "owned_operations",
     "once_runs",

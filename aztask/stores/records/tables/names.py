@@ -18,6 +18,7 @@ Partitions
   with an owner, see `aztask.stores.tables.owners`.
 * ``n-WORKER`` and ``N-MARK-WORKER``: its at-most-once runs, see `aztask.stores.records.onceruns`.
 * ``h-TASK`` and ``H-MARK-TASK``: the recorded steps of a task, see `aztask.steps.records`.
+* ``p-TASK`` and ``P-MARK-TASK``: what a task emits, see `aztask.steps.parts`.
 * ``g-WORKFLOW;DOCUMENT``, ``o-SHARD``, ``em-MARK-SHARD`` and ``e-SHARD``: see
   `aztask.stores.records.tables.workflows`.
 

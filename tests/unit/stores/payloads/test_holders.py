@@ -14,6 +14,7 @@ from aztask.operate import orphans
 from aztask.operate.ledger import ledger_of
 from aztask.queues.local.payload import payload_of
 from aztask.steps.home import StepHome
+from aztask.steps.parts import parts_of
 from aztask.stores.payloads import holders
 from aztask.stores.payloads.holders import (
     HOLDERS,
@@ -52,7 +53,9 @@ WRITERS = {
     "stores.payloads.payloads": QUEUES,
     "stores.records.deadindex": ROWS,
     "schedules.template": ROWS,
+    "steps.emitting": ROWS,
     "steps.history": ROWS,
+    "steps.parts": ROWS,
     "steps.records": ROWS,
     "uniqueness.engine": ROWS,
     "uniqueness.rules": "a digest, which refers to nothing",
@@ -128,6 +131,7 @@ def test_every_column_of_every_table_of_a_local_store_is_read(app, tmp_path):
     StepHome(app).store()  # which makes its tables when it is first used
     ledger_of(app.results)
     once_runs_of(app.results)
+    parts_of(app.results, app.codec)
     hidden, seen = [], set()
     connection = sqlite3.connect(tmp_path / "q.db")
     tables = [name for (name,) in connection.execute(

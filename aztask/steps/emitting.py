@@ -1,0 +1,231 @@
+"""What one run emits: collected, and written by a thread in batches.
+
+Rules
+1. `emit` asks no server: it waits only while `MOST_BYTES` are not written yet.
+2. One batch in 100 ms, so a task costs at most 10 requests a second, whatever it emits.
+3. The end of the run waits until all of it is written. If the store cannot be reached for
+   `END_SECONDS`, the run ends as if it had been killed, and starts again later.
+4. A run whose lease is lost writes nothing more.
+
+Crash window: a worker that is killed leaves a take without its last parts. The next start of the
+task begins another take, which readers see as a reset.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+from aztask.errors import BrokerUnavailable, EncodeError, StepError
+from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
+from aztask.steps.parts import PartStore, Take, parts_of, take_of
+from aztask.steps.suspension import StepsUnavailable
+from aztask.support import clock
+from aztask.support.parts import Part
+
+BATCH_SECONDS: Final = 0.1
+RETRY_SECONDS: Final = 0.5
+END_SECONDS: Final = 30.0
+
+PART_BYTES: Final = 64 * 1024
+BATCH_BYTES: Final = 256 * 1024
+MOST_BYTES: Final = 1024 * 1024
+MOST_PARTS: Final = 100_000
+
+
+class Held(Protocol):
+    """The lease of the run."""
+
+    @property
+    def lost(self) -> bool:
+        """True if it has ended."""
+        ...
+
+
+class PartApp(Protocol):
+    """What emitting needs of an app."""
+
+    codec: Codec
+
+    @property
+    def results(self) -> object:
+        """The result store; None if there is none."""
+        ...
+
+
+class Emission:
+    """The stream of one run. A context manager around the run."""
+
+    def __init__(
+        self, app: PartApp, message: TaskMessage, delivery_count: int, lease: Held
+    ) -> None:
+        self._app = app
+        self._message = message
+        self._take = Take(take_of(message, delivery_count))
+        self._lease = lease
+        self._store: PartStore | None = None
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._bytes = 0
+        self._count = 0
+        self._ending = False
+        self._begun = False
+        self._part: Part | None = None
+
+    def emit(self, value: Any) -> None:
+        """Add a part to the stream. Raises EncodeError, and StepError without a result store."""
+        data = self._app.codec.encode_value(value)
+        if len(data) > PART_BYTES:
+            raise EncodeError(
+                f"a part has {len(data):,} bytes, and may have {PART_BYTES:,}; store the data "
+                "elsewhere and emit a reference"
+            )
+        if self._count >= MOST_PARTS:
+            raise EncodeError(f"a task emits at most {MOST_PARTS:,} parts; emit larger ones")
+        with self._changed:
+            if self._part is None:
+                self._start()
+            self._changed.wait_for(lambda: self._bytes < MOST_BYTES or self._lease.lost)
+            self._count += 1
+            self._waiting.append((self._count, data))
+            self._bytes += len(data)
+            self._changed.notify_all()
+
+    def _start(self) -> None:
+        self._store = parts_of(self._app.results, self._app.codec)
+        if self._store is None:
+            raise StepError('emit needs a result store; give the App results="local://"')
+        self._part = Part("stream")
+        self._part.thread(self._write, "aztask-stream").start()
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether `flush` would wait."""
+        return bool(self._waiting)
+
+    def flush(self) -> None:
+        """Wait until all parts are written. Raises StepsUnavailable (rule 3)."""
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: not self._waiting or self._lease.lost, END_SECONDS
+            )
+        if not done:
+            raise StepsUnavailable("the parts that the task emitted cannot be written")
+
+    def __enter__(self) -> Emission:
+        """The function is about to be called."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """The function has ended, in whatever way: what it emitted is written."""
+        if self._part is None:
+            return
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                self._ending = True
+                self._changed.notify_all()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ending)
+                if not self._waiting or self._lease.lost:
+                    return
+                batch = self._batch()
+            began = clock.monotonic()
+            try:
+                self._append(batch)
+            except BrokerUnavailable:
+                if self._ending:
+                    return
+                clock.current().sleep(RETRY_SECONDS)
+                continue
+            with self._changed:
+                for _ in batch:
+                    self._bytes -= len(self._waiting.popleft()[1])
+                self._changed.notify_all()
+            clock.current().sleep(max(0.0, began + BATCH_SECONDS - clock.monotonic()))
+
+    def _batch(self) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = []
+        size = 0
+        for number, data in self._waiting:
+            size += len(data)
+            if found and size > BATCH_BYTES:
+                break
+            found.append((number, data))
+        return found
+
+    def _append(self, batch: list[tuple[int, bytes]]) -> None:
+        assert self._store is not None  # noqa: S101  # the thread starts with it
+        task_id = self._message.id
+        if not self._begun and self._message.continued:
+            self._take = self._continued(self._store, self._take)
+        new = [(number, data) for number, data in batch if number > self._take.kept]
+        if new:
+            parts = [data for _, data in new]
+            self._store.append(task_id, self._take, new[0][0], parts, new=not self._begun)
+            self._begun = True
+
+    def _continued(self, store: PartStore, take: Take) -> Take:
+        """The take with the one that it continues: that of the hop which ended in the wait."""
+        found = store.read(self._message.id)
+        place = f"{self._message.generation:08d}.{self._message.hop:08d}."
+        earlier = [each for each in found.takes if each.name < place]
+        if not earlier:
+            return take
+        base = earlier[-1]
+        numbers = [number for number, _ in found.parts.get(base.name, ())]
+        return Take(take.name, base.name, max(numbers, default=base.kept))
+
+
+class MemoryEmission:
+    """For functions that are called without a worker: the parts stay in a list."""
+
+    unwritten = False
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def emit(self, value: Any) -> None:
+        """Add a part."""
+        self.values.append(value)
+
+    def flush(self) -> None:
+        """Return at once."""
+
+    def __enter__(self) -> MemoryEmission:
+        """The function is about to be called."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The function has ended."""
+
+
+class Emits(Protocol):
+    """Where a run's parts go."""
+
+    def emit(self, value: Any) -> None:
+        """Add a part to the stream."""
+        ...
+
+
+def drained(generator: Generator[Any, None, Any], emission: Emits) -> Any:
+    """Emit what a generator yields; returns what it returns."""
+    while True:
+        try:
+            value = next(generator)
+        except StopIteration as end:
+            return end.value
+        emission.emit(value)

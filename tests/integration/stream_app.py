@@ -1,0 +1,35 @@
+"""Tasks that emit, for the integration tests. They write the ledger of `ledger_app`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+from ledger_app import app, note
+
+from aztask import Context
+
+__all__ = ["app", "count", "pause_and_count"]
+
+
+@app.task(name="stream.count")
+def count(key: str, parts: int, pause: float) -> Iterator[str]:
+    note("start", key)
+    for number in range(1, parts + 1):
+        yield f"{os.getpid()}-{number}"
+        time.sleep(pause)
+    note("end", key)
+    return key
+
+
+@app.task_with_context(name="stream.pause_and_count")
+def pause_and_count(context: Context, key: str) -> str:
+    note("start", key)
+    context.emit("one")
+    context.emit("two")
+    context.sleep(0.5)
+    for number in range(20):
+        context.emit(f"{number}")
+        time.sleep(0.1)
+    return key

@@ -1,0 +1,145 @@
+"""A worker that is killed while its task emits, and the reader that sees it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import azurite
+import pytest
+from harness import Site, site_in, wait_until
+from stream_app import count, pause_and_count
+
+from aztask import StreamPart
+from aztask.steps.parts import PARTS
+from aztask.stores.records.base import Provisioned
+
+ARGUMENTS = ("-c", "1", "--lease", "3s", "--max-lease", "60s")
+
+
+@pytest.fixture(params=["one file", "two files", "Azurite"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    """On Azurite: a Storage queue, and results in Tables."""
+    if request.param != "Azurite":
+        joint = request.param == "one file"
+        with site_in(tmp_path / "site", joint=joint, module="stream_app") as made:
+            yield made
+        return
+    folder = tmp_path / "account"
+    with azurite.storing(folder) as stores, azurite.running(folder / "queue") as queues:
+        account = azurite.account_of(queues, *stores)
+        with site_in(
+            tmp_path / "site", joint=False, broker=account, results=account, module="stream_app"
+        ) as made:
+            app = made.app()
+            app.broker.declare("default")
+            assert isinstance(app.results, Provisioned)
+            app.results.create()
+            yield made
+
+
+class Reader:
+    """Reads a stream in a thread."""
+
+    def __init__(self, site: Site, task_id: str, after: int | str = 0) -> None:
+        self.parts: list[StreamPart] = []
+        self._stream = site.app().result(task_id).stream(after, timeout=90)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for part in self._stream:
+            self.parts.append(part)
+
+    def end(self) -> list[StreamPart]:
+        self._thread.join(100)
+        assert not self._thread.is_alive()
+        return self.parts
+
+
+def check(parts: list[StreamPart], most: int) -> None:
+    """In each take the numbers follow each other, and the values are those of one process."""
+    resets = [n for n, part in enumerate(parts) if part.reset]
+    for first, last in zip([-1, *resets], [*resets, len(parts)], strict=True):
+        take = parts[first + 1 : last]
+        assert [part.number for part in take] == list(range(1, len(take) + 1))
+        assert [int(part.value.split("-")[1]) for part in take] == [part.number for part in take]
+        assert len({part.value.split("-")[0] for part in take}) == 1
+    assert parts[-1].number == most
+
+
+def test_a_killed_worker_leaves_a_take_and_the_next_one_is_a_reset(site: Site) -> None:
+    site.app().send(count.name, ["a", 60, 0.05], task_id="a")
+    first = site.worker(*ARGUMENTS)
+    live = Reader(site, "a")
+    wait_until(lambda: len(live.parts) >= 10, 60, "it has read some")
+    first.kill()
+    first.wait()
+    seen = live.parts[-1]
+    second = site.worker(*ARGUMENTS)
+    parts = live.end()
+    assert sum(part.reset for part in parts) == 1
+    check(parts, 60)
+    assert site.app().result("a").get(timeout=10) == "a"
+    last = [part.value for part in site.app().result("a").stream()]
+    assert len(last) == len(set(last)) == 60
+    assert [part.number for part in site.app().result("a").stream(after=57)] == [58, 59, 60]
+    resumed = list(site.app().result("a").stream(after=seen.id))
+    assert resumed[0].reset, "what was read is of a take that does not count"
+    assert len(resumed) == 61
+    assert second.stop() == 0, second.log
+
+
+def test_a_frozen_worker_writes_where_no_reader_looks(site: Site) -> None:
+    site.app().send(count.name, ["a", 100, 0.05], task_id="a")
+    first = site.worker(*ARGUMENTS)
+    live = Reader(site, "a")
+    wait_until(lambda: len(live.parts) >= 5, 60, "it has read some")
+    first.freeze()
+    second = site.worker(*ARGUMENTS)
+    wait_until(lambda: any(part.reset for part in live.parts), 60, "the second take has begun")
+    first.signal(signal.SIGCONT)
+    parts = live.end()
+    assert sum(part.reset for part in parts) == 1
+    check(parts, 100)
+    first.kill()
+    assert second.stop() == 0, second.log
+
+
+def test_a_run_that_slept_goes_on_behind_its_parts_and_a_kill_is_a_reset(site: Site) -> None:
+    site.app().send(pause_and_count.name, ["a"], task_id="a")
+    first = site.worker(*ARGUMENTS)
+    live = Reader(site, "a")
+    wait_until(lambda: len(live.parts) >= 6, 60, "it has slept, and goes on")
+    assert [part.value for part in live.parts[:4]] == ["one", "two", "0", "1"]
+    assert not any(part.reset for part in live.parts)
+    first.kill()
+    first.wait()
+    second = site.worker(*ARGUMENTS)
+    parts = live.end()
+    reset = next(n for n, part in enumerate(parts) if part.reset)
+    expected = ["one", "two", *map(str, range(20))]
+    assert [part.value for part in parts[reset + 1 :]] == expected
+    assert [part.value for part in site.app().result("a").stream()] == expected
+    assert second.stop() == 0, second.log
+
+
+def test_a_writing_task_makes_at_most_ten_requests_a_second(site: Site) -> None:
+    """It emits 500 parts a second; each row of parts is one request."""
+    site.app().send(count.name, ["a", 1000, 0.002], task_id="a")
+    worker = site.worker(*ARGUMENTS)
+    began = time.monotonic()
+    parts = Reader(site, "a").end()
+    check(parts, 1000)
+    app = site.app()
+    rows = app.results.rows.of(PARTS).of_owner(app.owner.of_broker)
+    written = sum(
+        row.place.key.startswith("p:") for row in rows.of_owner(site.app().owner.of_broker)
+    )
+    run = site.lines("end")[0].at - site.lines("start")[0].at
+    assert written <= 10 * run + 2
+    assert time.monotonic() - began < 60
+    assert worker.stop() == 0, worker.log

@@ -1,0 +1,365 @@
+"""What tasks emit and readers get, in inline mode and with the parts of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aztask import App, Context, RetryPolicy, TaskFailed
+from aztask.errors import BrokerUnavailable, EncodeError, ResultTimeout
+from aztask.message.message import TaskMessage
+from aztask.steps import emitting
+from aztask.steps.emitting import Emission
+from aztask.steps.parts import PartStore, parts_of
+from aztask.steps.stream import Listener, stream_of
+from aztask.steps.suspension import StepsUnavailable
+
+MESSAGE = TaskMessage("t", "shop.ask", "default", b"")
+
+
+@pytest.fixture
+def app() -> Iterator[App]:
+    made = App(
+        "shop",
+        broker="local://:memory:",
+        results="local://:memory:",
+        retry=RetryPolicy(max_retries=2, delay=0.0, jitter=False),
+    )
+    yield made
+    made.close()
+
+
+class Lease:
+    lost = False
+
+
+def emission(app: App, message: TaskMessage = MESSAGE, delivery: int = 1) -> Emission:
+    return Emission(app, message, delivery, Lease())
+
+
+def store_of(app: App) -> PartStore:
+    store = parts_of(app.results, app.codec)
+    assert store is not None
+    return store
+
+
+def listener(app: App, after: int | str = 0) -> Listener:
+    return Listener(stream_of(app.results, store_of(app), "t"), after, app.codec)
+
+
+def seen(each: Listener) -> list[Any]:
+    """What is new to a listener after one look: values, or "reset"."""
+    each.stream.look()
+    each.stream._look_for_end = False
+    return ["reset" if part.reset else part.value for part in each.new()]
+
+
+# -- in inline mode --------------------------------------------------------------------------
+
+
+def test_parts_come_in_order_and_the_value_is_what_the_task_returns(app: App) -> None:
+    @app.task_with_context
+    def ask(context: Context, count: int) -> int:
+        for number in range(count):
+            context.emit({"word": number})
+        return count
+
+    with app.inline():
+        result = ask.delay(5)
+        parts = list(result.stream(timeout=10))
+        assert [part.value for part in parts] == [{"word": number} for number in range(5)]
+        assert [part.number for part in parts] == [1, 2, 3, 4, 5]
+        assert not any(part.reset for part in parts)
+        assert result.get() == 5
+        assert [part.number for part in result.stream(after=3)] == [4, 5]
+        assert [part.number for part in result.stream(after=parts[3].id)] == [5]
+        assert list(result.stream(after=99)) == []
+
+
+def test_a_generator_emits_what_it_yields(app: App) -> None:
+    @app.task
+    def words(text: str) -> Iterator[str]:
+        yield from text.split()
+        return "done"
+
+    @app.task
+    async def awords(text: str) -> AsyncIterator[str]:
+        for word in text.split():
+            yield word
+
+    with app.inline():
+        first = words.delay("one two three")
+        assert [part.value for part in first.stream()] == ["one", "two", "three"]
+        assert first.get() == "done"
+        second = awords.delay("one two")
+        assert [part.value for part in second.stream()] == ["one", "two"]
+        assert second.get() is None
+    assert list(words("called directly")) == ["called", "directly"]
+
+
+def test_coroutines_emit_and_listen(app: App) -> None:
+    @app.task_with_context
+    async def ask(context: Context) -> None:
+        await context.aemit(1)
+        context.emit(2)
+
+    async def listen(result: Any) -> list[int]:
+        return [part.value async for part in result.astream(timeout=10)]
+
+    with app.inline():
+        result = ask.delay()
+
+        async def several() -> list[list[int]]:
+            return await asyncio.gather(*(listen(result) for _ in range(20)))
+
+        assert asyncio.run(several()) == [[1, 2]] * 20
+
+
+def test_a_retry_is_a_reset_and_a_failure_is_raised_at_the_end(app: App) -> None:
+    runs: list[int] = []
+
+    @app.task_with_context
+    def ask(context: Context, good: bool) -> None:
+        runs.append(1)
+        context.emit(f"run {len(runs)}")
+        if not good or len(runs) < 2:
+            raise OSError("the model is away")
+
+    with app.inline():
+        result = ask.delay(True)
+        assert [part.value for part in result.stream()] == ["run 2"]
+        (part,) = result.stream()
+        earlier = "000000000000.1"
+        assert [each.reset for each in result.stream(after=earlier)] == [True, False]
+        failed = ask.delay(False)
+        with pytest.raises(TaskFailed, match="the model is away"):
+            for part in failed.stream():
+                assert part.value.startswith("run")
+
+
+def test_after_a_sleep_the_parts_before_it_are_not_emitted_again(app: App) -> None:
+    runs: list[int] = []
+
+    @app.task_with_context
+    def ask(context: Context) -> None:
+        runs.append(1)
+        context.emit("one")
+        context.emit("two")
+        context.sleep(1.0)
+        context.emit("three")
+
+    with app.inline() as inline:
+        result = ask.delay()
+        before = []
+        with pytest.raises(ResultTimeout, match="nothing is due"):
+            for part in result.stream():
+                before.append(part.value)
+        assert before == ["one", "two"]
+        inline.advance(2.0)
+        assert [part.value for part in result.stream(timeout=30)] == ["one", "two", "three"]
+        assert len(runs) == 2
+        first, _, third = result.stream()
+        assert first.id.split(".")[0] != third.id.split(".")[0], "in a take of its own"
+        assert [part.number for part in result.stream(after=first.id)] == [2, 3]
+
+
+def test_a_task_that_emits_nothing_ends_its_stream(app: App) -> None:
+    @app.task
+    def quiet() -> None: ...
+
+    with app.inline():
+        assert list(quiet.delay().stream(timeout=10)) == []
+    with pytest.raises(ResultTimeout):
+        list(quiet.delay().stream(timeout=0.3))
+    with pytest.raises(ValueError, match="after takes"):
+        list(quiet.delay().stream(after="x"))
+    with pytest.raises(ValueError, match="after takes"):
+        list(quiet.delay().stream(after=-1))
+
+
+def test_what_is_forgotten_has_no_stream(app: App) -> None:
+    @app.task_with_context
+    def ask(context: Context) -> None:
+        context.emit(1)
+
+    with app.inline():
+        result = ask.delay()
+        assert len(list(result.stream())) == 1
+        assert result.forget()
+        assert store_of(app).read(result.id).takes == []
+
+
+def test_in_a_direct_call_the_parts_are_in_the_context() -> None:
+    context = Context.for_testing()
+    context.emit(1)
+    asyncio.run(context.aemit(2))
+    assert context.emission.values == [1, 2]
+
+
+# -- writing ---------------------------------------------------------------------------------
+
+
+class Counting:
+    """A store of parts that counts its appends, and when they were; it may be away."""
+
+    def __init__(self, inner: PartStore) -> None:
+        self._inner = inner
+        self.at: list[float] = []
+        self.away = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def append(self, *args: Any, **options: Any) -> None:
+        if self.away:
+            raise BrokerUnavailable("away")
+        self.at.append(time.monotonic())
+        self._inner.append(*args, **options)
+
+
+@pytest.fixture
+def counting(app: App, monkeypatch: pytest.MonkeyPatch) -> Counting:
+    made = Counting(store_of(app))
+    monkeypatch.setattr(emitting, "parts_of", lambda results, codec: made)
+    return made
+
+
+def test_at_most_ten_requests_a_second_whatever_is_emitted(app: App, counting: Counting) -> None:
+    began = time.monotonic()
+    with emission(app) as stream:
+        while time.monotonic() - began < 1.0:
+            stream.emit("a word")
+            time.sleep(0.0005)
+    gaps = [later - at for at, later in zip(counting.at, counting.at[1:], strict=False)]
+    assert len(counting.at) >= 5
+    assert min(gaps) >= 0.095
+    parts = store_of(app).read("t").parts.popitem()[1]
+    assert [number for number, _ in parts] == list(range(1, len(parts) + 1))
+
+
+def test_a_part_is_written_at_once_after_a_quiet_time(app: App, counting: Counting) -> None:
+    with emission(app) as stream:
+        stream.emit("one")
+        until = time.monotonic() + 5.0
+        while not counting.at and time.monotonic() < until:
+            time.sleep(0.005)
+        assert counting.at, "without another part, and without the end of the run"
+
+
+def test_while_the_store_is_away_parts_wait_and_none_is_lost(
+    app: App, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emitting, "RETRY_SECONDS", 0.02)
+    counting.away = True
+    with emission(app) as stream:
+        for number in range(50):
+            stream.emit(number)
+        threading.Timer(0.2, lambda: setattr(counting, "away", False)).start()
+    (parts,) = store_of(app).read("t").parts.values()
+    assert [app.codec.decode_value(data) for _, data in parts] == list(range(50))
+
+
+def test_a_run_whose_parts_cannot_be_written_starts_again_later(
+    app: App, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emitting, "END_SECONDS", 0.1)
+    monkeypatch.setattr(emitting, "RETRY_SECONDS", 0.02)
+    counting.away = True
+    with pytest.raises(StepsUnavailable, match="cannot be written"), emission(app) as stream:
+        stream.emit(1)
+
+
+def test_a_run_that_lost_its_lease_writes_nothing_more(app: App, counting: Counting) -> None:
+    stream = emission(app)
+    stream._lease.lost = True  # type: ignore[misc]
+    with stream:
+        stream.emit(1)
+    time.sleep(0.05)
+    assert counting.at == []
+    stream._lease.lost = False  # type: ignore[misc]
+
+
+def test_what_is_too_large_or_too_much_is_refused(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with emission(app) as stream:
+        with pytest.raises(EncodeError, match="a part has"):
+            stream.emit("x" * 70_000)
+        with pytest.raises(EncodeError):
+            stream.emit(object())
+        monkeypatch.setattr(emitting, "MOST_PARTS", 2)
+        stream.emit(1)
+        stream.emit(2)
+        with pytest.raises(EncodeError, match="at most 2 parts"):
+            stream.emit(3)
+
+
+# -- takes, and those who listen -------------------------------------------------------------
+
+
+def run(app: App, *values: Any, message: TaskMessage = MESSAGE, delivery: int = 1) -> None:
+    with emission(app, message, delivery) as stream:
+        for value in values:
+            stream.emit(value)
+
+
+def test_another_delivery_is_a_reset_for_a_live_and_for_a_new_listener(app: App) -> None:
+    live = listener(app)
+    run(app, 1, 2)
+    assert seen(live) == [1, 2]
+    place = live._place
+    run(app, 10, 20, 30, delivery=2)
+    assert seen(live) == ["reset", 10, 20, 30]
+    again = listener(app, f"{place.token}.{place.number}")
+    again.stream.look()
+    assert [part.reset for part in again.new()] == [True, False, False, False]
+
+
+def test_a_frozen_delivery_that_goes_on_is_not_read(app: App) -> None:
+    live = listener(app)
+    with emission(app) as frozen:
+        frozen.emit(1)
+        frozen.flush()
+        assert seen(live) == [1]
+        run(app, 10, delivery=2)
+        assert seen(live) == ["reset", 10]
+        frozen.emit(2)
+    assert seen(live) == []
+    run(app, 0, delivery=1)  # one that was frozen before its first part
+    assert seen(live) == []
+
+
+def test_a_continuation_goes_on_and_one_that_is_killed_is_a_reset(app: App) -> None:
+    live = listener(app)
+    run(app, 1, 2)
+    assert seen(live) == [1, 2]
+    after = replace(MESSAGE, hop=1, continued=True)
+    run(app, 1, 2, 3, message=after)
+    assert seen(live) == [3]
+    place = f"{live._place.token}.{live._place.number}"
+    run(app, 1, 2, 3, 4, message=after, delivery=2)
+    assert seen(live) == ["reset", 1, 2, 3, 4]
+    again = replace(MESSAGE, hop=2, continued=True)
+    run(app, 1, 2, 3, 4, 5, message=again)
+    assert seen(live) == [5]
+    assert seen(listener(app)) == [1, 2, 3, 4, 5]
+    assert seen(listener(app, place))[0] == "reset", "its third part belongs to no take here"
+
+
+def test_listeners_share_one_request_in_each_period(app: App) -> None:
+    listeners = [listener(app) for _ in range(50)]
+    assert len({id(each.stream) for each in listeners}) == 1
+    stream, now = listeners[0].stream, time.monotonic()
+    asked = 0
+    while time.monotonic() - now < 0.35:
+        for each in listeners:
+            if not each.stream.due():
+                each.stream.look()
+                asked += 1
+    assert asked <= 0.35 / stream.seconds + 2
