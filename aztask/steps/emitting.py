@@ -104,7 +104,7 @@ class Emission:
 
     @property
     def unwritten(self) -> bool:
-        """Whether `flush` would wait."""
+        """Whether some parts are not in the store yet."""
         return bool(self._waiting)
 
     def flush(self) -> None:
@@ -199,18 +199,18 @@ class MemoryEmission:
         self.values: list[Any] = []
 
     def emit(self, value: Any) -> None:
-        """Add a part."""
+        """Keep the value as the next part."""
         self.values.append(value)
 
     def flush(self) -> None:
-        """Return at once."""
+        """Nothing waits to be written."""
 
     def __enter__(self) -> MemoryEmission:
         """The function is about to be called."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The function has ended."""
+        """The function has ended; its parts stay."""
 
 
 class Emits(Protocol):

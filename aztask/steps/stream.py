@@ -182,7 +182,7 @@ class Decodes(Protocol):
     """Reads the values of parts."""
 
     def decode_value(self, data: bytes) -> Any:
-        """The value. Raises DecodeError."""
+        """The value of these bytes. Raises DecodeError if they are damaged."""
         ...
 
 
