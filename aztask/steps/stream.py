@@ -45,7 +45,7 @@ class StreamPart:
 RESET: Final = StreamPart(None, 0, "", reset=True)
 
 
-class Runs(Protocol):
+class StreamRuns(Protocol):
     """The result store, as far as a stream needs it."""
 
     def get(self, task_id: str) -> RunRecord | None:
@@ -60,7 +60,7 @@ class Runs(Protocol):
 class Stream:
     """The stream of one task, as this process knows it. Any thread may call."""
 
-    def __init__(self, store: PartStore, runs: Runs, task_id: str) -> None:
+    def __init__(self, store: PartStore, runs: StreamRuns, task_id: str) -> None:
         self._store = store
         self._runs = runs
         self._task_id = task_id
@@ -147,7 +147,7 @@ class Stream:
             return ""
         return next((token for token, first in reversed(self._segments) if first < number), "")
 
-    def behind(self, place: Place) -> list[tuple[int, str, bytes]] | None:
+    def behind(self, place: ReadUpTo) -> list[tuple[int, str, bytes]] | None:
         """The parts behind a place: number, take and value; None if there was a reset."""
         with self._lock:
             if place.token and self._segments and self._token_of(place.number) != place.token:
@@ -159,14 +159,14 @@ class Stream:
 
 
 @dataclass(slots=True)
-class Place:
+class ReadUpTo:
     """How far a listener has read. `token`: the take of its last part; "" if it is not known."""
 
     token: str = ""
     number: int = 0
 
     @classmethod
-    def of(cls, after: int | str) -> Place:
+    def of(cls, after: int | str) -> ReadUpTo:
         """The place behind a part, by its number or its id. Raises ValueError."""
         if isinstance(after, str):
             token, dot, digits = after.rpartition(".")
@@ -192,19 +192,19 @@ class Listener:
     def __init__(self, stream: Stream, after: int | str, codec: Decodes) -> None:
         self._codec = codec
         self.stream = stream
-        self._place = Place.of(after)
+        self._place = ReadUpTo.of(after)
 
     def new(self) -> Iterator[StreamPart]:
         """The parts that are known and not yet yielded."""
         found = self.stream.behind(self._place)
         if found is None:
-            self._place = Place()
+            self._place = ReadUpTo()
             yield RESET
             found = self.stream.behind(self._place) or []
         elif not self._place.token:
             self._place.token = self.stream.token_of(self._place.number)
         for number, token, data in found:
-            self._place = Place(token, number)
+            self._place = ReadUpTo(token, number)
             yield StreamPart(self._codec.decode_value(data), number, f"{token}.{number}")
 
 
