@@ -13,18 +13,20 @@ from aztask.errors import AztaskError, CodecError, NotFound, did_you_mean
 from aztask.operate.action import Action, Progress, Subject, results_of
 from aztask.operate.queues import LeftOut, all_queues, hidden, waiting
 from aztask.settlement import name_of
+from aztask.steps.stream import StreamPart
 from aztask.stores.records.base import ResultStore, RunRecord, State
 from aztask.support.display import plural, visible
 from aztask.task import Task
 
 __all__ = [
-    "STATES",
     "CancelChosen",
     "CancelTasks",
     "Chosen",
     "RecentRuns",
     "Registered",
     "RunRecord",
+    "StreamPart",
+    "STATES",
     "Task",
     "TaskResult",
     "cancel",
@@ -33,6 +35,7 @@ __all__ = [
     "registered",
     "result",
     "settlement_of",
+    "stream",
 ]
 
 STATES: Final = tuple(each.value for each in State)
@@ -94,6 +97,11 @@ class TaskResult:
     runs: Sequence[RunRecord]
     value: Any
     progress: Any
+
+
+def stream(app: App, task_id: str) -> Iterator[StreamPart]:
+    """What a task emits, part by part, until it has ended; see `AsyncResult.stream`."""
+    return app.result(task_id).stream()
 
 
 def recent(app: App, state: str | None, limit: int) -> RecentRuns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,14 @@ from aztask.operate.tasks import (
     STATES,
     Registered,
     RunRecord,
+    StreamPart,
     TaskResult,
     recent,
     registered,
     result,
     settlement_of,
+    stream,
 )
-from aztask.result import AsyncResult
 from aztask.support.display import mask, one_line, visible
 
 LONGEST = 500
@@ -73,7 +74,7 @@ def command(
         raise click.UsageError("--follow belongs to a task: aztask result ID --follow")
     with open_app(reads=True) as app:
         if task_id is not None and follow:
-            _follow(app.result(task_id), as_json=as_json)
+            _follow(stream(app, task_id), as_json=as_json)
             return
         if task_id is None:
             found = recent(app, state, limit)
@@ -84,9 +85,9 @@ def command(
     _print_recent(found.runs, as_json=as_json)
 
 
-def _follow(task: AsyncResult[Any], *, as_json: bool) -> None:
+def _follow(parts: Iterator[StreamPart], *, as_json: bool) -> None:
     try:
-        for part in task.stream():
+        for part in parts:
             if as_json:
                 record = {"number": part.number, "id": part.id, "value": part.value}
                 print_json({**record, "reset": part.reset})

@@ -8,7 +8,9 @@ from recordedruns import record_run
 
 from aztask import group
 from aztask.errors import ResultDamaged
+from aztask.message.message import TaskMessage
 from aztask.settlement import Complete
+from aztask.steps.parts import Take, parts_of, take_of
 from aztask.stores.records.base import RunKey, RunningTask, Start, State, WorkerRecord
 
 
@@ -207,3 +209,45 @@ def test_the_id_of_a_workflow_is_answered_with_the_command_for_it(cli, filled):
     ended = cli("result", workflow.id)
     assert ended.code == 5
     assert f"is a workflow; see aztask workflow show {workflow.id}" in ended.error
+
+
+def emit(app, task_id, *values, delivery=1):
+    store, take = parts_of(app.results, app.codec), Take(take_of(message(task_id), delivery))
+    parts = [app.codec.encode_value(value) for value in values]
+    store.append(task_id, take, 1, parts, new=True)
+
+
+def message(task_id):
+    return TaskMessage(task_id, "shop.add", "orders", b"")
+
+
+def test_following_prints_the_parts(cli, filled):
+    emit(filled, "good", "roses", {"are": 2}, "\x1b[31mred")
+    answer = cli("result", "good", "--follow")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.splitlines()[:2] == ["roses", '{"are": 2}']
+    assert "\x1b" not in answer.out
+    lines = cli("result", "good", "--follow", "--json").out.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [(each["number"], each["value"], each["reset"]) for each in found][:2] == [
+        (1, "roses", False),
+        (2, {"are": 2}, False),
+    ]
+    assert found[2]["id"].endswith(".3")
+
+
+def test_following_a_task_that_failed_says_why(cli, filled):
+    emit(filled, "bad", "one")
+    answer = cli("result", "bad", "--follow")
+    assert answer.code == 1
+    assert answer.out == "one\n"
+    assert "ValueError" in answer.err
+    assert cli("result", "--follow").code == 2
+
+
+def test_explain_shows_the_takes(cli, filled):
+    emit(filled, "good", 1, 2)
+    emit(filled, "good", 1, 2, 3, delivery=2)
+    out = cli("explain", "good").out
+    assert "first of 2 parts of take" in out
+    assert "first of 3 parts of take" in out
