@@ -30,10 +30,9 @@ from aztask.errors import AztaskError, BrokerUnavailable, CodecError, ResultDama
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.queues.local.payload import envelope_of, payload_of
-from aztask.steps.records import KeepsRows
 from aztask.stores.layout import SqlLayout, TablesLayout
 from aztask.stores.records.owners import is_other_broker
-from aztask.stores.rows import Change, Kind, Place, Row, RowStore, move_rows
+from aztask.stores.rows import Change, KeepsRows, Kind, Place, Row, RowStore, move_rows
 from aztask.support import chance
 
 _PARTS: Final = (
