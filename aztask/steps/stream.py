@@ -1,7 +1,7 @@
 """Reads the stream of a task, once for all who listen to it in this process.
 
 Rules
-1. Whoever listens and finds nothing new asks the store, unless another listener of the stream asks
+1. A listener that finds nothing new asks the store, unless another listener of the stream asks
    now, or `REMOTE_SECONDS` have not passed since: two requests a second, however many listen.
 2. A listener's place is the take and the number of its last part. If that part no longer belongs to
    the stream, the listener gets a reset, and begins with the first part.
