@@ -90,14 +90,14 @@ def _of_workflow(app: App, workflow_id: str) -> History | None:
     return History(workflow_id, "workflow", "", root.state, entries=(*entries, *waiting))
 
 
-def emitted(found: Found) -> Iterator[tuple[Take, Entry]]:
+def emitted(found: Found) -> Iterator[tuple[Take, LogEntry]]:
     """The takes of a task's stream, and an entry for each."""
     for take in found.takes:
         count = len(found.parts.get(take.name, ()))
         text = f"first of {plural(count, 'part')} of take {take.token}"
         if take.base:
             text += f", which goes on after {plural(take.kept, 'part')}"
-        yield take, Entry(take.at, "emitted", text, "row")
+        yield take, LogEntry(take.at, "emitted", text, "row")
 
 
 # What the rows of a task's runs say: every start that they keep, every outcome, and what lacks.
