@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         ResultTimeout,
         Retry,
         SendUnconfirmed,
+        SignalRefused,
         Snooze,
         StepError,
         StepFailed,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         TaskStopped,
         TimeLimitExceeded,
         UnknownTask,
+        WaitTimeout,
         WorkerStopping,
     )
     from aztask.message.message import TaskMessage
@@ -113,7 +115,9 @@ __all__ = [
     "TimeLimitExceeded",
     "TaskStopped",
     "StepError",
+    "SignalRefused",
     "StepFailed",
+    "WaitTimeout",
     "StepsDamaged",
     "WorkerStopping",
     "CodecError",

@@ -13,7 +13,7 @@ import contextvars
 import math
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol, TypeVar
 
@@ -214,6 +214,7 @@ class Context:
         saved: Any = None,
         session: str | None = None,
         lease_seconds: float = 60.0,
+        signals: Mapping[str, Iterable[Any]] | None = None,
     ) -> Context:
         """A context to call a task's function with, in a test without a queue and a worker.
 
@@ -224,7 +225,8 @@ class Context:
             assert context.saved == {"page": 9}          # the last checkpoint
 
         Its lease is held for `lease_seconds`, ``context.lease.lose("...")`` loses it, and an
-        extension is granted at once. The state of its session begins as None.
+        extension is granted at once. The state of its session begins as None. Waits get the values
+        in `signals`, by name and in order, such as ``{"approved": ["ann"]}``.
         """
         return unsent_context(
             task=task,
@@ -235,6 +237,7 @@ class Context:
             delivery_count=delivery_count,
             session=session,
             lease=lease_seconds,
+            signals=signals,
         )
 
     @property
@@ -438,15 +441,70 @@ class Context:
         The run ends here: its message waits in the queue. Later the task runs again from its first
         line, and gets what its steps recorded. The time counts from the first call, and no restart
         or failure changes that. ``finally`` blocks run when the run ends. A task that waits is in
-        the state "snoozed"; cancelling it ends it at its next start.
+        the state "waiting"; cancelling it ends it at once.
 
         In a direct call without a worker it returns at once. Raises StepError if the task cannot
         wait: inside a step, in a session, without a result store, or at most once. See
         docs/how-to/advanced/steps.md.
         """
-        if isinstance(seconds, timedelta):
-            seconds = seconds.total_seconds()
-        self.steps.sleep(seconds, key)
+        self.steps.sleep(_seconds(seconds) or 0.0, key)
+
+    def wait_for(
+        self, name: str, *, timeout: float | timedelta | None = None, key: str | None = None
+    ) -> Any:
+        """Wait for a signal without a slot, a lease or a process, and return its value.
+
+        ::
+
+            try:
+                approval = context.wait_for("approved", timeout=timedelta(days=3))
+            except WaitTimeout:
+                context.step("refund", refund, charge)
+
+            app.result(task_id).signal("approved", {"by": "ann"})       # in another program
+
+        * `name`: of the signal. Each wait takes the oldest one that no wait has taken.
+        * `timeout`: seconds or a ``timedelta`` from the first call on, at most `max_wait` (90
+          days), which is the default.
+        * `key`: names this wait instead of its number, as for a step.
+
+        The run ends here, as in `sleep`, and the task runs again from its first line when the
+        signal comes. What the wait gave is recorded. Raises WaitTimeout if no signal came in time:
+        in every later run, too. In a direct call without a worker it takes the signals of
+        `for_testing`, and times out at once without one. Raises StepError where `sleep` does.
+        """
+        return self.steps.wait_for((name,), _seconds(timeout), key)[1]
+
+    def wait_any(
+        self, *names: str, timeout: float | timedelta | None = None, key: str | None = None
+    ) -> tuple[str, Any]:
+        """Wait for the first signal of several names; returns its name and its value.
+
+        ::
+
+            name, value = context.wait_any("approved", "rejected", timeout=86_400)
+
+        Everything else is as in `wait_for`.
+        """
+        return self.steps.wait_for(names, _seconds(timeout), key)
+
+    def call(self, task: Any, /, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
+        """Run another task, wait for its end without a slot, and return its value.
+
+        ::
+
+            parcel = context.call(ship, order)
+            parcel = context.call(ship.with_options(queue="slow"), order)
+
+        * `task`: a task of the app, or one with options.
+        * `key`: names this call instead of its number, as for a step.
+
+        Its id derives from the call, so no run of this task starts it twice. If it fails,
+        TaskFailed is raised here; it may also raise TaskCancelled, TaskExpired, and WaitTimeout
+        after `max_wait`. All are recorded. Raises StepError where `sleep` does. In a direct call
+        without a worker, its function is called.
+        """
+        return self.steps.call(task, args, kwargs, key)
 
     def patched(self, name: str) -> bool:
         """True if this run may take the new way of a flow that you changed.
@@ -462,6 +520,10 @@ class Context:
         return self.steps.patched(name)
 
 
+def _seconds(given: float | timedelta | None) -> float | None:
+    return given.total_seconds() if isinstance(given, timedelta) else given
+
+
 def unsent_context(
     *,
     task: str,
@@ -472,6 +534,7 @@ def unsent_context(
     delivery_count: int = 1,
     session: str | None = None,
     lease: float = math.inf,
+    signals: Mapping[str, Iterable[Any]] | None = None,
 ) -> Context:
     """A context without a delivery, for a direct call and for tests.
 
@@ -506,6 +569,7 @@ def unsent_context(
             load=lambda: state.get("value"),
             store=lambda value: state.update(value=value),
         ),
+        steps=RunSteps(MemoryHome(signals), message, held),
     )
 
 

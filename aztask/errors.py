@@ -15,6 +15,8 @@
     │ │ └ MaxLeaseExceeded          raised in a task shortly before its max_lease is used up
     │ ├ StepError                   a step is used in a way that a later run cannot repeat
     │ │ └ StepsDamaged              a recorded step cannot be read
+    │ ├ SignalRefused               the task takes no such signal
+    │ ├ WaitTimeout                 nothing came in the time of a wait
     │ ├ StepFailed                  a recorded error whose class the code no longer has
     │ ├ TaskStopped                 raised in a running task that you cancel
     │ └ WorkerStopping              raised in a running task whose worker stops
@@ -157,6 +159,17 @@ class StepFailed(TaskError):
     def __init__(self, error_type: str, text: str) -> None:
         super().__init__(f"{error_type}: {text}" if text else error_type)
         self.error_type = error_type
+
+
+class SignalRefused(TaskError):
+    """The task takes no such signal: it has ended, or has too many; nothing was sent."""
+
+
+class WaitTimeout(TaskError, TimeoutError):
+    """What the task waited for did not come in time; catch it to go on without.
+
+    Raised in the task by `Context.wait_for`. It is recorded: every later run gets it again.
+    """
 
 
 class TaskStopped(TaskError):

@@ -43,6 +43,18 @@ class TypedTask(Protocol):
         ...
 
 
+class Signaller(Protocol):
+    """Reaches tasks that wait: `aztask.app.sending.Sends`."""
+
+    def signal(self, task_id: str, name: str, value: Any) -> None:
+        """Send a signal to a task."""
+        ...
+
+    def wake(self, task_id: str) -> None:
+        """Wake a task that waits, if it does."""
+        ...
+
+
 class AsyncResult(Generic[R_co]):
     """A handle to one invocation: it keeps the task id and asks the result store for the rest.
 
@@ -56,7 +68,7 @@ class AsyncResult(Generic[R_co]):
     store uses the id.
     """
 
-    __slots__ = ("_codec", "_decode", "_store", "_tasks", "id")
+    __slots__ = ("_codec", "_decode", "_signals", "_store", "_tasks", "id")
 
     def __init__(
         self,
@@ -65,13 +77,16 @@ class AsyncResult(Generic[R_co]):
         decode: Callable[[bytes], Any],
         tasks: Mapping[str, TypedTask] = MappingProxyType({}),
         codec: Codec | None = None,
+        signals: Signaller | None = None,
     ) -> None:
         """Called by aztask.
 
         * `tasks`: those whose results are read by their return annotations, by their names.
         * `codec`: reads the stream.
+        * `signals`: sends signals; None for a task that cannot get one.
         """
         self._codec = codec
+        self._signals = signals
         self.id = task_id
         self._store = store
         self._decode = decode
@@ -84,11 +99,12 @@ class AsyncResult(Generic[R_co]):
     def state(self) -> str:
         """The state as text: one of these, see docs/glossary.md.
 
-        "pending", "started", "retrying", "snoozed", "succeeded", "failed", "cancelled", "expired",
-        or "unreadable" if the stored row is damaged, which nothing repairs by itself.
+        "pending", "started", "retrying", "snoozed", "waiting" (inside the task, for a time, a
+        signal or another task), "succeeded", "failed", "cancelled", "expired", or "unreadable" if
+        the stored row is damaged, which nothing repairs by itself.
         """
         record = self._record()
-        return (record.state if record else State.PENDING).value
+        return record.shown_state if record else State.PENDING.value
 
     def exists(self) -> bool:
         """True if the result store knows the task; an unknown id is "pending" as well.
@@ -289,9 +305,33 @@ class AsyncResult(Generic[R_co]):
 
         The result store keeps a cancellation as long as results (``result_retention``, 7 days by
         default). A task that waits for longer after it was cancelled, such as one with a `delay` of
-        8 days, runs.
+        8 days, runs. A task that waits inside its code (`Context.wait_for`) ends at once.
         """
-        return self._results().cancel(self.id, clock.wall(), running=running)
+        marked = self._results().cancel(self.id, clock.wall(), running=running)
+        if marked and self._signals is not None:
+            self._signals.wake(self.id)
+        return marked
+
+    def signal(self, name: str, value: Any = None) -> None:
+        """Send a signal to the task: its ``context.wait_for(name)`` returns `value`.
+
+        ::
+
+            app.result("order-7").signal("approved", {"by": "ann"})
+
+        * `value`: anything that a task may return, at most 16 kB encoded.
+
+        When this returns, the signal is stored. A task that waits goes on at once, or within five
+        seconds if this program may not send to its queue. Signals that no wait has asked for yet
+        are kept, at most 1,000 of one name; each wait takes the oldest.
+
+        Raises NotFound if the result store does not know the task, SignalRefused if it has ended,
+        ForeignId if another app uses its id, and EncodeError.
+        """
+        if self._signals is None:
+            raise ConfigurationError(f"task {self.id} is not one of this app: it takes no signal")
+        self._results()
+        self._signals.signal(self.id, name, value)
 
     def forget(self) -> bool:
         """Delete all that the result store keeps of the task. Returns False if it kept nothing."""

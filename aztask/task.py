@@ -452,6 +452,15 @@ class BoundTask(Generic[P, R_co]):
         self._task = task
         self._options = options
 
+    @property
+    def name(self) -> str:
+        """The registered name of the task."""
+        return self._task.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function here and now, as `Task` does; the options are for sends."""
+        return self._task(*args, **kwargs)
+
     @overload
     def delay(
         self: BoundTask[P, Coroutine[Any, Any, V]], *args: P.args, **kwargs: P.kwargs

@@ -16,6 +16,7 @@ from aztask.result import AsyncResult
 from aztask.sending.asyncsend import AsyncSender
 from aztask.sending.send import Sender
 from aztask.steps.history import OpenStep
+from aztask.steps.signals import TaskSignals
 from aztask.stores.connections import Connections
 from aztask.stores.events.event import Event
 from aztask.task import Invocation, Task
@@ -45,6 +46,7 @@ class Sends:
         self._limits = limits
         self.sender = sender
         self.async_sender = AsyncSender(sender)
+        self.signals = TaskSignals(connections, codec)
         self.on_sent: Callable[..., None] | None = None
 
     def send(
@@ -120,6 +122,20 @@ class Sends:
         """The `AsyncResult` of a task id. Asks no server."""
         return self._results_of([task_id])[0]
 
+    def signal(self, task_id: str, name: str, value: Any) -> None:
+        """Send a signal to a task; see `AsyncResult.signal`."""
+        self.signals.signal(task_id, name, value)
+        self._woken()
+
+    def wake(self, task_id: str) -> None:
+        """Wake a task that waits, so that it finds out that it was cancelled."""
+        if self.signals.wake(task_id):
+            self._woken()
+
+    def _woken(self) -> None:
+        if self.on_sent is not None:  # inline: the task runs now
+            self.on_sent("", "", (), (), {})
+
     def close(self) -> None:
         """End the threads and close the event file. Sending again opens them again."""
         self.async_sender.close()
@@ -127,7 +143,8 @@ class Sends:
 
     def _results_of(self, ids: Sequence[str]) -> list[AsyncResult[Any]]:
         results, decode = self._connections.results, self._codec.decode_value
-        return [AsyncResult(task_id, results, decode, self._tasks, self._codec) for task_id in ids]
+        tasks, codec = self._tasks, self._codec
+        return [AsyncResult(task_id, results, decode, tasks, codec, self) for task_id in ids]
 
 
 def _step(options: SendOptions) -> OpenStep | None:

@@ -32,8 +32,11 @@ CONTINUE = "#continue"
 HISTORY = "aztask-history"
 """The header that names the history of a task's steps, if it is not the first one."""
 
+CALLER = "aztask-caller"
+"""The header of a task that another one waits for: the id of that one."""
+
 _OWN_SERIES = 2**12
-PUT_OFF_SERIES = COUNTER_LIMIT // _OWN_SERIES - 1
+PUT_OFF_SERIES = COUNTER_LIMIT // _OWN_SERIES - 2
 """Series of put-offs that one run may have, each of 4,096 numbers; see `TaskMessage.put_off`."""
 
 
@@ -231,6 +234,14 @@ class TaskMessage:
             put_off_count=0,
             slots=None,
         )
+
+    def woken(self) -> TaskMessage:
+        """This next hop of a parked run (`parked`), sent before its time.
+
+        Its message id is of a series that no put-off has: under the id of the timer, which may
+        still be in the queue, duplicate detection would drop it.
+        """
+        return replace(self, delivery_base=0, put_off_count=(PUT_OFF_SERIES + 1) * _OWN_SERIES + 1)
 
     def chained(self, *, delivery_base: int = 0) -> TaskMessage:
         """The next link of a delay chain: the message arrived before its eta and is delayed again.

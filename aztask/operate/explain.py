@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Final
 
 from aztask.app import App
-from aztask.errors import ConfigurationError, NotFound
+from aztask.errors import ConfigurationError, NotFound, StepError
 from aztask.operate.eventlog import GAP, EventLog, LogEntry, events_of, gap, seconds
+from aztask.operate.steps import steps
 from aztask.operate.workflows import workflow
 from aztask.settlement import DeadLetter, Decision, Defer, Hold, Resubmit, name_of
 from aztask.steps.parts import Found, Take, parts_of
+from aztask.steps.records import FAILED, STEP
+from aztask.steps.records import WAITING as WAITING_RECORD
 from aztask.stores.events.event import Event
 from aztask.stores.records.base import Outcome, RunRecord, State
 from aztask.stores.records.starts import GIVEN_BACK
@@ -42,7 +45,9 @@ def explain(app: App, task_id: str, directory: Path | None = None) -> History:
     latest = store.get(task_id) if store is not None else None
     runs = store.history(task_id) if store is not None else []
     log = events_of(place, task_id) if place is not None else None
-    found = history_of(task_id, runs, log, state=latest.state if latest is not None else None)
+    more = list(_steps(app, task_id)) if store is not None else []
+    state = latest.state if latest is not None else None
+    found = history_of(task_id, runs, log, state=state, more=more)
     if found is not None and (streams := parts_of(store, app.codec)) is not None:
         entries = list(found.entries)
         for take, entry in emitted(streams.read(task_id)):
@@ -87,7 +92,40 @@ def _of_workflow(app: App, workflow_id: str) -> History | None:
         text = f"the workflow has ended: {root.state}"
         entries.append(LogEntry(root.ended_at, root.state.value, text))
     entries.sort(key=lambda entry: entry.at or 0.0)
-    return History(workflow_id, "workflow", "", root.state, entries=(*entries, *waiting))
+    all_entries = (*entries, *waiting)
+    return History(
+        workflow_id, "workflow", "", root.state, entries=all_entries, shown=root.state.value
+    )
+
+
+def _steps(app: App, task_id: str) -> Iterator[LogEntry]:
+    """What the task has recorded, and the signals that wait for it."""
+    try:
+        found = steps(app, task_id)
+    except NotFound:
+        found = []
+    except StepError as damaged:
+        yield gap(str(damaged))
+        return
+    for each in found:
+        record = each.record
+        if record.kind == STEP:
+            text = f"step {record.label}: {record.state}"
+        elif record.state == WAITING_RECORD:
+            text = f"{_WAITS.get(record.kind, record.kind)} {record.label}: waits"
+        else:
+            end = "its time ended" if record.state == FAILED else "ended"
+            text = f"{_WAITS.get(record.kind, record.kind)} {record.label}: {end}"
+        yield LogEntry(record.at, "step", text, "row")
+    waits = app.sends.signals.store
+    if waits is not None:
+        for signal in waits.read(task_id).signals:
+            yield LogEntry(
+                signal.at, "signal", f"signal {signal.name}, which no wait has taken", "row"
+            )
+
+
+_WAITS: Final = {"wait": "wait", "signal": "wait for signal", "call": "wait for task"}
 
 
 def emitted(found: Found) -> Iterator[tuple[Take, LogEntry]]:
@@ -147,11 +185,13 @@ def _run(run: RunRecord) -> Iterator[LogEntry]:
     else:
         yield LogEntry(run.started_at, START, f"start {number + 1} of hop {hop}", "row", run.worker)
     if run.outcome is not None:
-        yield LogEntry(run.outcome.at, run.state.value, ended(run.outcome), "row", run.worker)
+        yield LogEntry(run.outcome.at, run.shown_state, ended(run.outcome), "row", run.worker)
 
 
 def ended(outcome: Outcome) -> str:
     """How a run ended, and what followed, in words."""
+    if outcome.parked:
+        return f"waiting: {outcome.error}"
     text = outcome.state.value
     if outcome.duration:
         text += f" after a run of {seconds(outcome.duration)}"
@@ -181,6 +221,7 @@ OUTCOMES: Final = {
     "failed": "failed",
     "resubmitted": "retrying",
     "snoozed": "snoozed",
+    "waiting": "waiting",
     "cancelled": "cancelled",
     "expired": "expired",
 }
@@ -191,7 +232,10 @@ ENDS: Final = (*OUTCOMES, "lease_lost", "settle_failed", "dead_lettered")
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A task's history: what is known of the task, and its entries in order."""
+    """A task's history: what is known of the task, and its entries in order.
+
+    * `shown`: its state as `AsyncResult.state` has it; "" if the result store does not know it.
+    """
 
     task_id: str
     task: str = ""
@@ -200,6 +244,7 @@ class History:
     workflow: str = ""
     parent: str = ""
     entries: tuple[LogEntry, ...] = ()
+    shown: str = ""
 
     @property
     def gaps(self) -> int:
@@ -213,17 +258,19 @@ def history_of(
     log: EventLog | None,
     *,
     state: State | None,
+    more: Sequence[LogEntry] = (),
 ) -> History | None:
     """The history of a task; None if nothing is known of it.
 
     * `runs`: its rows, the oldest first.
     * `log`: its events; None if no event directory is known.
     * `state`: the state that the result store reports, None if it does not know the task.
+    * `more`: further entries.
     """
     events = log.events if log is not None else []
     if not runs and not events and state is None:
         return None
-    entries = _merged(list(entries_of(runs)), [_entry(each) for each in events])
+    entries = _merged(list(entries_of(runs)), [*(_entry(each) for each in events), *more])
     started = any(run.started_at is not None for run in runs)
     entries = [*_missing_events(log, started=started), *_with_gaps(entries, events, state)]
     known = [(each.task, each.queue) for each in events if each.task]
@@ -231,7 +278,11 @@ def history_of(
     workflow = next((each.workflow_id for each in events if each.workflow_id), None)
     parent = next((each.parent_id for each in events if each.parent_id), None)
     task, queue = known[-1] if known else ("", "")
-    return History(task_id, task, queue, state, workflow or "", parent or "", tuple(entries))
+    shown = "" if state is None else state.value
+    if runs and runs[-1].state is state:
+        shown = runs[-1].shown_state
+    found = tuple(entries)
+    return History(task_id, task, queue, state, workflow or "", parent or "", found, shown)
 
 
 # -- events ----------------------------------------------------------------------------------

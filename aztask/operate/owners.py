@@ -15,6 +15,7 @@ from aztask.operate.action import Action, Progress, results_of
 from aztask.operate.ledger import ledger_of
 from aztask.steps.parts import parts_of as streams_of
 from aztask.steps.records import steps_of
+from aztask.steps.waits import waits_of
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.onceruns import once_runs_of
 from aztask.stores.records.owners import UNOWNED_SECONDS, CountsUnowned, OwnedRows, parts_of
@@ -58,8 +59,9 @@ def _owners(app: App, store: ResultStore) -> set[Owner]:
 
 def _owned(app: App, store: ResultStore) -> Iterator[OwnedRows]:
     """All parts of the store whose rows have owners."""
-    beside = (steps_of(store, app.codec), streams_of(store, app.codec), ledger_of(store))
-    for part in (*parts_of(store), *beside, once_runs_of(store)):
+    codec = app.codec
+    own = steps_of(store, codec), waits_of(store, codec), streams_of(store, codec)
+    for part in (*parts_of(store), *own, ledger_of(store), once_runs_of(store)):
         if isinstance(part, OwnedRows):
             yield part
 

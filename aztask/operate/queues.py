@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ __all__ = [
 PAGE: Final = 500
 MOST_READ: Final = 100_000
 """Messages of one queue that are read at most: some seconds of reading."""
+MOST_TIMERS: Final = 10_000
 OLDEST_AMONG: Final = 100
 """Messages among which the oldest waiting one is looked for."""
 
@@ -131,12 +133,15 @@ class QueueCounts:
 
     * `leases`: by queue; empty without queues, and if the app shares no lease advice.
     * `leases_shared`: whether it does.
+    * `timers`: by queue, how many tasks wait inside their code: each has a message in the queue,
+      most often a scheduled one, that is no work yet. At most `MOST_TIMERS` are counted.
     """
 
     queues: Sequence[QueueStats]
     leases: Mapping[str, LearnedLease]
     leases_shared: bool
     left_out: LeftOut
+    timers: Mapping[str, int] = field(default_factory=dict)
 
 
 def queues(app: App) -> QueueCounts:
@@ -155,7 +160,9 @@ def queues(app: App) -> QueueCounts:
             leases[each.queue] = LearnedLease(
                 app.lease_now(each.queue), entry.advice, seen.lost_ever, seen.failed_ever
             )
-    return QueueCounts(found, leases, app.leases.enabled, left_out)
+    waits = app.sends.signals.store
+    timers = Counter(waits.queues(MOST_TIMERS)) if waits is not None else {}
+    return QueueCounts(found, leases, app.leases.enabled, left_out, timers)
 
 
 # -- messages --------------------------------------------------------------------------------

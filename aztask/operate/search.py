@@ -48,7 +48,7 @@ class RunFilter:
         outcome, wanted = run.outcome, self.text.casefold()
         error = "" if outcome is None else f"{outcome.error_type}: {outcome.error}"
         return (
-            self.state in ("", run.state.value)
+            self.state in ("", run.shown_state)
             and self.task in ("", run.task)
             and self.queue in ("", run.queue)
             and self.worker in ("", run.worker)
@@ -197,7 +197,7 @@ def search(app: App, text: str, *, limit: int = 50) -> list[Hit]:
     with suppress(CapabilityError):
         for run in find_runs(app, RunFilter(text=text), limit=limit).runs:
             error = run.outcome.error_type if run.outcome is not None else ""
-            about = f"{run.state.value} run of {run.task}{': ' if error else ''}{error}"
+            about = f"{run.shown_state} run of {run.task}{': ' if error else ''}{error}"
             hits.append(Hit("task", run.key.task_id, about))
     return list({(each.kind, each.name): each for each in reversed(hits)}.values())[::-1][:limit]
 
@@ -207,7 +207,7 @@ def _by_name(app: App, text: str) -> Iterator[Hit]:
     with suppress(ForeignId):
         run = store.get(text)
         if run is not None:
-            yield Hit("task", text, f"task {run.task}, {run.state.value}")
+            yield Hit("task", text, f"task {run.task}, {run.shown_state}")
     with suppress(NotFound, AztaskError):
         root = workflow(app, text).root
         yield Hit("workflow", text, f"workflow of {root.tasks} tasks, {root.state.value}")

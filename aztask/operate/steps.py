@@ -1,4 +1,4 @@
-"""The recorded steps of a task: what it has done, and going back to one of them."""
+"""The recorded steps of a task: what it has done, going back to one of them, and signals to it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from aztask.app import App
 from aztask.errors import CodecError, ConfigurationError, NotFound, StepError, did_you_mean
 from aztask.operate.action import Action, Progress, Subject, results_of
 from aztask.settlement import DeadLetter
+from aztask.steps.history import IN_ORDER
 from aztask.steps.home import StepHome
-from aztask.steps.records import FAILED, ORDER, STEP, WAIT, WAITING, StepRecord, StepStore
+from aztask.steps.records import FAILED, ORDER, SIGNAL, WAITING, StepRecord, StepStore
+from aztask.steps.signals import check_name, refuse
 from aztask.stores.records.base import RunRecord, State
 from aztask.stores.rows import Row
 from aztask.support.display import plural, visible
@@ -53,6 +55,9 @@ def _shown(app: App, history: str, record: StepRecord) -> ShownStep:
         value = app.codec.decode_value(record.value)
     except CodecError as error:
         return ShownStep(history, record, None, str(error))
+    if record.kind == SIGNAL and isinstance(value, list) and len(value) == 2:
+        several = "|" in record.name
+        value = value if several else value[1]
     if record.state == FAILED and isinstance(value, dict):
         value = f"{value.get('class')}: {value.get('text')}"
     return ShownStep(history, record, value)
@@ -80,7 +85,7 @@ def reset(app: App, task_id: str, first: str) -> ResetSteps:
     store = StepHome(app).store()
     histories = store.histories(task_id)
     found = store.read(task_id, histories[-1]) if histories else []
-    labels = [each.label for _, each in found if each.kind in (STEP, WAIT)]
+    labels = [each.label for _, each in found if each.kind in IN_ORDER]
     number = next((each.number for _, each in found if each.label == first), None)
     if number is None:
         raise NotFound(
@@ -90,6 +95,38 @@ def reset(app: App, task_id: str, first: str) -> ResetSteps:
     rows = [row for row, each in found if each.number >= number or each.kind == ORDER]
     count = sum(each.number >= number for _, each in found)
     return ResetSteps(app, count, store, task_id, first, rows)
+
+
+def signal(app: App, task_id: str, name: str, value: Any = None) -> SignalTask:
+    """Send a signal to a task; see `aztask.AsyncResult.signal`.
+
+    Raises NotFound for an unknown task, SignalRefused for one that has ended.
+    """
+    check_name(name)
+    refuse(task_id, results_of(app).get(task_id))
+    return SignalTask(app, 1, task_id, name, value)
+
+
+@dataclass(slots=True)
+class SignalTask(Action[None]):
+    """Sends a signal to a task."""
+
+    name: ClassVar[str] = "signal"
+
+    task_id: str
+    signal: str
+    value: Any = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"send signal {visible(self.signal)} to task {visible(self.task_id)}"
+
+    def subject(self) -> Subject:
+        """The task that gets it."""
+        return Subject(task_id=self.task_id)
+
+    def _act(self, progress: Progress) -> None:
+        self.app.result(self.task_id).signal(self.signal, self.value)
+        self.done = 1
 
 
 def _is_dead(record: RunRecord) -> bool:

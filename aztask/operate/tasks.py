@@ -14,7 +14,8 @@ from aztask.operate.action import Action, Progress, Subject, results_of
 from aztask.operate.queues import LeftOut, all_queues, hidden, waiting
 from aztask.settlement import name_of
 from aztask.steps.stream import StreamPart
-from aztask.stores.records.base import ResultStore, RunRecord, State
+from aztask.steps.waits import ParkedRun
+from aztask.stores.records.base import WAITING, ResultStore, RunRecord, State
 from aztask.support.display import plural, visible
 from aztask.task import Task
 
@@ -38,7 +39,7 @@ __all__ = [
     "stream",
 ]
 
-STATES: Final = tuple(each.value for each in State)
+STATES: Final = (*(each.value for each in State), WAITING)
 """The states of a run, as `recent` takes them."""
 
 
@@ -91,12 +92,15 @@ class TaskResult:
     * `latest`: its latest run. `runs`: all, the oldest first.
     * `value`: of its result; if this version cannot read it, a text that says why.
     * `progress`: its last checkpoint while it runs.
+    * `waits`: what it waits for, if it does. `signals`: names of those that no wait has taken yet.
     """
 
     latest: RunRecord
     runs: Sequence[RunRecord]
     value: Any
     progress: Any
+    waits: ParkedRun | None = None
+    signals: Sequence[str] = ()
 
 
 def stream(app: App, task_id: str) -> Iterator[StreamPart]:
@@ -109,19 +113,21 @@ def recent(app: App, state: str | None, limit: int) -> RecentRuns:
 
     A damaged row does not take the place of another run: if there are some, more runs are read.
     """
-    store, wanted = results_of(app), State(state) if state else None
+    stored = State.SNOOZED.value if state == WAITING else state
+    store, wanted = results_of(app), State(stored) if stored else None
     found = store.recent(state=wanted, limit=limit, everyone=True)
     if wanted is State.UNREADABLE:
         return RecentRuns(found)
-    return _readable(store, wanted, limit, found)
+    return _readable(store, wanted, limit, found, state or "")
 
 
 def _readable(
-    store: ResultStore, state: State | None, limit: int, found: list[RunRecord]
+    store: ResultStore, state: State | None, limit: int, found: list[RunRecord], shown: str
 ) -> RecentRuns:
     asked = limit
     while True:
         runs = [run for run in found if run.state is not State.UNREADABLE]
+        runs = [run for run in runs if shown in ("", run.shown_state)]
         if len(runs) >= limit or len(found) < asked:
             break
         asked *= 2
@@ -139,7 +145,14 @@ def result(app: App, task_id: str) -> TaskResult:
             raise NotFound(f"{task_id!r} is a workflow; see aztask workflow show {task_id}")
         raise NotFound(f"the result store has no task {task_id!r}; it may not have started yet")
     runs = store.history(task_id)
-    return TaskResult(latest, runs, _value(app, latest), app.result(task_id).progress)
+    value, progress = _value(app, latest), app.result(task_id).progress
+    waits = app.sends.signals.store
+    if waits is None or latest.state.final:
+        return TaskResult(latest, runs, value, progress)
+    found = waits.read(task_id)
+    parked = found.parked if latest.shown_state == WAITING else None
+    names = [each.name for each in found.signals]
+    return TaskResult(latest, runs, value, progress, parked, names)
 
 
 def settlement_of(run: RunRecord) -> str | None:

@@ -20,7 +20,7 @@ from aztask.errors import BrokerError, CodecError, EncodeError, NotUnique, SendU
 from aztask.hooks import Hooks, Sending
 from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.message.codec import Codec
-from aztask.message.message import HISTORY, MESSAGE_DEFAULTS, TaskMessage
+from aztask.message.message import CALLER, HISTORY, MESSAGE_DEFAULTS, TaskMessage
 from aztask.queues.base import Broker
 from aztask.sending.ids import new_id, new_ids
 from aztask.sending.publisher import Publication, Publisher
@@ -288,6 +288,8 @@ class Sender:
         }
         if generation:  # forced: recorded steps are those of the earlier generation
             headers = {**(headers or {}), HISTORY: str(generation)}
+        if parent is not None and (step := parent.steps.current) is not None and step.calls:
+            headers = {**(headers or {}), CALLER: parent.task_id}
         if headers:
             fields["extra"] = dict(headers)
         return _Plan(queue, own_id, delay, fields)

@@ -26,13 +26,26 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
-from aztask.errors import BrokerUnavailable, CodecError, EncodeError, StepError, TaskControl
+from aztask.errors import (
+    BrokerUnavailable,
+    CodecError,
+    EncodeError,
+    StepError,
+    TaskControl,
+    WaitTimeout,
+)
 from aztask.message.message import TaskMessage
 from aztask.retry import RetryPolicy, describe
 from aztask.settlement import Resubmit
-from aztask.steps.history import SLEEP, Branch, OpenStep, RunHistory
-from aztask.steps.recorded import encoded_error, error_from
-from aztask.steps.records import DONE, FAILED, RETRYING, StepRecord
+from aztask.steps.history import (
+    SLEEP,
+    Branch,
+    OpenStep,
+    RunHistory,
+    WantedEnd,
+)
+from aztask.steps.recorded import ChildEnd, encoded_error, error_from
+from aztask.steps.records import CALL, DONE, FAILED, RETRYING, SIGNAL, StepRecord
 from aztask.steps.suspension import StepDelayed, StepsUnavailable, Suspension, combined
 from aztask.support.display import safe_str, short_repr
 
@@ -81,6 +94,23 @@ class Histories(Protocol):
 
     def history(self, message: TaskMessage) -> RunHistory:
         """The history that a run of this message continues. Raises StepError."""
+        ...
+
+
+class CallableTask(Protocol):
+    """A task that `RunSteps.call` sends: `aztask.Task`, or an invocation with options."""
+
+    @property
+    def name(self) -> str:
+        """As workers know it, such as ``shop.ship``."""
+        ...
+
+    def delay(self, *args: Any, **kwargs: Any) -> Any:
+        """Send it; returns an `AsyncResult`."""
+        ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it here and now, in a direct call without a worker."""
         ...
 
 
@@ -339,6 +369,62 @@ class RunSteps:
             self._fence.ensure()
             self._history.sleep(branch, seconds, key)
 
+    def wait_for(
+        self, names: tuple[str, ...], seconds: float | None, key: str | None
+    ) -> tuple[str, Any]:
+        """Return the name and the value of the first signal; see `Context.wait_any`."""
+        what = "wait_for" if len(names) == 1 else "wait_any"
+        if not names:
+            raise StepError("wait_any takes the names of signals")
+        for each in names:
+            _check(each, StepOptions(key))
+        late = WaitTimeout(f"no signal {' or '.join(names)} came {_within(seconds)}")
+        wanted = WantedEnd(SIGNAL, "|".join(names), names, 0.0, b"")
+        name, value = self._wait(what, wanted, seconds, late, key)
+        return name, value
+
+    def _wait(
+        self, what: str, wanted: WantedEnd, seconds: float | None, late: Exception, key: str | None
+    ) -> Any:
+        self._may_wait(what)
+        with self._reaching(self._branch_name):
+            branch = self._branch(wanted.name, StepOptions(key), _line())
+            most = self._history.longest
+            if seconds is not None and not 0 <= seconds <= most:
+                raise StepError(
+                    f"a task waits for 0 to {most:g} seconds (max_wait), not {seconds!r}"
+                )
+            self._fence.ensure()
+            data = encoded_error(self._history.keeper, late)
+            limited = replace(wanted, seconds=most if seconds is None else seconds, late=data)
+            found = self._history.wait(branch, limited, key)
+        return self._recorded(found)
+
+    def call(
+        self, task: CallableTask, args: tuple[Any, ...], kwargs: dict[str, Any], key: str | None
+    ) -> Any:
+        """Send a task under an id of this step, and return its value; see `Context.call`."""
+        if not isinstance(getattr(task, "name", None), str) or not hasattr(task, "delay"):
+            raise StepError(
+                f"call takes a task of the app and its arguments, not {type(task).__name__}"
+            )
+        self._may_wait("call")
+        with self._reaching(self._branch_name):
+            parks = self._history.keeper.parks
+        if not parks:
+            return self.step(task.name, task, StepOptions(key), args, kwargs)
+
+        def start() -> str:
+            step = self.current
+            assert step is not None  # noqa: S101  # it runs inside the step
+            step.calls = True
+            return str(task.delay(*args, **kwargs).id)
+
+        child = self.step(f"start {task.name}"[:NAME_CHARACTERS], start, StepOptions(key), (), {})
+        late = WaitTimeout(f"task {task.name} {child} did not end {_within(None)}")
+        wanted = WantedEnd(CALL, task.name, (child,), 0.0, b"", ChildEnd())
+        return self._wait("call", wanted, None, late, key)
+
     def _may_wait(self, what: str) -> None:
         if self.current is not None:
             raise self._refused(
@@ -431,6 +517,10 @@ def _check_call(name: str, function: object, options: StepOptions) -> None:
         raise StepError(
             f"step {name!r}: retry takes a RetryPolicy, not {short_repr(options.retry)}"
         )
+
+
+def _within(seconds: float | None) -> str:
+    return "within max_wait" if seconds is None else f"within {seconds:g} s"
 
 
 def _line() -> object:

@@ -14,20 +14,23 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+from aztask.address.owner import NO_OWNER
 from aztask.errors import CodecError, StepError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue, names_in
 from aztask.steps.records import (
+    CALL,
     DONE,
     FAILED,
     ORDER,
     PATCH,
     RETRYING,
+    SIGNAL,
     STEP,
     WAIT,
     WAITING,
@@ -37,8 +40,11 @@ from aztask.steps.records import (
     history_of,
 )
 from aztask.steps.suspension import OrderChanged, Parked, StepDelayed
+from aztask.steps.waits import CHILD, SIGNALS, SLEEPS, Signal, Wait, WaitStore
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import PayloadKind
+from aztask.stores.records.base import ResultStore, RunRecord
+from aztask.stores.rows import Place as RowPlace
 from aztask.stores.rows import Row
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit_in_pool
@@ -50,7 +56,12 @@ EARLY_SECONDS: Final = 0.02
 APART_BYTES: Final = 16 * 1024
 """Encoded values of more bytes are stored apart, where the app has a store for payloads."""
 
+NAMES: Final = "\n"
+"""Between the names of signals for which a wait waits."""
+
 Place = tuple[str, str, str, str]
+IN_ORDER: Final = (STEP, WAIT, SIGNAL, CALL)
+"""The kinds of what a task's code asks for in the same order in every run."""
 
 
 class StepKeeper(Protocol):
@@ -138,8 +149,9 @@ class StoredSteps:
             self._rows.pop(record.place, None)
             return self.write(record)
         self._rows[record.place] = found[0]
-        if found[1].state == RETRYING:  # of this delivery before a lost answer, or of an ended one
-            return self.write(record)
+        open_still = found[1].state == WAITING and record.state != WAITING
+        if found[1].state == RETRYING or open_still:
+            return self.write(record)  # of this delivery before a lost answer, or of an ended one
         return found[1]
 
     def drop(self, place: Place) -> None:
@@ -209,6 +221,74 @@ class MemorySteps:
         return self._codec.decode_value(data)
 
 
+class Outside(Protocol):
+    """What a run may wait for: signals, and the ends of other tasks."""
+
+    def signals(self, names: Collection[str], taken: Collection[str]) -> list[Signal]:
+        """Signals of these names for the task, the oldest first; those of keys `taken` are gone."""
+        ...
+
+    def take(self, signal: Signal) -> None:
+        """Remove a signal whose wait is recorded."""
+        ...
+
+    def child(self, task_id: str) -> RunRecord | None:
+        """The newest run of another task; None if it is not known."""
+        ...
+
+
+class StoredOutside:
+    """What the result store has for one task."""
+
+    def __init__(self, waits: WaitStore, results: ResultStore, task_id: str) -> None:
+        self._waits, self._results = waits, results
+        self._task = task_id
+
+    def signals(self, names: Collection[str], taken: Collection[str]) -> list[Signal]:
+        """One request.
+
+        Crash window: if the process dies between the record of a wait and the removal of its
+        signal, the next look removes it.
+        """
+        found = self._waits.read(self._task)
+        gone = [each.row for each in found.signals if each.key in taken]
+        if gone or found.dropped:
+            self._waits.remove([*gone, *found.dropped])
+        return [each for each in found.signals if each.name in names and each.key not in taken]
+
+    def take(self, signal: Signal) -> None:
+        """One request, which changes nothing if another delivery was faster."""
+        self._waits.remove([signal.row])
+
+    def child(self, task_id: str) -> RunRecord | None:
+        """One request. Raises ForeignId for the id of another app."""
+        return self._results.get(task_id)
+
+
+class MemoryOutside:
+    """The signals that a test gives to a function which it calls without a worker."""
+
+    def __init__(self, given: Mapping[str, Iterable[Any]] | None = None) -> None:
+        """given: values by name, in order."""
+        self._signals: list[Signal] = []
+        for name, values in (given or {}).items():
+            for value in values:
+                number = len(self._signals)
+                row = Row(RowPlace(NO_OWNER, "", f"{number}"), {}, "")
+                self._signals.append(Signal(name, Codec().encode_value(value), number, row))
+
+    def signals(self, names: Collection[str], taken: Collection[str]) -> list[Signal]:
+        """Those that the test gave."""
+        return [each for each in self._signals if each.name in names and each.key not in taken]
+
+    def take(self, signal: Signal) -> None:
+        """No later wait gets it."""
+        self._signals.remove(signal)
+
+    def child(self, task_id: str) -> RunRecord | None:
+        """There is none: children are called."""
+
+
 @dataclass(slots=True)
 class Branch:
     """The main line of a function, or one branch of a `gather`.
@@ -229,12 +309,16 @@ class Branch:
 
 @dataclass(slots=True)
 class OpenStep:
-    """A step that is not recorded yet. `record`: what is known of it; `sends`: see `next_id`."""
+    """A step that is not recorded yet. `record`: what is known of it; `sends`: see `next_id`.
+
+    `calls`: the task waits for the end of what the step sends.
+    """
 
     branch: Branch
     record: StepRecord
     step_key: str
     sends: int = 0
+    calls: bool = False
 
     def next_id(self) -> str:
         """The id of the next task that the step's function starts: the same in every run of it."""
@@ -242,12 +326,73 @@ class OpenStep:
         return f"{self.step_key}-{self.sends}"
 
 
+class WaitEnd(NamedTuple):
+    """How a wait ends. `source`: see `StepRecord`. `signal`: the one that it takes."""
+
+    state: str
+    data: bytes
+    source: str = ""
+    signal: Signal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WantedEnd:
+    """What a wait waits for.
+
+    * `kind`, `name`: of its record. `names`: of signals, or the id of the child.
+    * `seconds`: for how long. `late`: the encoded error if nothing comes.
+    * `ends`: gives the end of a child.
+    """
+
+    kind: str
+    name: str
+    names: tuple[str, ...]
+    seconds: float
+    late: bytes
+    ends: ChildEnds | None = None
+
+    @property
+    def waits(self) -> str:
+        """The kind of its `Wait`."""
+        return SIGNALS if self.kind == SIGNAL else CHILD
+
+    def end(self, keeper: StepKeeper, outside: Outside, taken: Collection[str]) -> WaitEnd | None:
+        """Its end, if what it waits for is there. taken: sources of the waits that have ended."""
+        if self.ends is not None:
+            record = outside.child(self.names[0])
+            if record is None or not record.state.final:
+                return None
+            return self.ends.end_of(keeper, record)
+        found = outside.signals(self.names, taken)
+        if not found:
+            return None
+        first = found[0]
+        data = keeper.encode([first.name, keeper.decode(first.value)])
+        return WaitEnd(DONE, data, first.key, first)
+
+
+class ChildEnds(Protocol):
+    """Turns the end of a child into that of the wait for it."""
+
+    def end_of(self, keeper: StepKeeper, record: RunRecord) -> WaitEnd:
+        """The end of the wait. record: has ended."""
+        ...
+
+
 class RunHistory:
     """What one run knows of its steps."""
 
-    def __init__(self, keeper: StepKeeper, message: TaskMessage, most: int, longest: float) -> None:
+    def __init__(
+        self,
+        keeper: StepKeeper,
+        outside: Outside,
+        message: TaskMessage,
+        most: int,
+        longest: float,
+    ) -> None:
         """most: how many steps a history may have. longest: how long a wait may be, in seconds."""
         self.keeper = keeper
+        self._outside = outside
         self.longest = longest
         self._message = message
         self._most = most
@@ -269,7 +414,7 @@ class RunHistory:
             self._known = {record.place: record for record in records}
             for record in records:
                 self._number = max(self._number, record.number)
-                if record.kind in (STEP, WAIT) and not record.keyed:
+                if record.kind in IN_ORDER and not record.keyed:
                     branch = self._branches.setdefault(record.branch, Branch(record.branch))
                     branch.recorded.append(record)
         return self._known
@@ -319,7 +464,45 @@ class RunHistory:
             else:
                 early = EARLY_SECONDS
             if found.due > (now := self.keeper.now()) + early and self.keeper.parks:
-                raise Parked("it sleeps", found.due, now)
+                wait = Wait(SLEEPS, (), found.due)
+                raise Parked("it sleeps", found.due, now, (wait,), found.at)
+
+    def wait(self, branch: Branch, wanted: WantedEnd, key: str | None) -> StepRecord:
+        """The recorded end of a wait, made now if there is one; else raise Parked.
+
+        The end is decided by compare-and-set on the row of the wait: a signal that comes with the
+        end of the time is taken by this wait, or stays for the next one. Raises StepError,
+        OrderChanged.
+        """
+        with self._lock:
+            known = self._load()
+            self.flush(branch)
+            found = self._find(branch, wanted.kind, wanted.name, key)
+            if found.state in (DONE, FAILED):
+                return found
+            early = EARLY_SECONDS
+            if new := found.place not in known:
+                self._admit(branch, found)
+                due, early = self.keeper.now() + wanted.seconds, 0.0
+                value = _held_by(self._message)
+                source = wanted.names[0] if wanted.kind == CALL else NAMES.join(wanted.names)
+                found = replace(found, state=WAITING, due=due, value=value, source=source)
+            end = wanted.end(self.keeper, self._outside, {each.source for each in known.values()})
+            now = self.keeper.now()
+            if end is None and (now + early >= found.due or not self.keeper.parks):
+                end = WaitEnd(FAILED, wanted.late)
+            if end is None and new:
+                found = self._write(found)
+                if found.state in (DONE, FAILED):  # another delivery was faster
+                    return found
+            if end is None:
+                wait = Wait(wanted.waits, wanted.names, found.due)
+                raise Parked(f"it waits for {wait}", found.due, now, (wait,), found.at)
+            value = self.keeper.kept(end.data)
+            made = self._write(replace(found, state=end.state, value=value, source=end.source))
+            if end.signal is not None and made.source == end.source:
+                self._outside.take(end.signal)
+            return made
 
     def _find(self, branch: Branch, kind: str, name: str, key: str | None) -> StepRecord:
         """The record of a step that the code asks for now; a new one if there is none."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from aztask.config import Settings
 from aztask.errors import StepError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.steps.history import MemorySteps, RunHistory, StoredSteps
+from aztask.steps.history import (
+    MemoryOutside,
+    MemorySteps,
+    RunHistory,
+    StoredOutside,
+    StoredSteps,
+)
 from aztask.steps.records import StepStore, steps_of
+from aztask.steps.waits import waits_of
 from aztask.stores.payloads.payloads import Payloads
+from aztask.stores.records.base import ResultStore
 from aztask.support.clock import SYSTEM_CLOCK
 
 MOST_STEPS: Final = 1_000
@@ -34,7 +42,7 @@ class StepApp(Protocol):
         ...
 
     @property
-    def results(self) -> object:
+    def results(self) -> ResultStore | None:
         """The result store; None if there is none."""
         ...
 
@@ -57,9 +65,13 @@ class StepHome:
                 "its steps; call the functions themselves"
             )
         app = self._app
-        keeper = StoredSteps(self.store(), message, app.codec, app.payloads, self._worker)
+        store, results = self.store(), app.results
+        waits = waits_of(results, app.codec)
+        assert results is not None and waits is not None  # noqa: S101  # there is a store of steps
+        keeper = StoredSteps(store, message, app.codec, app.payloads, self._worker)
+        outside = StoredOutside(waits, results, message.id)
         settings = app.settings
-        return RunHistory(keeper, message, settings.max_steps, settings.max_wait_seconds)
+        return RunHistory(keeper, outside, message, settings.max_steps, settings.max_wait_seconds)
 
     def store(self) -> StepStore:
         """The histories in the result store. Raises StepError if there is none."""
@@ -77,6 +89,11 @@ class StepHome:
 class MemoryHome:
     """For functions that are called without a worker: nothing is kept after the call."""
 
+    def __init__(self, signals: Mapping[str, Iterable[Any]] | None = None) -> None:
+        """signals: the values that waits get, by name, in order."""
+        self._signals = signals
+
     def history(self, message: TaskMessage) -> RunHistory:
         """A history of its own for each context."""
-        return RunHistory(MemorySteps(SYSTEM_CLOCK), message, MOST_STEPS, LONGEST_WAIT)
+        outside = MemoryOutside(self._signals)
+        return RunHistory(MemorySteps(SYSTEM_CLOCK), outside, message, MOST_STEPS, LONGEST_WAIT)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from aztask.errors import EncodeError, StepFailed
-from aztask.steps.history import StepKeeper
+from aztask.errors import EncodeError, StepFailed, TaskCancelled, TaskExpired, TaskFailed
+from aztask.steps.history import StepKeeper, WaitEnd
+from aztask.steps.records import DONE, FAILED
+from aztask.stores.records.base import RunRecord, State
 from aztask.support.display import mask, safe_str, storable
 
 TEXT_CHARACTERS: Final = 4_000
@@ -52,3 +54,24 @@ def error_from(value: Any) -> Exception:
             return StepFailed(name, str(fields.get("text", "")))
         return error
     return StepFailed(name, str(fields.get("text", "")))
+
+
+class ChildEnd:
+    """The end of a child as that of the wait for it: its value, or the error of its `get`."""
+
+    def end_of(self, keeper: StepKeeper, record: RunRecord) -> WaitEnd:
+        """A failure is recorded as an error, which every later run raises."""
+        outcome, child = record.outcome, record.key.task_id
+        if record.state is State.SUCCEEDED and not record.damage:
+            value = keeper.decode(outcome.value) if outcome and outcome.value else None
+            return WaitEnd(DONE, keeper.encode(value), child)
+        error: Exception
+        if record.state is State.CANCELLED:
+            error = TaskCancelled(f"task {child} was cancelled before it ran")
+        elif record.state is State.EXPIRED:
+            error = TaskExpired(f"task {child} was not run: it had expired")
+        elif outcome is None or record.damage:
+            error = TaskFailed("Unknown", record.damage or "the result store holds no outcome")
+        else:
+            error = TaskFailed(outcome.error_type, outcome.error, outcome.traceback)
+        return WaitEnd(FAILED, encoded_error(keeper, error), child)

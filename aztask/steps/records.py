@@ -75,6 +75,8 @@ STATES: Final = (DONE, FAILED, RETRYING, WAITING)
 
 STEP: Final = "step"
 WAIT: Final = "wait"
+SIGNAL: Final = "signal"
+CALL: Final = "call"
 PATCH: Final = "patch"
 ORDER: Final = "order"
 """Not a step: it says since when the code asks for steps in another order than the recorded one."""
@@ -90,7 +92,7 @@ def history_of(message: TaskMessage) -> str:
 class StepRecord:
     """A step as it was recorded.
 
-    * `kind`: `STEP`, `WAIT`, `PATCH` or `ORDER`.
+    * `kind`: `STEP`, `WAIT` (a sleep), `SIGNAL` or `CALL` (waits for one), `PATCH` or `ORDER`.
     * `state`: `DONE`, `FAILED`, `RETRYING`, or `WAITING` for a wait that has begun.
     * `name`: as the code names it. `branch`: "" for the main line, else the branch of a `gather`.
     * `key`: the number of this call among those of the same name in the branch, or the text that
@@ -102,6 +104,8 @@ class StepRecord:
       epoch seconds.
     * `attempts`: how often it failed with a retry policy of its own.
     * `queue`: the queue of the task.
+    * `source`: of a wait, the names of its signals, and then the key of the one that it took; or
+      the id of the child.
     """
 
     kind: str
@@ -116,6 +120,7 @@ class StepRecord:
     due: float = 0.0
     attempts: int = 0
     queue: str = ""
+    source: str = ""
 
     @property
     def place(self) -> tuple[str, str, str, str]:
@@ -158,6 +163,7 @@ def read_record(data: bytes) -> StepRecord:
         columns.time("due"),
         columns.count("attempts"),
         columns.text("queue"),
+        columns.text("source"),
     )
     if record.state not in STATES:
         raise Damaged(f"its state {record.state!r} is unknown")

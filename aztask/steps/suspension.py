@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from aztask.settlement import DeadLetter, Decision, Resubmit
+from aztask.steps.waits import Wait
 
 STEP_ORDER: Final = "step-order"
 UNREACHABLE_SECONDS: Final = 5.0
@@ -54,9 +55,16 @@ class Parked(Suspension):
 
     kind = "Parked"
 
-    def __init__(self, what: str, due: float, now: float) -> None:
-        """what: it waits for. due: until when, UTC epoch seconds; now: on the same clock."""
+    def __init__(
+        self, what: str, due: float, now: float, waits: tuple[Wait, ...] = (), since: float = 0.0
+    ) -> None:
+        """
+        * `what`: it waits for.
+        * `due`: until when, `since`: since when, UTC epoch seconds; `now`: on the same clock.
+        * `waits`: all that may wake it.
+        """
         self.due = due
+        self.what, self.waits, self.since = what, waits, since
         self.delay = max(0.0, due - now)
         until = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         super().__init__(f"{what}, until {until}")
@@ -78,9 +86,15 @@ def combined(found: Iterable[Suspension]) -> Suspension:
         return next(each for each in several if each not in timed)
     first = min(timed, key=lambda each: each.delay)
     parked = next((each for each in timed if isinstance(each, Parked)), None)
-    if parked is not None and not isinstance(first, Parked):
-        return Parked(str(first), first.due, first.due - first.delay)
-    return first
+    if parked is None or len(timed) == 1:
+        return first
+    waits = tuple(wait for each in timed if isinstance(each, Parked) for wait in each.waits)
+    since = min(each.since for each in timed if isinstance(each, Parked))
+    text = str(first)
+    if isinstance(first, Parked):
+        others = dict.fromkeys(str(wait) for wait in waits if wait not in first.waits)
+        text = first.what + "".join(f", and {other}" for other in others if other != "a time")
+    return Parked(text, first.due, first.due - first.delay, waits, since)
 
 
 class StepsUnavailable(Suspension):

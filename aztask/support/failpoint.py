@@ -50,6 +50,10 @@ The steps of a payload (a large argument or result that is stored apart):
 The steps of a task's own recorded step, in the pool process: ``step-ran`` (its function has
 returned, nothing is recorded) and ``step-recorded`` (it is recorded, the task has not gone on).
 
+The steps of a task that waits: ``parked`` (in the worker, the row of the run is written, its next
+hop is not sent), ``signalled`` (in the signaller, the signal's row is written, the task is not
+woken) and ``woken`` (in the process that woke the task, its wake-up is sent).
+
 The steps of a workflow:
 
 * ``graph-parts``: plan and messages are stored, the root is not
@@ -124,6 +128,9 @@ STEPS = (
     "result-stored",
     "step-ran",
     "step-recorded",
+    "parked",
+    "signalled",
+    "woken",
     "copied",
     "removed",
     "graph-parts",

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from aztask import App, Context, Reject, Retry, RetryPolicy, Snooze, current_context
+from aztask import App, Context, Reject, Retry, RetryPolicy, Snooze, WaitTimeout, current_context
 from aztask.hooks import WorkerInfo
 from aztask.stores.events import Event
 from aztask.worker import pausing
@@ -81,6 +81,35 @@ def sleeper(context: Context, key: str, seconds: float) -> list[str]:
         if made:
             context.sleep(seconds)
         made.append(context.step(name, acted, key, name))
+    return made
+
+
+@app.task_with_context
+def approval(context: Context, key: str, timeout: float, waits: int = 1) -> list[object]:
+    """An action, waits for signals, and another action that depends on what they gave."""
+    note("start", key)
+    context.step("one", acted, key, "one")
+    found: list[object] = []
+    for _ in range(waits):
+        try:
+            found.append(context.wait_for("approved", timeout=timeout))
+        except WaitTimeout:
+            found.append("late")
+    context.step("two", acted, key, "two")
+    return found
+
+
+@app.task_with_context
+def long_flow(context: Context, key: str) -> list[object]:
+    """Five steps, two waits and one child."""
+    note("start", key)
+    made: list[object] = [context.step("one", acted, key, "one")]
+    made.append(context.wait_for("first", timeout=600))
+    made.append(context.step("two", acted, key, "two"))
+    made.append(context.call(work, f"{key}-child"))
+    made.append(context.step("three", acted, key, "three"))
+    made.append(context.wait_for("second", timeout=600))
+    made += [context.step(name, acted, key, name) for name in ("four", "five")]
     return made
 
 

@@ -26,6 +26,13 @@ ENDS = {
     "schedules": ["tick of ", "0 2 * * * Europe/Berlin", "eu: 2026-01-02"],
     "workflow": ["chord of 100", "shipped, 100 images: order-1/0.png, order-1/1.png"],
     "adaptive": ["240 succeeded, 0 failed", "lowered: 1.5 x the p99"],
+    "approval": [
+        "signal approved, until",
+        "parcel for o-1",
+        "refunded charge-o-2",
+        "start orders.ship",
+        "5 passed",
+    ],
     "sentry": ["error CardDeclined: order 7", "error TaskKilled: the time limit of 0.5 s"],
     "structlog": ['"attempt": 2', '"request_id": "r-3"'],
     "payloads": ["2 succeeded", "20,000,000 bytes became 10,000,000", "removed 0 payloads"],

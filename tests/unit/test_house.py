@@ -60,6 +60,7 @@ GROWTH: dict[str, dict[str, int]] = {
     "limits with weights": {"lines of code": 300},
     "streams": {"files": 3, "lines of code": 640, "files with one importer": 1},
     "waits inside a task": {"lines of code": 181},
+    "signals, children, and what wakes a task": {"lines of code": 1_050},
     "a worker on every system": {
         "files": 5,
         "lines of code": 779,

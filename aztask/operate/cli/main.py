@@ -29,6 +29,7 @@ COMMANDS = {
     "result": "Show how a task ended, or list the newest runs.",
     "explain": "Show what happened to a task, in order, and why; or to the tasks of a workflow.",
     "steps": "Show the recorded steps of a task, and go back to one of them.",
+    "signal": "Send the signal NAME with a value to a task that waits for it.",
     "cancel": "Cancel tasks before they start.",
     "tasks": "List the tasks that the app registers.",
     "workers": "List the workers of the last day: running ones first, the newest first.",
@@ -66,7 +67,13 @@ OTHERS = {
 }
 """Commands of other tools, and what to write here instead."""
 
-BESIDE = {"explain": "result", "limits": "control", "running": "workers", "tasks": "result"}
+BESIDE = {
+    "explain": "result",
+    "limits": "control",
+    "running": "workers",
+    "signal": "steps",
+    "tasks": "result",
+}
 """Commands that are in the module of another one."""
 
 ELSEWHERE = {"spark": "aztask.spark.cli"}

@@ -100,16 +100,17 @@ class Size(click.ParamType[int]):
 
 
 class JsonValue(click.ParamType[Any]):
-    """A JSON value of one kind: a list or an object."""
+    """A JSON value: a list, an object, or of any kind (``object``)."""
 
-    def __init__(self, kind: type[list[Any]] | type[dict[str, Any]]) -> None:
+    def __init__(self, kind: type[list[Any]] | type[dict[str, Any]] | type[object]) -> None:
         self._kind = kind
-        self.name = "JSON list" if kind is list else "JSON object"
+        names: dict[type, str] = {list: "JSON list", dict: "JSON object"}
+        self.name = names.get(kind, "JSON value")
         self._shown = """'["a.png", 200]'""" if kind is list else """'{"width": 200}'"""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The parsed value; NaN and Infinity, which JSON does not have, are refused."""
-        if isinstance(value, self._kind):
+        if isinstance(value, self._kind) and not isinstance(value, str):
             return value
         given, instead = printable(value, 60), f"write for example {self._shown}"
         try:

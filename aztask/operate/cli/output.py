@@ -32,6 +32,7 @@ STATE_COLOURS = {
     "cancelled": "yellow",
     "retrying": "yellow",
     "snoozed": "yellow",
+    "waiting": "cyan",
     "started": "cyan",
 }
 SHORTEST_COLUMN = 8

@@ -35,6 +35,7 @@ from aztask.operate.cli.target import open_app
 from aztask.operate.queues import (
     MOST_READ,
     LearnedLease,
+    QueueCounts,
     QueueStats,
     WaitingMessage,
     arguments_of_waiting,
@@ -96,6 +97,9 @@ def list_(watching: bool, interval: float, as_json: bool) -> None:
     with --json, one line for each list, with the time and all queues.
 
     Queues of other programs, whose names aztask cannot use, are skipped and named on stderr.
+
+    If tasks wait inside their code, the column timers counts them: each has a message in the queue
+    that is no work before its time. They are in the other counts, too.
 
     If the app shares lease advice, two columns are added: the lease in use, and the number of
     deliveries whose lease was lost or that were settled too late. --json adds the advice with its
@@ -223,7 +227,10 @@ def _print_line(app: App) -> None:
     found = queues(app)
     say_left_out(found.left_out)
     print_json(
-        {"at": iso_time(time.time()), "queues": [_counts_record(each) for each in found.queues]}
+        {
+            "at": iso_time(time.time()),
+            "queues": [_counts_record(each, found) for each in found.queues],
+        }
     )
 
 
@@ -233,10 +240,14 @@ def _print_once(app: App, *, as_json: bool) -> None:
     if as_json:
         for stats in found.queues:
             lease = found.leases.get(stats.queue)
-            print_json({**_counts_record(stats), **(_lease_record(lease) if lease else {})})
+            print_json({**_counts_record(stats, found), **(_lease_record(lease) if lease else {})})
         return
     names = ["queue", "total", "active", "leased", "scheduled", "deferred", "dead"]
     rows: list[list[Any]] = [[stats.queue, stats.living, *_counts(stats)] for stats in found.queues]
+    if found.timers:
+        names.append("timers")
+        for row in rows:
+            row.append(found.timers.get(row[0], 0))
     if found.leases_shared:
         names += ["lease", "lost"]
         for row in rows:
@@ -245,8 +256,9 @@ def _print_once(app: App, *, as_json: bool) -> None:
     print_table(names, rows)
 
 
-def _counts_record(stats: QueueStats) -> dict[str, Any]:
-    return {**asdict(stats), "total": stats.living}
+def _counts_record(stats: QueueStats, found: QueueCounts) -> dict[str, Any]:
+    timers = found.timers.get(stats.queue, 0)
+    return {**asdict(stats), "total": stats.living, "timers": timers}
 
 
 def _lease_record(lease: LearnedLease) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from aztask.operate.tasks import (
     settlement_of,
     stream,
 )
+from aztask.steps.waits import ParkedRun
 from aztask.support.display import mask, one_line, visible
 
 LONGEST = 500
@@ -115,7 +116,7 @@ def _print_recent(runs: Sequence[RunRecord], *, as_json: bool) -> None:
             [
                 run.key.task_id,
                 run.task,
-                run.state.value,
+                run.shown_state,
                 run.queue,
                 run.starts,
                 local_time(run.started_at),
@@ -136,6 +137,8 @@ def _print_one(task_id: str, found: TaskResult, *, as_json: bool) -> None:
                 **_summary(latest),
                 "value": found.value,
                 "progress": found.progress,
+                "waits": _described_waits(found.waits),
+                "signals": list(found.signals),
                 "traceback": latest.outcome.traceback if latest.outcome else "",
                 "runs": [_summary(run) for run in runs],
             }
@@ -148,17 +151,20 @@ def _print_one(task_id: str, found: TaskResult, *, as_json: bool) -> None:
         [
             ("id", task_id),
             ("task", latest.task or None),
-            ("state", latest.state.value),
+            ("state", latest.shown_state),
             ("queue", latest.queue or None),
             ("starts", str(latest.starts) if latest.starts > 1 else None),
             ("worker", latest.worker or None),
             ("started", local_time(latest.started_at)),
-            ("ended", local_time(outcome.at) if outcome else None),
+            ("waits for", _waits(found.waits)),
+            ("since", local_time(found.waits.since) if found.waits else None),
+            ("signals", ", ".join(found.signals) or None),
+            ("ended", local_time(outcome.at) if outcome and not found.waits else None),
             ("seconds", f"{outcome.duration:.3f}" if outcome else None),
             ("progress", to_json(progress) if progress is not None else None),
             ("value", to_json(found.value) if succeeded else None),
             ("damaged", latest.damage or None),
-            ("error", None if latest.damage else _error_line(latest)),
+            ("error", None if latest.damage or found.waits else _error_line(latest)),
         ]
     )
     if len(runs) > 1:
@@ -170,6 +176,22 @@ def _print_one(task_id: str, found: TaskResult, *, as_json: bool) -> None:
             click.echo(visible(mask(line)))
 
 
+def _waits(run: ParkedRun | None) -> str | None:
+    if run is None:
+        return None
+    return "; ".join(f"{wait}, until {local_time(wait.until)}" for wait in run.waits)
+
+
+def _described_waits(run: ParkedRun | None) -> dict[str, Any] | None:
+    if run is None:
+        return None
+    waits = [
+        {"kind": wait.kind, "names": list(wait.names), "until": iso_time(wait.until)}
+        for wait in run.waits
+    ]
+    return {"since": iso_time(run.since), "for": waits}
+
+
 def _print_runs(runs: Sequence[RunRecord]) -> None:
     print_table(
         ["generation", "hop", "state", "starts", "started", "seconds", "then", "error"],
@@ -177,7 +199,7 @@ def _print_runs(runs: Sequence[RunRecord]) -> None:
             [
                 run.key.generation,
                 run.key.hop,
-                run.state.value,
+                run.shown_state,
                 run.starts,
                 local_time(run.started_at),
                 run.outcome.duration if run.outcome else None,
@@ -197,7 +219,7 @@ def _summary(run: RunRecord) -> dict[str, Any]:
         "hop": run.key.hop,
         "task": run.task,
         "queue": run.queue,
-        "state": run.state.value,
+        "state": run.shown_state,
         "worker": run.worker,
         "starts": run.starts,
         "started_at": iso_time(run.started_at),
@@ -217,6 +239,8 @@ def _error_line(run: RunRecord) -> str | None:
     if run.outcome is None or not run.outcome.error_type:
         return None
     lines = run.outcome.error.splitlines()
+    if run.outcome.parked:
+        return lines[0] if lines else None
     return f"{run.outcome.error_type}: {lines[0]}" if lines else run.outcome.error_type
 
 
@@ -252,7 +276,7 @@ def explain(task_id: str, directory: Path | None, as_json: bool) -> None:
 
 
 def _print_history(history: History) -> None:
-    state = history.state.value if history.state is not None else "not in the result store"
+    state = history.shown or "not in the result store"
     shown = click.style(state, fg=STATE_COLOURS.get(state))
     click.echo(f"{visible(history.task) or 'task'}  {visible(history.task_id)}  {shown}")
     for name, value in (("workflow", history.workflow), ("parent", history.parent)):
@@ -278,7 +302,7 @@ def _described_history(history: History) -> dict[str, Any]:
         "id": history.task_id,
         "task": history.task,
         "queue": history.queue,
-        "state": None if history.state is None else history.state.value,
+        "state": history.shown or None,
         "workflow_id": history.workflow or None,
         "parent_id": history.parent or None,
         "gaps": history.gaps,

@@ -1,11 +1,15 @@
-"""``aztask steps``: show the recorded steps of a task, and go back to one of them."""
+"""``aztask steps``: a task's recorded steps, and going back. ``aztask signal``: signals to it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from aztask.operate.cli.group import CliGroup
+from aztask.operate import steps as operations
+from aztask.operate.cli.group import CliCommand, CliGroup
 from aztask.operate.cli.options import (
+    JsonValue,
     Text,
     app_option,
     confirm,
@@ -105,3 +109,22 @@ def reset_(task_id: str, first: str, dry_run: bool, yes: bool) -> None:
             return
         action.act()
         click.echo(f"forgot {plural(action.done, 'step')}; replay it: aztask dlq replay {task_id}")
+
+
+@click.command(
+    "signal", cls=CliCommand, extra='give the value as JSON, for example \'{"by": "ann"}\''
+)
+@app_option
+@click.argument("task_id", type=Text(), metavar="ID")
+@click.argument("name", type=Text())
+@click.argument("value", type=JsonValue(object), default="null")
+def signal(task_id: str, name: str, value: Any) -> None:
+    """Send the signal NAME with a value to a task that waits for it.
+
+    VALUE is JSON, null by default. A task that waits for the signal, with context.wait_for, goes on
+    with the value. One that has not asked for it yet gets it when it asks: signals of one name are
+    taken in the order in which they were sent.
+    """
+    with open_app() as app:
+        operations.signal(app, task_id, name, value).act()
+        click.echo(f"sent {visible(name)} to task {visible(task_id)}")

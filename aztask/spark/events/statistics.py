@@ -20,7 +20,7 @@ from aztask.stores.events.event import EVENT_KINDS
 ACCURACY: Final = 10_000
 """The rank of a percentile is off by at most one in so many."""
 HOUR: Final = 3600
-RAN: Final = ("succeeded", "failed", "resubmitted", "snoozed")
+RAN: Final = ("succeeded", "failed", "resubmitted", "snoozed", "waiting")
 """How a run ends. A failure that is retried is "resubmitted", a final one "failed"."""
 OUTCOMES: Final = (*RAN, "cancelled", "expired")
 KEYS: Final = ("task", "queue", "hour")

@@ -97,7 +97,7 @@ def _steps(path: list[TaskTimes]) -> list[PathStep]:
 
 
 ENDS: Final = ("succeeded", "failed", "cancelled", "expired", "dead_lettered")
-RAN: Final = ("succeeded", "failed", "resubmitted", "snoozed")
+RAN: Final = ("succeeded", "failed", "resubmitted", "snoozed", "waiting")
 PATH: Final = pa.schema(
     [
         ("workflow_id", pa.string()),

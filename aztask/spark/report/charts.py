@@ -200,6 +200,7 @@ OUTCOMES: Final = (
     Series("succeeded", "succeeded", "ok"),
     Series("resubmitted", "retried", "retry"),
     Series("snoozed", "snoozed", "calm"),
+    Series("waiting", "waiting", "mute"),
     Series("failed", "failed", "bad"),
     Series("cancelled", "cancelled", "mute"),
     Series("expired", "expired", "mute2"),

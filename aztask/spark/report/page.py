@@ -231,7 +231,8 @@ def _numbers(key: str, rows: Sequence[Row]) -> Table:
     def column(name: str, form: Callable[[Any], str]) -> Column:
         return Column(name.replace("_", " "), lambda row: form(row[name]))
 
-    kinds = ("succeeded", "resubmitted", "snoozed", "failed", "dead_lettered", "lease_lost")
+    ended = ("succeeded", "resubmitted", "snoozed", "waiting", "failed")
+    kinds = (*ended, "dead_lettered", "lease_lost")
     columns = [
         *(column(name, count) for name in ("runs", *kinds, "settle_failed")),
         *(column(f"wait_{part}", seconds) for part in ("p50", "p90", "p99", "max")),

@@ -32,6 +32,7 @@ EventKind: TypeAlias = Literal[
     "failed",
     "resubmitted",
     "snoozed",
+    "waiting",
     "dead_lettered",
     "settle_failed",
     "cancelled",

@@ -66,6 +66,9 @@ LOST: Final = "lost"
 """The `Outcome.error_type` of an at-most-once run that ended with its worker: it has no dead
 letter."""
 
+WAITING: Final = "waiting"
+"""The state that people see of such a run. Its row has the state SNOOZED, for that release."""
+
 OVERDUE_SECONDS: Final = 86400.0
 """For so long after its time a task that waits counts as open, although nothing woke it."""
 
@@ -285,6 +288,12 @@ class RunRecord:
             and due is not None
             and now < due + OVERDUE_SECONDS
         )
+
+    @property
+    def shown_state(self) -> str:
+        """The state for people: `WAITING` if the run waits inside its task."""
+        waits = self.state is State.SNOOZED and self.outcome is not None and self.outcome.parked
+        return WAITING if waits else self.state.value
 
     def starts_before(self, *, owned: bool) -> EarlierStarts:
         """The earlier starts of the next start: this run's, and its last one.

@@ -27,7 +27,9 @@ RUN_BUCKETS: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0,
 SHARE_BUCKETS: Final = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 0.9)
 """Shares of a lease."""
 
-ENDINGS: Final = frozenset({"succeeded", "failed", "resubmitted", "snoozed", "cancelled"})
+ENDINGS: Final = frozenset(
+    {"succeeded", "failed", "resubmitted", "snoozed", "waiting", "cancelled"}
+)
 
 
 class Total:

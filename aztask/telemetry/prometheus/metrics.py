@@ -104,6 +104,7 @@ OUTCOMES: Final = {
     "failed": "failed",
     "resubmitted": "retried",
     "snoozed": "snoozed",
+    "waiting": "waiting",
     "cancelled": "cancelled",
     "expired": "expired",
 }

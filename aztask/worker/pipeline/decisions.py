@@ -7,6 +7,7 @@ here.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -15,6 +16,7 @@ from aztask.errors import did_you_mean
 from aztask.message.message import TaskMessage
 from aztask.retry import describe
 from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
+from aztask.steps.waits import wait_from
 from aztask.stores.records.base import (
     PARKED,
     Cancelled,
@@ -34,7 +36,7 @@ from aztask.support.display import mask, storable
 from aztask.support.floodlog import FloodLog
 from aztask.worker.logs import next_step
 from aztask.worker.pipeline.redelivery import UNKNOWN_TASK, Redelivery
-from aztask.worker.pipeline.work import Step, WorkItem, message_of
+from aztask.worker.pipeline.work import Step, Waits, WorkItem, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ UNREADABLE_RECORD: Final = "unreadable-record"
 UNKNOWN_TASK_STEPS: Final = 10
 LONGEST_UNKNOWN_PAUSE: Final = 30.0
 SHORTEST_PARKING: Final = 1.0
+LONGEST_PARKING: Final = 6 * 86400.0
+"""A Storage queue hides a message for at most 7 days."""
 
 
 class Decisions:
@@ -211,15 +215,20 @@ class Decisions:
             state = State.RETRYING if counted else State.SNOOZED
         self._conclude(item, state, settlement, error_type, error, trace)
 
-    def parked(self, item: WorkItem, delay: float, what: str) -> None:
+    def parked(
+        self, item: WorkItem, delay: float, what: str, since: float, waits: Sequence[object]
+    ) -> None:
         """Decide for a task that waits for `delay` seconds: its next hop goes on.
 
         A long wait is cut: the run wakes, finds that its time has not come, and waits again. So its
         row in the result store is never as old as the retention, and nothing that purges by age
         takes a task that waits for one that has ended.
+
+        * `since`: UTC epoch seconds. `waits`: each the parts of a `Wait`.
         """
         longest = max(SHORTEST_PARKING, self._app.settings.result_retention_seconds / 2)
-        delay = min(delay, longest)
+        delay = min(delay, longest, LONGEST_PARKING)
+        item.waits_for = Waits(since, tuple(wait_from(each) for each in waits))
         settlement = replace(self._redelivery.resubmit(delay, counted=False), asked=True)
         self._conclude(item, State.SNOOZED, settlement, PARKED, what)
 

@@ -47,6 +47,7 @@ from aztask.worker.pipeline.refusals import Refusals, text_of
 from aztask.worker.pipeline.settling import PayloadRemoval, Settler
 from aztask.worker.pipeline.turns import Turns
 from aztask.worker.pipeline.uniquekeys import UniqueKeys
+from aztask.worker.pipeline.waking import Waking
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.worker.pipeline.workflowends import WorkflowEnds
 from aztask.workflows.engine import engine_for
@@ -99,6 +100,7 @@ class Pipeline:
         engine = engine_for(
             app.results, lambda: app.broker, app.codec, clock, posted=app.workflows.posted
         )
+        self._waking = Waking(app, self._redelivery)
         self._turns = Turns(app, engine, self.floods)
         self.following = WorkflowEnds(engine)
 
@@ -264,6 +266,7 @@ class Pipeline:
             kept = self._record(items)
             hit("recorded", len(kept))
             self.following.follow(kept)
+            self._waking.follow(kept)
             self._embedding.follow(kept)
             self._unique.ended(kept)
             once = [item for item in kept if _is_once(item)]

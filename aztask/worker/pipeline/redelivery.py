@@ -201,7 +201,7 @@ class Redelivery:
         """Raise CodecError if the broker would refuse the clone that settles `item`."""
         settlement = item.settlement
         if isinstance(settlement, Resubmit) and not item.settled:
-            self._app.broker.check(self._app.codec.to_envelope(self._clone(item, settlement)))
+            self._app.broker.check(self._app.codec.to_envelope(self.clone(item, settlement)))
 
     def pairs(self, items: Sequence[WorkItem]) -> list[tuple[Delivery, Settlement]]:
         """Deliveries and settlements, as a receiver takes them."""
@@ -217,7 +217,7 @@ class Redelivery:
         assert not isinstance(settlement, Hold | Lapse)  # noqa: S101  # waiting items are not settled
         if not isinstance(settlement, Resubmit):
             return settlement
-        clone = self._clone(item, settlement)
+        clone = self.clone(item, settlement)
         delay = self._left(settlement)
         envelope = self._app.codec.to_envelope(clone, delay=delay)
         return with_envelope(settlement, envelope, delay)
@@ -238,7 +238,8 @@ class Redelivery:
             return settlement.delay
         return max(0.0, settlement.due - self._clock.wall())
 
-    def _clone(self, item: WorkItem, settlement: Resubmit) -> TaskMessage:
+    def clone(self, item: WorkItem, settlement: Resubmit) -> TaskMessage:
+        """The message of the next hop."""
         if item.decided is not None and item.decided.clone is not None:
             return item.decided.clone
         message = message_of(item)

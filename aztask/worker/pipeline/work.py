@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from aztask.celery.embedded.launch import Embedded
 from aztask.limits.slots import Slot
@@ -29,7 +29,8 @@ from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.queues.base import Receiver
 from aztask.queues.delivery import Delivery
 from aztask.queues.lease.state import Lease
-from aztask.settlement import Abandon, Complete, Decision, Lapse, Release
+from aztask.settlement import Abandon, Complete, Decision, Lapse, Release, Resubmit
+from aztask.steps.waits import Wait
 from aztask.stores.records.base import Outcome, RunKey
 from aztask.stores.records.starts import owner_of
 from aztask.task import Task
@@ -222,6 +223,13 @@ class Weighed:
     claimed: bool
 
 
+class Waits(NamedTuple):
+    """What the run that has ended waits for. since: UTC epoch seconds."""
+
+    since: float
+    waits: tuple[Wait, ...]
+
+
 @dataclass(slots=True, eq=False)
 class WorkItem:
     """A delivery under its lease, with the results of its stages so far.
@@ -244,6 +252,7 @@ class WorkItem:
     * weighed: its slots of limits with a cost, by the limits' names; spent: what its run says it
       has used of them.
     * parked: it waits in hand for a permit; parked_at: since when, on the clock of the deadlines.
+    * waits_for: of a run that has just parked.
     """
 
     number: int
@@ -279,6 +288,7 @@ class WorkItem:
     spent: dict[str, int] = field(default_factory=dict)
     parked: AwaitsPermit | None = None
     parked_at: float | None = None
+    waits_for: Waits | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
 
     def change(self, step: Step) -> None:
@@ -324,6 +334,13 @@ class WorkItem:
         """Note that the store has the outcome."""
         if self.decided is not None:
             self.decided = replace(self.decided, recorded=True)
+
+    def hurry(self) -> None:
+        """Let its clone be due at once: what it waits for is there already."""
+        decided = self.decided
+        if decided is not None and isinstance(decided.settlement, Resubmit):
+            now = replace(decided.settlement, delay=0.0, due=0.0)
+            self.decided = replace(decided, settlement=now)
 
     def hold(self, until: float) -> None:
         """Let it wait for its retry until `until`, without a slot; its outcome is durable."""

@@ -210,7 +210,7 @@ class RunReader:
         """The answer for a run that goes on later; see `aztask.steps.suspension`."""
         self.check_fork(message)
         if isinstance(error, Parked):
-            return ["parked", error.delay, str(error)]
+            return ["parked", error.delay, str(error), error.since, list(error.waits)]
         settlement = error.settlement(self._app.settings.unknown_task_grace_seconds)
         dead = isinstance(settlement, DeadLetter)
         text, follows = safe_str(error, ERROR_CHARACTERS), "dead-lettered" if dead else "continued"

@@ -12,7 +12,7 @@ Packets to the worker
     | ["stopped", number, started, seconds]
     | ["late", number]
     | ["failed", number, started, seconds, settlement, type, text, traceback]
-    | ["parked", number, started, seconds, delay, text]
+    | ["parked", number, started, seconds, delay, text, since, waits]
     | ["save", number, state] | ["extend", number, seconds] | ["spent", number, limit, amount]
     | ["state", number] | ["set-state", number, state] | ["overdue", number, process ends]
     | ["alive"], the answer to a ping

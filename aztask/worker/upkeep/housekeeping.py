@@ -189,7 +189,9 @@ AGAIN_SECONDS = 10.0
 
 QUIET_SECONDS = 1.0
 REMOTE_QUIET_SECONDS = 5.0
-"""Seconds between two looks at debounced tasks whose quiet time may be over."""
+REMOTE_WAITS_SECONDS = 2.0
+"""Seconds between two looks at debounced tasks whose quiet time may be over. The last one is
+between two looks for signals, while tasks wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,7 @@ class Housekeeping(Work[Chore]):
         self._look_at = 0.0
         self._unique_at = self._lost_at = 0.0
         self._lost = LostRuns(runtime)
+        self._waits_at = clock.monotonic() + QUIET_SECONDS
         self._unowned_at = self._steps_at = self._purge_at
         self._scheduling = (
             runtime.shell.scheduling(app, runtime.name) if runtime.options.schedules else None
@@ -282,6 +285,11 @@ class Housekeeping(Work[Chore]):
         if now >= self._graphs_at and workflows_of(results) is not None:
             self._graphs_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
             self._submit("workflows", partial(self._look_after_workflows, results))
+        # A task that this worker has parked ends the long pause between two looks.
+        soon = self._app.sends.signals.parks and self._waits_at > now + REMOTE_WAITS_SECONDS
+        if (now >= self._waits_at or soon) and isinstance(results, KeepsRows):
+            self._waits_at = now + (REMOTE_WAITS_SECONDS if results.remote else QUIET_SECONDS)
+            self._submit("waiting tasks", partial(self._wake_tasks, results))
         if now >= self._unique_at and uniques_of(results) is not None:
             self._unique_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
             self._submit("unique tasks", partial(self._look_after_unique_tasks, results))
@@ -289,6 +297,14 @@ class Housekeeping(Work[Chore]):
             usual = REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS
             self._lost_at = now + (usual if self._lost.usual else NO_LOSS_SECONDS)
             self._submit("at-most-once runs", partial(self._lost.look, results))
+
+    def _wake_tasks(self, results: ResultStore) -> None:
+        """Wake tasks whose signallers could not; seldom where none waits and a look costs."""
+        signals = self._app.sends.signals
+        if results.remote and not signals.waiting:
+            self._waits_at = self._clock.monotonic() + REMOTE_GRAPH_SECONDS
+            return
+        signals.repair()
 
     def _remove_old_events(self) -> None:
         settings = self._app.settings

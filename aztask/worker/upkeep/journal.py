@@ -13,7 +13,7 @@ from aztask.message.message import TaskMessage
 from aztask.settlement import DeadLetter
 from aztask.stores.events.event import Event, EventKind
 from aztask.stores.events.sink import EventSink
-from aztask.stores.records.base import Outcome, State
+from aztask.stores.records.base import WAITING, Outcome, State
 from aztask.stores.records.onceruns import OnceRun
 from aztask.support.clock import Clock
 from aztask.worker.logs import LOG_TASKS, brief_seconds
@@ -55,7 +55,7 @@ class TaskLog:
         if self._mode == "off" or not logger.isEnabledFor(logging.INFO):
             return
         if self._mode == "auto" and self._summarises(self._clock.monotonic()):
-            self._counts[outcome.state.value] += 1
+            self._counts[WAITING if outcome.parked else outcome.state.value] += 1
         elif line := _line(item, outcome):
             logger.info("%s %s", item.label, line)
 
@@ -180,17 +180,19 @@ class Journal:
         outcome = item.outcome
         repeated = item.decided is not None and item.decided.repeated
         if outcome is not None and not repeated and (item.settled or not item.notes):
-            self.counts[outcome.state.value] += 1
+            kind = WAITING if outcome.parked else outcome.state.value
+            self.counts[kind] += 1
             self._log.ended(item, outcome)
             self._emit(
-                _KINDS[outcome.state],
+                "waiting" if outcome.parked else _KINDS[outcome.state],
                 item,
                 duration=None if item.run is None else item.duration,
                 lease=item.delivery.lease_seconds,
                 margin=item.delivery.deadline - now,
                 held=held,
-                error_type=outcome.error_type or None,
-                error=outcome.error or None,
+                error_type=None if outcome.parked else outcome.error_type or None,
+                error=None if outcome.parked else outcome.error or None,
+                reason=outcome.error if outcome.parked else None,
             )
         if item.decided is not None and item.decided.put_off:
             self._put_off(item, item.decided.put_off)
@@ -278,7 +280,7 @@ class Journal:
 
     def summary(self) -> str:
         """The counts for the worker's last log line."""
-        order = ["succeeded", "failed", "retrying", "snoozed", "expired", "cancelled"]
+        order = ["succeeded", "failed", "retrying", "snoozed", "waiting", "expired", "cancelled"]
         rare = ["put_off", "dead-lettered", "lease_lost", "settle_failed"]
         parts = [f"{self.counts[name]} {name}" for name in order[:3]]
         parts += [

@@ -26,7 +26,7 @@ from aztask.steps.home import StepHome
 from aztask.steps.records import DONE, STEP, StepRecord
 from aztask.stores.events.sink import read_events
 from aztask.stores.payloads.store import PayloadKind
-from aztask.stores.records.base import RunKey, RunningTask, State, WorkerRecord
+from aztask.stores.records.base import RunKey, RunningTask, RunRecord, State, WorkerRecord
 from aztask.stores.records.local.store import LocalResults
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import NodePlace
@@ -313,6 +313,13 @@ def reset_steps(shop):
     return Case(action, 2, lambda: len(store.read("a", "0")), 3, 1)
 
 
+def send_signal(shop):
+    shop.app.results.expect([RunRecord(RunKey("a"), "shop.work", "default", State.PENDING)])
+    store = shop.app.sends.signals.store
+    action = steps.signal(shop.app, "a", "approved", 7)
+    return Case(action, 1, lambda: len(store.read("a").signals), 0, 1)
+
+
 def collect(shop):
     shop.app.payloads.keep(PayloadKind.ARGUMENTS, b"x" * 2000)
     action = orphans.collect(shop.app, shop.app.payloads, time.time() + 3 * 3600.0)
@@ -332,6 +339,7 @@ CASES = {
     "controls.resume_all": resume_all,
     "controls.scale": scale,
     "steps.reset": reset_steps,
+    "steps.signal": send_signal,
     "deadletters.actions.edit": edit,
     "deadletters.actions.purge": purge,
     "deadletters.actions.replay": replay,

@@ -177,7 +177,7 @@ def test_any_bytes_are_an_event_or_none(line):
 
 
 def test_the_kinds_are_those_of_the_documented_life_cycle():
-    assert len(EVENT_KINDS) == 20
+    assert len(EVENT_KINDS) == 21
     assert {"enqueued", "lease_lost", "settle_failed", "dead_lettered"} <= EVENT_KINDS
 
 

@@ -1,0 +1,369 @@
+"""The rows of tasks that wait inside their code: how each is woken, and the signals sent to it.
+
+Rules
+1. A task's rows are neighbours: one for the parked run, and one for each signal that no wait has
+   taken yet. One request reads them all.
+2. The parked run's row holds the message of its next hop, signed as stored
+   (`aztask.message.signatures`, rule 5): who wakes the task sends that, under an id of its own. The
+   row is written after the run's outcome. So where it is, the hop before it has ended for good.
+3. Each row has a time from which housekeeping looks at it: soon for a signal whose sender may have
+   died, and after its wake-up for a run.
+4. Signals of one name are taken in the order of the store's clock. With signing keys, a signal is
+   signed for its task and its row; one that is not is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgpack
+
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.errors import CodecError
+from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
+from aztask.queues.local.payload import envelope_of, payload_of
+from aztask.steps.records import digest_of
+from aztask.stores.layout import Shards, SqlLayout, shard_of
+from aztask.stores.records.damage import Columns, Damaged
+from aztask.stores.records.owners import is_other_broker
+from aztask.stores.rows import Change, KeepsRows, Kind, Place, Row, RowStore, move_rows
+from aztask.support import chance
+
+_STEPS: Final = (
+    """
+    CREATE TABLE waits (
+        task TEXT NOT NULL, key TEXT NOT NULL, version INTEGER NOT NULL, due REAL NOT NULL,
+        data BLOB NOT NULL, PRIMARY KEY (task, key))
+    WITHOUT ROWID;
+    CREATE INDEX waits_due ON waits (due);
+    """,
+)
+_OWNED_STEPS: Final = (
+    """
+    CREATE TABLE owned_waits (
+        broker TEXT NOT NULL, task TEXT NOT NULL, key TEXT NOT NULL, version INTEGER NOT NULL,
+        due REAL NOT NULL, data BLOB NOT NULL, PRIMARY KEY (broker, task, key))
+    WITHOUT ROWID;
+    CREATE INDEX owned_waits_due ON owned_waits (broker, due);
+    """,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _ByTask(Shards):
+    """A shard for each task: the keys of its rows begin with the name of its partition."""
+
+    def partition(self, owner: Owner, partition: str, key: str) -> str:
+        return f"{self.beginning(owner)}{shard_of(key.partition(':')[0])}"
+
+    def partitions(self, owner: Owner, partition: str) -> Iterable[str]:
+        if partition:
+            return (self.partition(owner, "", partition),)
+        return Shards.partitions(self, owner, partition)
+
+
+WAITS: Final = Kind(
+    {"due": float, "data": bytes},
+    SqlLayout(
+        "owned_waits",
+        "waits",
+        "task",
+        "key",
+        steps={"waits": _STEPS, "owned_waits": _OWNED_STEPS},
+    ),
+    _ByTask("W", "w", "k-", "key"),
+    due="due",
+    long="data",
+)
+
+VERSION: Final = 1
+SIGNAL_BYTES: Final = 16 * 1024
+MOST_SIGNALS: Final = 1_000
+"""Signals of one name that may wait for a task."""
+MOST_ROWS: Final = 20_000
+
+UNSENT_SECONDS: Final = 3.0
+"""After so long housekeeping wakes the task of a signal: its sender has died, or may not send."""
+LATE_SECONDS: Final = 60.0
+"""A run that is not awake so long after its time is sent its wake-up again."""
+KEPT_SECONDS: Final = 86400.0
+"""Between two looks at a signal for which no wait has asked yet."""
+
+SLEEPS: Final = "sleep"
+SIGNALS: Final = "signal"
+CHILD: Final = "call"
+
+
+class Wait(NamedTuple):
+    """What a run waits for.
+
+    * `kind`: `SLEEPS`, `SIGNALS` or `CHILD`. `names`: of the signals, or the id of the child.
+    * `until`: UTC epoch seconds.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    until: float
+
+    def __str__(self) -> str:
+        if self.kind == CHILD:
+            return f"task {', '.join(self.names)}"
+        return f"signal {' or '.join(self.names)}" if self.kind == SIGNALS else "a time"
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedRun:
+    """A run that waits.
+
+    * `queue`, `task`: where its message goes, and the task's name.
+    * `generation`, `hop`: of the hop that wakes it. `since`, `due`: UTC epoch seconds.
+    * `waits`: what it waits for. `payload`: the message of that hop, see rule 2.
+    """
+
+    id: str
+    task: str
+    queue: str
+    generation: int
+    hop: int
+    since: float
+    due: float
+    waits: tuple[Wait, ...]
+    payload: bytes
+    row: Row | None = None
+
+    def pack(self) -> bytes:
+        """The run as bytes; `_parked` reads them."""
+        place = (self.id, self.task, self.queue, self.generation, self.hop)
+        waits = [list(each) for each in self.waits]
+        packed: bytes = msgpack.packb([VERSION, *place, self.since, self.due, waits, self.payload])
+        return packed
+
+    def waits_for(self, name: str) -> bool:
+        """True if a signal of this name wakes it."""
+        return any(wait.kind == SIGNALS and name in wait.names for wait in self.waits)
+
+    @property
+    def children(self) -> list[str]:
+        """The ids of the tasks whose ends wake it."""
+        return [name for wait in self.waits if wait.kind == CHILD for name in wait.names]
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A signal that no wait has taken. `value`: encoded. `at`: UTC epoch seconds."""
+
+    name: str
+    value: bytes
+    at: float
+    row: Row
+
+    @property
+    def key(self) -> str:
+        """What names it among all signals of its task."""
+        return self.row.place.key
+
+
+class TaskWaits(NamedTuple):
+    """The rows of one task. `signals`: the oldest first. `dropped`: rows that nothing may read."""
+
+    parked: ParkedRun | None
+    signals: list[Signal]
+    dropped: list[Row]
+
+
+class WaitStore:
+    """The waiting tasks of one result store, and their signals. Any thread may call."""
+
+    def __init__(self, store: RowStore, owner: Owner, codec: Codec) -> None:
+        """owner: whose tasks. codec: signs, if it has keys."""
+        self.owner = owner.of_broker
+        self._store = store
+        self._rows = store.of(WAITS)
+        self._codec = codec
+        self._last = 0.0
+
+    def now(self) -> float:
+        """The store's time, UTC epoch seconds."""
+        return self._store.now()
+
+    def read(self, task_id: str) -> TaskWaits:
+        """The rows of a task: one request. Damaged and forged ones are dropped."""
+        group = digest_of(task_id)
+        rows = self._rows.range(self.owner, group, f"{group}:", f"{group};", MOST_ROWS)
+        return self._sorted(rows, task_id)
+
+    def _sorted(self, rows: Iterable[Row], task_id: str) -> TaskWaits:
+        parked, signals, dropped = None, list[Signal](), list[Row]()
+        for row in rows:
+            try:
+                if row.place.key.endswith(":p"):
+                    parked = _parked(row, task_id)
+                else:
+                    signals.append(self._signal(row, task_id))
+            except (CodecError, Damaged):
+                dropped.append(row)
+        signals.sort(key=lambda each: (each.at, each.key))
+        return TaskWaits(parked, signals, dropped)
+
+    # -- runs --------------------------------------------------------------------------------
+
+    def park(self, run: ParkedRun, due: float) -> bool:
+        """Write the row of a run that waits; False if that of a later hop is there.
+
+        * `due`: when housekeeping looks at it.
+        """
+        place = self._place(run.id, "p")
+        change = Change(place, {"due": due, "data": run.pack()})
+        if run.hop == 1 and self._rows.write(change) is not None:
+            return True
+        while True:
+            (row,) = self._rows.get([place])
+            if row is not None:
+                try:
+                    known = _parked(row, run.id)
+                    if (known.generation, known.hop) > (run.generation, run.hop):
+                        return False
+                except Damaged:
+                    pass
+            if self._rows.write(change._replace(before=row)) is not None:
+                return True
+
+    def look_again(self, row: Row, due: float) -> None:
+        """Let housekeeping look at a row at another time, if it is as it was read."""
+        self._rows.write(Change(row.place, {**row.values, "due": due}, row))
+
+    # -- signals -----------------------------------------------------------------------------
+
+    def add(self, task_id: str, name: str, value: bytes) -> Signal:
+        """Store a signal: one request."""
+        at = self._last = max(self.now(), self._last + 1e-6)
+        key = f"s:{digest_of(name)}:{at:017.6f}-{chance.below(2**32):08x}"
+        place = self._place(task_id, key)
+        data: bytes = msgpack.packb([VERSION, task_id, name, at, value])
+        if self._codec.signs:
+            message = TaskMessage(task_id, "signal", "", data)
+            data = payload_of(self._codec.to_envelope(message, stored=_signed_for(place.key)))
+        values = {"due": at + UNSENT_SECONDS, "data": data}
+        made = self._rows.write(Change(place, values))
+        assert made is not None  # noqa: S101  # no other row has this key
+        return Signal(name, value, at, made)
+
+    def _signal(self, row: Row, task_id: str) -> Signal:
+        data = self._opened(row)
+        found = Columns({"signal": data}).unpacked("signal")
+        if not isinstance(found, list) or found[:2] != [VERSION, task_id] or len(found) != 5:
+            raise Damaged("the signal is wrong; a newer aztask may know it")
+        columns = Columns(dict(zip(("name", "at", "value"), found[2:], strict=True)))
+        return Signal(columns.text("name"), columns.data("value") or b"", columns.time("at"), row)
+
+    def _opened(self, row: Row) -> bytes:
+        data = row.values["data"]
+        if not isinstance(data, bytes):
+            raise Damaged("the signal has no data")
+        if not self._codec.signs:
+            return data
+        stored = _signed_for(row.place.key)
+        return self._codec.from_envelope(envelope_of(data), "", any_age=True, stored=stored).body
+
+    # -- all ---------------------------------------------------------------------------------
+
+    def remove(self, rows: Sequence[Row]) -> None:
+        """Delete rows that did not change since they were read."""
+        self._rows.write_all([Change(row.place, None, row) for row in rows])
+
+    def due(self, limit: int) -> list[Row]:
+        """Rows at which housekeeping is to look now."""
+        places = self._rows.due(self.owner, self.now(), limit)
+        return [row for row in self._rows.get(places) if row is not None] if places else []
+
+    def task_of(self, row: Row) -> str | None:
+        """The task to which a row belongs; None for one that cannot be read."""
+        try:
+            data = row.values["data"]
+            if not row.place.key.endswith(":p"):
+                data = self._opened(row)
+            found = Columns({"row": data}).unpacked("row")
+        except (CodecError, Damaged):
+            return None
+        known = isinstance(found, list) and len(found) > 1 and isinstance(found[1], str)
+        return found[1] if known else None
+
+    def runs(self, limit: int = 1_000) -> list[ParkedRun]:
+        """Runs that wait, in no order."""
+        found: list[ParkedRun] = []
+        for row in self._rows.of_owner(self.owner):
+            task_id = self.task_of(row) if row.place.key.endswith(":p") else None
+            if task_id is not None and (run := self._sorted([row], task_id).parked) is not None:
+                found.append(run)
+            if len(found) >= limit:
+                break
+        return found
+
+    def queues(self, limit: int) -> Iterator[str]:
+        """The queue of each run that waits, of at most so many."""
+        return (run.queue for run in self.runs(limit))
+
+    def any(self) -> bool:
+        """True if a task waits, or a signal does."""
+        return bool(self._rows.due(self.owner, float("inf"), 1))
+
+    def owners(self) -> set[Owner]:
+        """Whose tasks are in the store."""
+        return self._rows.owners()
+
+    def adopt(self, old: Owner) -> int:
+        """Make the waiting tasks of another owner's broker ours; returns how many rows it had."""
+        if not is_other_broker(self.owner, old):
+            return 0
+        return move_rows(self._store, self._rows, old.of_broker, self.owner)
+
+    def _place(self, task_id: str, key: str) -> Place:
+        group = digest_of(task_id)
+        return Place(self.owner, group, f"{group}:{key}")
+
+
+def _signed_for(key: str) -> str:
+    return f"signal {key}"
+
+
+def _parked(row: Row, task_id: str) -> ParkedRun:
+    """The run in a row. Raises Damaged."""
+    found = Columns({"run": row.values["data"]}).unpacked("run")
+    if not isinstance(found, list) or found[:2] != [VERSION, task_id] or len(found) != 10:
+        raise Damaged("the row of a waiting task is wrong; a newer aztask may know it")
+    names = ("task", "queue", "generation", "hop", "since", "due")
+    columns = Columns(dict(zip(names, found[2:8], strict=True)))
+    waits, payload = found[8:]
+    if not isinstance(payload, bytes) or not isinstance(waits, list):
+        raise Damaged("the row of a waiting task has no message")
+    return ParkedRun(
+        task_id,
+        columns.text("task"),
+        columns.text("queue"),
+        columns.count("generation"),
+        columns.count("hop"),
+        columns.time("since"),
+        columns.time("due"),
+        tuple(wait_from(each) for each in waits),
+        payload,
+        row,
+    )
+
+
+def wait_from(found: object) -> Wait:
+    """A wait from its parts, as msgpack gives them. Raises Damaged."""
+    parts = list(found) if isinstance(found, list | tuple) else []
+    if len(parts) != 3 or not isinstance(parts[1], list | tuple):
+        raise Damaged("what the task waits for is wrong")
+    columns = Columns({"kind": parts[0], "until": parts[2]})
+    return Wait(columns.text("kind"), tuple(map(str, parts[1])), columns.time("until"))
+
+
+def waits_of(results: object, codec: Codec) -> WaitStore | None:
+    """The waiting tasks in a result store; None if there is none, or if it keeps none."""
+    if not isinstance(results, KeepsRows):
+        return None
+    return WaitStore(results.rows, results.owner or NO_OWNER, codec)

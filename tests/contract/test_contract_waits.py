@@ -1,0 +1,143 @@
+"""The rows of tasks that wait, over SQLite and over Azure Tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgpack
+import pytest
+import rowstores
+from rowstores import Make
+
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.message.codec import Codec
+from aztask.steps.waits import SIGNALS, SLEEPS, ParkedRun, Wait, WaitStore
+from aztask.stores.rows import Change, RowStore
+
+MINE, THEIRS = Owner("servicebus://mine"), Owner("servicebus://theirs")
+PLAIN, SIGNING = Codec(), Codec(signing_keys=[b"0123456789abcdef"])
+RUN = ParkedRun(
+    "t",
+    "shop.order",
+    "q",
+    0,
+    1,
+    1.8e9,
+    1.9e9,
+    (Wait(SIGNALS, ("a", "b"), 1.9e9), Wait(SLEEPS, (), 2e9)),
+    b"message",
+)
+SOON = 10.0
+
+
+@pytest.fixture(scope="module", params=rowstores.FACTORIES)
+def make(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Make]:
+    with rowstores.FACTORIES[request.param](tmp_path_factory.mktemp("rows")) as made:
+        yield made
+
+
+@pytest.fixture
+def rows(make: Make) -> Iterator[RowStore]:
+    made = make()
+    yield made.store
+    for each in made.at_end:
+        each()
+
+
+@pytest.fixture(params=[NO_OWNER, MINE], ids=["no owner", "owner"])
+def store(request: pytest.FixtureRequest, rows: RowStore) -> WaitStore:
+    return WaitStore(rows, request.param, PLAIN)
+
+
+@pytest.mark.parametrize("task_id", ["t", "a/b?c#d", "ä" * 300, "x:0"])
+def test_a_run_and_its_signals_are_read_together(store: WaitStore, task_id: str) -> None:
+    run = replace(RUN, id=task_id)
+    assert store.park(run, 1e10)
+    for number in range(5):
+        store.add(task_id, f"name {number % 2} ä", bytes([number]))
+    store.add("other", "name 0 ä", b"x")
+    found = store.read(task_id)
+    assert found.parked is not None
+    assert replace(found.parked, row=None) == run
+    assert [each.value for each in found.signals] == [bytes([number]) for number in range(5)]
+    assert found.dropped == []
+    assert store.read("third") == (None, [], [])
+
+
+def test_a_later_hop_replaces_the_row_and_an_earlier_one_does_not(store: WaitStore) -> None:
+    assert store.park(replace(RUN, hop=3), 1e10)
+    assert store.park(replace(RUN, hop=3, waits=()), 1e10), "its settlement is repeated"
+    assert not store.park(replace(RUN, hop=2), 1e10)
+    assert store.park(replace(RUN, generation=1, hop=1), 1e10)
+    found = store.read("t").parked
+    assert found is not None and (found.generation, found.hop) == (1, 1)
+
+
+def test_what_is_due_is_found_once_it_is(store: WaitStore) -> None:
+    assert not store.any()
+    store.park(RUN, store.now() + 600.0)
+    assert store.any()
+    assert store.due(10) == []
+    signal = store.add("t", "a", b"1")
+    store.look_again(signal.row, store.now() - SOON)
+    (found,) = store.due(10)
+    assert store.task_of(found) == "t"
+    store.look_again(found, store.now() + 600.0)
+    assert store.due(10) == []
+    store.remove([each.row for each in store.read("t").signals])
+    assert store.read("t").signals == []
+
+
+def test_all_runs_are_listed(store: WaitStore) -> None:
+    for name in "abc":
+        store.park(replace(RUN, id=name), 1e10)
+    store.add("d", "a", b"1")
+    assert sorted(each.id for each in store.runs()) == ["a", "b", "c"]
+    assert len(store.runs(limit=2)) == 2
+
+
+def test_only_signed_signals_are_read_and_only_in_their_place(rows: RowStore) -> None:
+    signed, plain = WaitStore(rows, MINE, SIGNING), WaitStore(rows, MINE, PLAIN)
+    other = WaitStore(rows, MINE, Codec(signing_keys=[b"another key of it"]))
+    good = signed.add("t", "a", b"good")
+    plain.add("t", "a", b"unsigned")
+    other.add("t", "a", b"other key")
+    copied = plain.add("u", "a", b"")
+    changed = signed._rows.write(
+        Change(copied.row.place, {**copied.row.values, "data": good.row.values["data"]}, copied.row)
+    )
+    assert changed is not None
+    found = signed.read("t")
+    assert [each.value for each in found.signals] == [b"good"]
+    assert len(found.dropped) == 2
+    assert signed.read("u").signals == []
+    assert len(signed.read("u").dropped) == 1
+
+
+def test_damaged_rows_are_dropped(store: WaitStore) -> None:
+    store.park(RUN, 1e10)
+    parked = store.read("t").parked
+    assert parked is not None and parked.row is not None
+    row = parked.row
+    for data in (b"", b"\xc1", msgpack.packb([1, "u"]), msgpack.packb([9, "t"])):
+        made = store._rows.write(Change(row.place, {**row.values, "data": data}, row))
+        assert made is not None
+        row = made
+        assert store.read("t") == (None, [], [row])
+    assert store.park(RUN, 1e10), "it is written anew"
+    assert store.read("t").parked is not None
+
+
+def test_rows_are_adopted_from_another_owner(rows: RowStore) -> None:
+    theirs, mine = WaitStore(rows, THEIRS, PLAIN), WaitStore(rows, MINE, PLAIN)
+    theirs.park(RUN, 1e10)
+    theirs.add("t", "a", b"1")
+    assert mine.read("t") == (None, [], [])
+    assert THEIRS in mine.owners()
+    assert mine.adopt(THEIRS) == 2
+    found = mine.read("t")
+    assert found.parked is not None and len(found.signals) == 1
+    assert theirs.read("t") == (None, [], [])
