@@ -198,7 +198,8 @@ class Settings:
         True,
         "bool",
         flag,
-        "Also write and accept the signatures of aztask 0.1. aztask 0.3 will refuse them.",
+        "Also write and accept the signatures of aztask 0.1, and obey unsigned rows of the result "
+        "store. aztask 0.3 will refuse both.",
         example="False",
     )
     signature_max_age_seconds: float = setting(

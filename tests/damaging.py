@@ -100,6 +100,18 @@ class Outsider(Protocol):
 
     def damage_mark(self, task_id: str, changes: Mapping[str, object]) -> None: ...
 
+    def damage_document(self, workflow: str, name: str, changes: Mapping[str, object]) -> None: ...
+
+    def damage_entry(self, name: str, changes: Mapping[str, object]) -> None: ...
+
+    def signature_of(self, workflow: str, name: str) -> bytes:
+        """The signature of a document."""
+        ...
+
+    def forge_piece(self, workflow: str, name: str, piece: bytes) -> None:
+        """Append a piece to a workflow's document, with the signature of another one."""
+        ...
+
     def raw(self, key: RunKey) -> dict[str, Any]:
         """All that is stored of a run."""
         ...
@@ -149,6 +161,28 @@ class SqlOutsider:
     def damage_mark(self, task_id: str, changes: Mapping[str, object]) -> None:
         self._update("cancellations", "task_id = ?", (task_id,), changes)
 
+    def damage_document(self, workflow: str, name: str, changes: Mapping[str, object]) -> None:
+        self._update("workflow_documents", "workflow = ? AND name = ?", (workflow, name), changes)
+
+    def signature_of(self, workflow: str, name: str) -> bytes:
+        with closing(sqlite3.connect(self._path)) as connection:
+            sql = "SELECT signature FROM workflow_documents WHERE workflow = ? AND name = ?"
+            (found,) = connection.execute(sql, (workflow, name)).fetchone()
+        return bytes(found)
+
+    def damage_entry(self, name: str, changes: Mapping[str, object]) -> None:
+        self._update("owned_controls", "name = ?", (name,), changes)
+
+    def forge_piece(self, workflow: str, name: str, piece: bytes) -> None:
+        with closing(sqlite3.connect(self._path)) as connection, connection:
+            sql = "SELECT data, signature FROM workflow_documents WHERE workflow = ? AND name = ?"
+            data, signed = connection.execute(sql, (workflow, name)).fetchone()
+        entries = msgpack.Unpacker(max_buffer_size=0)
+        entries.feed(signed)
+        signed += msgpack.packb([len(piece), list(entries)[-1][1]])
+        changes = {"data": data + piece, "signature": signed}
+        self.damage_document(workflow, name, changes)
+
     def raw(self, key: RunKey) -> dict[str, Any]:
         with closing(sqlite3.connect(self._path)) as connection:
             connection.row_factory = sqlite3.Row
@@ -197,6 +231,30 @@ class TableOutsider:
     def damage_mark(self, task_id: str, changes: Mapping[str, object]) -> None:
         partition = partition_of(task_id)
         self._change(f"c-{shard_of(partition)}", partition, changes)
+
+    def damage_document(self, workflow: str, name: str, changes: Mapping[str, object]) -> None:
+        self._change(f"g-{key_text(workflow)};{name}", "d", changes)
+
+    def signature_of(self, workflow: str, name: str) -> bytes:
+        with self._opened() as client:
+            return bytes(client.get_entity(f"g-{key_text(workflow)};{name}", "d")["signature"])
+
+    def damage_entry(self, name: str, changes: Mapping[str, object]) -> None:
+        with self._opened() as client:
+            text = "PartitionKey ge @first and PartitionKey lt @last"
+            (found,) = [
+                each
+                for each in client.query_entities(text, parameters={"first": "K-", "last": "K."})
+                if each["PartitionKey"].endswith(f"-{key_text(name)}")
+            ]
+        self._change(found["PartitionKey"], found["RowKey"], changes)
+
+    def forge_piece(self, workflow: str, name: str, piece: bytes) -> None:
+        partition = f"g-{key_text(workflow)};{name}"
+        with self._opened() as client:
+            found = client.get_entity(partition, "d")
+        signatures = [each for name, each in found.items() if name.startswith("signature_")]
+        self._change(partition, "d", {"piece_x": piece, "signature_x": signatures[0]})
 
     def raw(self, key: RunKey) -> dict[str, Any]:
         with self._opened() as client:

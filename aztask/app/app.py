@@ -35,6 +35,7 @@ from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue
+from aztask.message.rowsignatures import RowSignatures
 from aztask.message.signatures import SignatureRules
 from aztask.queues.base import Broker, Position, QueueOptions
 from aztask.queues.lease.asyncheld import AsyncHeldLease
@@ -147,6 +148,11 @@ class App:
             poll_ceiling=self.settings.poll_ceiling_seconds,
             app=self.name,
             owner=self.settings.owner,
+            signatures=RowSignatures(
+                _signing_keys(self.settings),
+                old=self.settings.old_signatures,
+                environment=self.settings.environment or "",
+            ),
         )
         self._make_parts(places, options.keys(), testing=for_tests is not None)
 
@@ -747,13 +753,17 @@ say_ours(
 )
 
 
+def _signing_keys(settings: Settings) -> list[bytes]:
+    return [key.reveal().encode() for key in settings.signing_keys]
+
+
 def _codec_from_settings(
     settings: Settings, queues: DeclaredQueues, payloads: Payloads | None
 ) -> Codec:
     return Codec(
         serializer=settings.serializer,
         accept=settings.accept,
-        signing_keys=[key.reveal().encode() for key in settings.signing_keys],
+        signing_keys=_signing_keys(settings),
         signatures=SignatureRules(
             old=settings.old_signatures,
             max_age=lambda queue: queues.settings_of(queue).signature_max_age_seconds,

@@ -54,6 +54,11 @@ class Signer:
         ]
         return any(found)
 
+    @staticmethod
+    def scheme(digest: bytes) -> str:
+        """The 32 bytes of a signature in the form that `sign` gives it."""
+        return SCHEME + digest.hex()
+
     def verify(self, parts: Sequence[bytes], signature: object, version: int = 1) -> None:
         """Raise ContentRefused unless one of the keys made `signature` over `parts`."""
         if not signature or not isinstance(signature, str):

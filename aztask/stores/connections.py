@@ -12,6 +12,7 @@ from aztask.address.addresses import LocalAddress, TablesAddress
 from aztask.address.owner import NO_OWNER, Identified, Owner
 from aztask.config import mask, parse_broker, parse_results
 from aztask.errors import ConfigurationError
+from aztask.message.rowsignatures import RowSignatures
 from aztask.queues.base import Broker, NameChecker
 from aztask.queues.engine import Database
 from aztask.queues.kinds import kind_of
@@ -47,6 +48,7 @@ class Connections:
         poll_ceiling: float = 1.0,
         app: str = "",
         owner: str | None = None,
+        signatures: RowSignatures | None = None,
     ) -> None:
         """Parse the addresses now, so that a wrong one is reported at once.
 
@@ -56,7 +58,9 @@ class Connections:
           services that are polled.
         * `app`: the app's name, a part of its `Owner`.
         * `owner`: replaces the broker's name in it (``App(owner=...)``).
+        * `signatures`: of what the result store keeps; None signs nothing.
         """
+        self._signatures = signatures
         self._app = app
         self._owner_name = owner
         self._broker_target = self.broker_target = (
@@ -203,9 +207,13 @@ class Connections:
     def _open_results(self) -> ResultStore:
         target = self._results_target
         if isinstance(target, LocalAddress):
-            return LocalResults(self.database(target), owner=self.owner())
+            return LocalResults(
+                self.database(target), owner=self.owner(), signatures=self._signatures
+            )
         if isinstance(target, TablesAddress):
-            store: ResultStore = _tables().TablesResults(target, owner=self.owner())
+            store: ResultStore = _tables().TablesResults(
+                target, owner=self.owner(), signatures=self._signatures
+            )
             return store
         if isinstance(target, ResultStore):
             return target

@@ -139,6 +139,17 @@ def _part_name(token: str, number: int) -> str:
     return f"part-{token}-{number}"
 
 
+def is_part(name: str) -> bool:
+    """True for a document with messages."""
+    return name.startswith("part-")
+
+
+def pack_messages(rows: Iterable[tuple[int, str, Envelope]]) -> bytes:
+    """A document with messages, each (node, queue, envelope); `read_messages` reads it."""
+    packed: bytes = msgpack.packb([[node, queue, payload_of(each)] for node, queue, each in rows])
+    return packed
+
+
 def split_extra(extra: Any) -> tuple[dict[str, Any], float, float | None]:
     """The headers of a stored message without `DELAY` and `EXPIRES`, and these two."""
     rest = {name: value for name, value in extra.items() if name not in (DELAY, EXPIRES)}
@@ -156,7 +167,7 @@ class Graphs:
     """
 
     def __init__(self, store: WorkflowStore, clock: Clock) -> None:
-        self._store = store
+        self.store = store
         self._clock = clock
         self._plans: OrderedDict[str, GraphPlan] = OrderedDict()
         self._roots: OrderedDict[str, tuple[float, Root]] = OrderedDict()
@@ -168,7 +179,7 @@ class Graphs:
 
         Raises Damaged, and ForeignId if one belongs to another owner.
         """
-        found = self._store.read([(workflow, ROOT) for workflow in workflows])
+        found = self.store.read([(workflow, ROOT) for workflow in workflows])
         roots = [None if each is None else read_root(each.data) for each in found]
         for workflow, document, root in zip(workflows, found, roots, strict=True):
             if document is not None and root is not None and not document.broker:
@@ -186,7 +197,7 @@ class Graphs:
         with self._lock:
             root = self._unowned.get(workflow)
         if root is not None:
-            self._store.own_workflow(workflow, root.at)
+            self.store.own_workflow(workflow, root.at)
             with self._lock:
                 self._unowned.pop(workflow, None)
 
@@ -244,7 +255,7 @@ class Graphs:
             known = self._plans.get(root.token)
         if known is not None:
             return known
-        (found,) = self._store.read([(workflow, _plan_name(root.token))])
+        (found,) = self.store.read([(workflow, _plan_name(root.token))])
         try:
             plan = unpack(b"" if found is None else found.data)
         except ValueError as error:
@@ -260,10 +271,10 @@ class Graphs:
         parts = sorted({bisect_right(root.parts, node) - 1 for node in nodes})
         names = [(workflow, _part_name(root.token, part)) for part in parts]
         found: dict[int, tuple[str, Envelope]] = {}
-        for document in self._store.read(names):
+        for document in self.store.read(names):
             if document is None:
                 raise Damaged(f"messages of workflow {workflow} are missing")
-            for node, queue, payload in _stored(document.data):
+            for node, queue, payload in read_messages(document.data):
                 found[node] = (queue, payload)
         wanted = {node: found[node] for node in nodes if node in found}
         if len(wanted) < len(set(nodes)):
@@ -279,7 +290,8 @@ def _remember(known: OrderedDict[str, Kept], name: str, value: Kept) -> None:
         known.popitem(last=False)
 
 
-def _stored(data: bytes) -> list[tuple[int, str, Envelope]]:
+def read_messages(data: bytes) -> list[tuple[int, str, Envelope]]:
+    """The messages in a document, each (node, queue, envelope), unverified. Raises Damaged."""
     rows = Columns({"messages": data}).unpacked("messages")
     try:
         found = [(int(node), str(queue), envelope_of(payload)) for node, queue, payload in rows]

@@ -16,9 +16,19 @@ from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.queues.base import EnvelopeSender
 from aztask.stores.records.damage import Damaged
+from aztask.stores.records.workflows import DocumentChange
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
-from aztask.workflows.graph import DELAY, EXPIRES, Graphs, Root, split_extra
+from aztask.workflows.graph import (
+    DELAY,
+    EXPIRES,
+    Graphs,
+    Root,
+    is_part,
+    pack_messages,
+    read_messages,
+    split_extra,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +122,36 @@ class Mailer:
         """The message of a node as it was stored. Raises Damaged and CodecError."""
         queue, envelope = self._graphs.messages(workflow, root, [node])[node]
         return self._verified(workflow, node, queue, envelope)
+
+    def sign_anew(self, workflow: str) -> None:
+        """Sign what a release before 0.2 has stored of a workflow, where it lies.
+
+        Its messages are signed for their places, so that no queue accepts them any longer, and its
+        documents as those of this release are. A document that another process changes is left
+        for the next call. Raises Damaged, and CodecError for a message with a wrong signature.
+        """
+        store = self._graphs.store
+        names = store.unsigned_documents(workflow)
+        found = store.read([(workflow, name) for name in names])
+        store.write(
+            [
+                DocumentChange(
+                    workflow, name, self._signed_anew(workflow, name, each.data), each.tag
+                )
+                for name, each in zip(names, found, strict=True)
+                if each is not None
+            ]
+        )
+
+    def _signed_anew(self, workflow: str, name: str, data: bytes) -> bytes:
+        if not is_part(name):
+            return data
+        rows = []
+        for node, queue, envelope in read_messages(data):
+            place = place_of(workflow, node)
+            message = self._verified(workflow, node, queue, envelope)
+            rows.append((node, queue, self._codec.to_envelope(message, stored=place)))
+        return pack_messages(rows)
 
     def _verified(self, workflow: str, node: int, queue: str, envelope: Envelope) -> TaskMessage:
         message = self._codec.from_envelope(envelope, queue, stored=place_of(workflow, node))

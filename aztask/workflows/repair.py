@@ -12,7 +12,8 @@ Rules
    `EMPTY_SECONDS` if its queue is empty, and after `LOST_SECONDS` otherwise. A task that waits, for
    a retry or inside its code, is not looked for before its time. A message that turns up later
    becomes a dead letter, which you can replay.
-5. A workflow is deleted a retention time after it has ended.
+5. What a release before 0.2 has stored of it is signed anew, once by each worker that looks.
+6. A workflow is deleted a retention time after it has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from aztask.errors import AztaskError, ForeignId
+from aztask.errors import AztaskError, CodecError, ForeignId
 from aztask.queues.base import QueueStats
 from aztask.settlement import DeadLetter, Resubmit
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
@@ -63,6 +64,7 @@ class _Watched:
       queue was empty all the time.
     * `resent`: nodes that were sent again.
     * `rootless`: since when it has parts and no root, on the same clock.
+    * `signed`: nothing of it is unsigned.
     """
 
     seen: int = -1
@@ -70,6 +72,7 @@ class _Watched:
     missing: dict[int, tuple[float, bool]] = field(default_factory=dict)
     resent: set[int] = field(default_factory=set)
     rootless: float | None = None
+    signed: bool = False
 
 
 @dataclass(slots=True)
@@ -160,6 +163,7 @@ class Repair:
         plan = self._engine.graphs.plan(workflow, root)
         if plan is None:
             return
+        self._sign_anew(workflow)
         if root.starting_until is not None:
             if now > root.starting_until and self._take_over(workflow, root):
                 logger.warning("workflow %s: its sender died, its tasks are sent now", workflow)
@@ -175,6 +179,16 @@ class Repair:
             return
         self._decide(look)
         self._compare(look)
+
+    def _sign_anew(self, workflow: str) -> None:
+        watched = self._watched.setdefault(workflow, _Watched())
+        if watched.signed:
+            return
+        watched.signed = True
+        try:
+            self._engine.mailer.sign_anew(workflow)
+        except (CodecError, Damaged) as error:
+            logger.error("workflow %s is not signed anew: %s", workflow, error)
 
     def _take_over(self, workflow: str, root: Root) -> bool:
         """Take the lease of a sender that is silent; False if another process was faster."""

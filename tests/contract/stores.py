@@ -23,6 +23,7 @@ from simulated import line
 from aztask.address.addresses import TablesAddress
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.address.urls import parse_results
+from aztask.message.rowsignatures import RowSignatures
 from aztask.queues.engine import Database
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.local.store import LocalResults
@@ -37,7 +38,7 @@ class Store:
     """results: the store. another: the same one, as another process would have it. lists_running:
     whether `recent` shows runs that have not ended. close: at the end.
 
-    outsider: writes into its rows past it. of: the same one, opened by an owner.
+    outsider: writes into its rows past it. of: the same one, opened by an owner, who may sign.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Store:
     lists_running: bool
     close: Callable[[], None]
     outsider: Outsider
-    of: Callable[[Owner], LocalResults | TablesResults]
+    of: Callable[..., LocalResults | TablesResults]
 
 
 Maker = Callable[[], Store]
@@ -65,9 +66,9 @@ def local(directory: Path) -> Iterator[Maker]:
             for database in databases:
                 database.close()
 
-        def of(owner: Owner) -> LocalResults:
+        def of(owner: Owner, signatures: RowSignatures | None = None) -> LocalResults:
             databases.append(Database(path))
-            return LocalResults(databases[-1], owner=owner)
+            return LocalResults(databases[-1], owner=owner, signatures=signatures)
 
         return Store("local", first, second, True, close, SqlOutsider(path), of)
 
@@ -93,9 +94,10 @@ def tables(directory: Path) -> Iterator[Maker]:
                 for each in opened:
                     each.close()
 
-            def of(owner: Owner) -> TablesResults:
-                opened.append(TablesResults(address, **names, owner=owner))
-                return opened[-1]
+            def of(owner: Owner, signatures: RowSignatures | None = None) -> TablesResults:
+                made = TablesResults(address, **names, owner=owner, signatures=signatures)
+                opened.append(made)
+                return made
 
             outsider = TableOutsider(azurite.account_of(*services), names["table"])
             return Store("tables", first, second, False, close, outsider, of)
@@ -120,8 +122,10 @@ def simulated_tables(directory: Path) -> Iterator[Maker]:
     def make() -> Store:
         service, blobs = Tables(SYSTEM_CLOCK), Blobs(SYSTEM_CLOCK)
 
-        def opened(owner: Owner = NO_OWNER) -> TablesResults:
-            return tables_results(service, blobs, line(), owner=owner)
+        def opened(
+            owner: Owner = NO_OWNER, signatures: RowSignatures | None = None
+        ) -> TablesResults:
+            return tables_results(service, blobs, line(), owner=owner, signatures=signatures)
 
         first, second = opened(), opened()
         first.create()

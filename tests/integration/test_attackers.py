@@ -6,12 +6,14 @@ store, or another user of the machine.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +21,19 @@ import pytest
 from harness import Site, site_in
 from ledger_app import attacked, silent, work
 
-from aztask import App, chain
+from aztask import App, AsyncResult, chain
+from aztask.address.owner import Owner
 from aztask.errors import ConfigurationError, ResultDamaged, TaskFailed
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.view import DeadLetters
+from aztask.queues.engine import Database
 from aztask.settlement import Complete, DeadLetter
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
+from aztask.stores.records.local.store import LocalResults
+from aztask.stores.records.workflows import DocumentChange
+from aztask.workflows.graph import pack_messages, read_messages
 
 KEY = "a-key-that-no-attacker-knows-0123456789"
 MARK = "4111-1111-1111-1111"
@@ -45,6 +52,12 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys for all apps that are made from here on, and their workers."""
     monkeypatch.setenv("AZTASK_SIGNING_KEYS", KEY)
     monkeypatch.setenv("AZTASK_ID_KEY", KEY)
+
+
+@pytest.fixture
+def strict(keys: None, site: Site) -> None:
+    """The same, and nothing unsigned counts."""
+    site.extra["LEDGER_OPTIONS"] = json.dumps({"old_signatures": False})
 
 
 def burst(site: Site) -> str:
@@ -79,6 +92,17 @@ def test_without_keys_a_known_id_ends_the_task(site: Site) -> None:
     burst(site)
     assert site.counts("end") == {"stranger": 1}
     assert result.get(timeout=5) == "stranger"
+
+
+def test_a_sender_gets_no_answer(site: Site) -> None:
+    """Although it names a queue for one, as Celery's clients do."""
+    app = site.app()
+    app.broker.declare("inbox")
+    asked = replace(forged(work.name, ["asks"], "asks"), properties={"reply_to": "inbox"})
+    app.broker.send("default", [asked])
+    burst(site)
+    assert site.counts("end") == {"asks": 1}
+    assert app.broker.peek("inbox") == []
 
 
 def test_with_keys_it_runs_nothing(keys: None, site: Site) -> None:
@@ -128,6 +152,29 @@ def test_a_receiver_can_delete_messages_and_dead_letter_them(keys: None, site: S
     ]
 
 
+def test_without_keys_a_receiver_changes_a_message(site: Site) -> None:
+    app = site.app()
+    app.send(work.name, ["honest"], task_id="changed")
+    receiver = app.broker.receiver("default", lease=30.0)
+    (delivery,) = receiver.receive(1, 5.0)
+    body = forged(work.name, ["dishonest"], "changed").body
+    app.broker.send("default", [replace(delivery.envelope, body=body)])
+    receiver.settle([(delivery, Complete())])
+    burst(site)
+    assert site.counts("start") == {"dishonest": 1}
+
+
+def test_without_keys_a_message_runs_again_under_another_id(site: Site) -> None:
+    app = site.app()
+    app.send(work.name, ["once"], task_id="once")
+    (recorded,) = app.broker.peek("default")
+    burst(site)
+    headers = {**recorded.envelope.headers, "id": "again"}
+    app.broker.send("default", [replace(recorded.envelope, headers=headers, message_id="again")])
+    burst(site)
+    assert site.counts("start") == {"once": 2}
+
+
 def test_a_receiver_cannot_change_a_message_and_put_it_back(keys: None, site: Site) -> None:
     app = site.app()
     app.send(work.name, ["honest"], task_id="changed")
@@ -143,6 +190,42 @@ def test_a_receiver_cannot_change_a_message_and_put_it_back(keys: None, site: Si
 
 
 # -- may write results ----------------------------------------------------------------------------
+
+
+def test_without_keys_a_reader_of_results_runs_a_step_before_its_turn(site: Site) -> None:
+    app = site.app()
+    step = app.task(name=work.name)(lambda key: key)
+    chain(step.si("approve"), step.si("ship")).delay(workflow_id="order")
+    graphs = app.workflows.engine.graphs
+    root = graphs.root("order")
+    assert root is not None
+    _, stored = graphs.messages("order", root, [2])[2]
+    app.broker.purge("default")
+    app.broker.send("default", [stored])
+    burst(site)
+    assert site.counts("start") == {"ship": 1}
+
+
+def test_without_keys_a_writer_of_results_has_another_task_run(site: Site) -> None:
+    """In the place of the second step, with arguments of its own."""
+    app = site.app()
+    step = app.task(name=work.name)(lambda key: key)
+    chain(step.si("approve"), step.si("ship")).delay(workflow_id="order")
+    with writer_of_results(site, app.owner) as stranger:
+        root = app.workflows.engine.graphs.root("order")
+        assert root is not None
+        name = f"part-{root.token}-0"
+        (part,) = stranger.workflows.read([("order", name)])
+        assert part is not None
+        body = forged(work.name, ["stranger"], "any").body
+        rows = [
+            (node, queue, replace(each, body=body) if node == 2 else each)
+            for node, queue, each in read_messages(part.data)
+        ]
+        change = DocumentChange("order", name, pack_messages(rows), part.tag)
+        assert stranger.workflows.write([change]) != [None]
+    burst(site)
+    assert [line.key for line in site.lines("start")] == ["approve", "stranger"]
 
 
 def test_what_is_stored_for_its_turn_cannot_be_sent_before(keys: None, site: Site) -> None:
@@ -190,19 +273,80 @@ def test_what_a_former_release_stored_cannot_be_sent_before_its_turn(
     assert app.workflows.result("order").state == "succeeded"
 
 
-def test_a_writer_of_results_can_pretend_that_a_task_has_run(keys: None, site: Site) -> None:
-    """Results are not signed: a run that is recorded is not repeated, and its value is believed."""
-    app = site.app()
-    assert app.results is not None
+@contextmanager
+def writer_of_results(site: Site, owner: Owner) -> Iterator[LocalResults]:
+    """The result store of a program without keys."""
+    database = Database(site.results.removeprefix("local://"))
+    yield LocalResults(database, owner=owner)
+    database.close()
+
+
+def pretend(site: Site, app: App) -> AsyncResult[object]:
+    """Send a task, and have the attacker record that it has run."""
     result = app.send(work.name, ["never"], task_id="never")
-    key = RunKey("never")
-    app.results.start([Start(key, work.name, "default", 0, "attacker", "attacker", 1.0)])
-    value = app.codec.encode_value("invented")
-    app.results.record([Finish(key, "attacker", Outcome(State.SUCCEEDED, Complete(), value))])
+    value, key = Codec().encode_value("invented"), RunKey("never")
+    with writer_of_results(site, app.owner) as stranger:
+        stranger.start([Start(key, work.name, "default", 0, "attacker", "attacker", 1.0)])
+        stranger.record([Finish(key, "attacker", Outcome(State.SUCCEEDED, Complete(), value))])
+    return result
+
+
+def test_a_writer_of_results_can_pretend_that_a_task_has_run(keys: None, site: Site) -> None:
+    """Until old signatures end: a run that is recorded is not repeated, and its value believed."""
+    app = site.app()
+    result = pretend(site, app)
     burst(site)
     assert site.counts("start") == {}
     assert result.get(timeout=5) == "invented"
     assert app.broker.stats("default").dead == 0
+
+
+def test_with_keys_alone_a_writer_of_results_cannot_pretend_that_a_task_has_run(
+    strict: None, site: Site
+) -> None:
+    app = site.app()
+    result = pretend(site, app)
+    burst(site)
+    assert site.counts("start") == {}
+    with pytest.raises(ResultDamaged, match="it is not signed"):
+        result.get(timeout=5)
+    (letter,) = DeadLetters(app, "default").list()
+    assert letter.reason == "unreadable-record"
+
+
+def test_a_writer_of_results_changes_no_outcome(keys: None, site: Site) -> None:
+    app = site.app()
+    result = app.send(work.name, ["true"], task_id="t")
+    burst(site)
+    with sqlite3.connect(site.results.removeprefix("local://")) as connection:
+        forged = Codec().encode_value("invented")
+        assert connection.execute("UPDATE runs SET value = ?", (forged,)).rowcount == 1
+    connection.close()
+    with pytest.raises(ResultDamaged, match="its signature does not fit"):
+        result.get(timeout=5)
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_writer_of_results_ends_no_step_of_a_workflow(keys: None, site: Site, old: bool) -> None:
+    """The plan of another workflow, signed for that, whose first task is followed by another."""
+    site.extra["LEDGER_OPTIONS"] = json.dumps({"old_signatures": old})
+    app = site.app()
+    step = app.task(name=work.name)(lambda key: key)
+    chain(step.si("approve"), step.si("wait"), step.si("ship")).delay(workflow_id="order")
+    (first,) = app.broker.peek("default")
+    chain(step.si("approve"), step.si("ship")).delay(workflow_id="short")
+    app.broker.purge("default")
+    with closing(sqlite3.connect(site.results.removeprefix("local://"))) as file, file:
+        sql = "SELECT data, signature, name FROM workflow_documents WHERE workflow = 'short' AND "
+        sql += "name LIKE 'plan-%'"
+        plan = file.execute(sql).fetchone()[:2]
+        sql = "UPDATE workflow_documents SET data = ?, signature = ? WHERE workflow = 'order' AND "
+        sql += "name LIKE 'plan-%'"
+        assert file.execute(sql, plan).rowcount == 1
+    app.broker.send("default", [first.envelope])
+    log = burst(site)
+    assert "is not obeyed: its signature does not fit" in log
+    assert [line.key for line in site.lines("end")] in ([], ["approve"])
 
 
 class Bomb:

@@ -85,7 +85,7 @@ def test_a_hundred_dead_letters_are_listed_grouped_shown_replayed_and_purged(sit
     assert len(listed) == 100
     groups = {group["reason"]: group["count"] for group in command(site, "groups", "--json")}
     assert groups == {"even": 50, "odd": 49, "undecodable": 1}
-    (shown,) = command(site, "show", "t98", "--json")
+    (shown,) = command(site, "show", "t98", "--values", "--json")
     assert "k98" in json.dumps(shown)
     assert letters.count(Selection(reason="odd")) == 49
 

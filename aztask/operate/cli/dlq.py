@@ -191,9 +191,14 @@ def groups_(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
 @app_option
 @click.argument("letter_id", type=Text(), metavar="ID")
 @queues_option
+@click.option(
+    "--values",
+    is_flag=True,
+    help="Also print the arguments, and the headers and bytes that hold them.",
+)
 @json_option
-def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
-    """Show everything about one dead letter.
+def show(letter_id: str, queues: Sequence[tuple[str, ...]], values: bool, as_json: bool) -> None:
+    """Show everything about one dead letter but its arguments.
 
     ID: a task id, a message id or @POSITION, as list shows them.
     """
@@ -204,7 +209,7 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
             _warn_of_notes(found.damaged)
             raise NotFound(f"there is no dead letter {letter_id!r}; see: aztask dlq list")
         for letter in found.letters:
-            print_letter(app, letter, as_json=as_json)
+            print_letter(app, letter, as_json=as_json, values=values)
 
 
 @command.command("replay")

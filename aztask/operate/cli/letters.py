@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from aztask.app import App
+from aztask.message.headers import SAVED
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.options import confirm
 from aztask.operate.cli.output import iso_time, local_time, print_fields, print_json, to_json
@@ -17,6 +18,9 @@ from aztask.operate.queues import arguments_of
 from aztask.support.display import plural, visible
 
 SHOWN_BYTES = 256
+HIDDEN = "(hidden; --values shows it)"
+HOLD_VALUES = frozenset({"argsrepr", "kwargsrepr", SAVED})
+"""Headers with arguments or a checkpoint."""
 PAST: Final = {"replay": "replayed", "purge": "purged"}
 
 
@@ -92,23 +96,34 @@ def summary(letter: DeadLetterView) -> dict[str, Any]:
     }
 
 
-def print_letter(app: App, letter: DeadLetterView, *, as_json: bool) -> None:
-    """Print everything about a dead letter: origin, reason, headers, arguments and bytes."""
+def print_letter(app: App, letter: DeadLetterView, *, as_json: bool, values: bool) -> None:
+    """Print everything about a dead letter: origin, reason, headers, arguments and bytes.
+
+    * `values`: whether to print arguments, and what else holds them. Without, they are hidden: the
+      output of a command ends up in tickets and logs.
+    """
     found = arguments_of(app, letter.message, letter.problem)
     known, problem = found.args is not None, found.problem
+    headers = dict(letter.envelope.headers)
+    if not values:
+        headers.update(dict.fromkeys(headers.keys() & HOLD_VALUES, HIDDEN))
     if as_json:
         print_json(
             {
                 **summary(letter),
                 "problem": problem,
                 "content_type": letter.envelope.content_type,
-                "headers": dict(letter.envelope.headers),
-                "args": found.args,
-                "kwargs": found.kwargs,
-                "body": letter.envelope.body,
+                "headers": headers,
+                "body_bytes": len(letter.envelope.body),
+                **(
+                    {"args": found.args, "kwargs": found.kwargs, "body": letter.envelope.body}
+                    if values
+                    else {}
+                ),
             }
         )
         return
+    shown = to_json if values else _hidden
     message = letter.message
     print_fields(
         [
@@ -125,16 +140,22 @@ def print_letter(app: App, letter: DeadLetterView, *, as_json: bool) -> None:
             ("retries", letter.resubmit_count),
             ("generation", message.generation if message else None),
             ("sent by", message.origin if message else None),
-            ("args", to_json(found.args) if known else None),
-            ("kwargs", to_json(found.kwargs) if known else None),
-            ("body", _shown(letter.envelope.body) if not known else None),
+            ("args", shown(found.args) if known else None),
+            ("kwargs", shown(found.kwargs) if known else None),
+            ("body", _shown(letter.envelope.body, values=values) if not known else None),
         ]
     )
-    for name, value in sorted(letter.envelope.headers.items()):
+    for name, value in sorted(headers.items()):
         click.echo(f"  {visible(str(name))}: {to_json(value)}")
 
 
-def _shown(body: bytes) -> str:
+def _hidden(value: object) -> str:
+    return HIDDEN if value else to_json(value)
+
+
+def _shown(body: bytes, *, values: bool) -> str:
+    if not values:
+        return f"{len(body):,} bytes {HIDDEN}"
     rest = len(body) - SHOWN_BYTES
     more = f" and {rest:,} more bytes (--json shows all)" if rest > 0 else ""
     return f"{body[:SHOWN_BYTES]!r}{more}"

@@ -39,6 +39,7 @@ from aztask.operate.tasks import (
 from aztask.steps.waits import ParkedRun
 from aztask.support.display import mask, one_line, visible
 
+NOT_VERIFIED = "no: the result is signed, and AZTASK_SIGNING_KEYS is not set here"
 LONGEST = 500
 """Characters of an entry of a task's history that are shown."""
 
@@ -164,6 +165,7 @@ def _print_one(task_id: str, found: TaskResult, *, as_json: bool) -> None:
             ("progress", to_json(progress) if progress is not None else None),
             ("value", to_json(found.value) if succeeded else None),
             ("damaged", latest.damage or None),
+            ("verified", NOT_VERIFIED if latest.unverified else None),
             ("error", None if latest.damage or found.waits else _error_line(latest)),
         ]
     )
@@ -230,6 +232,7 @@ def _summary(run: RunRecord) -> dict[str, Any]:
         "error": outcome.error if outcome else "",
         "damage": run.damage,
         "owner": run.broker or None,
+        **({"unverified": True} if run.unverified else {}),
     }
 
 

@@ -257,6 +257,8 @@ class RunRecord:
     `note` is what the sender stored with the first run of a task, at most `NOTE_BYTES`.
 
     `broker`: whose run it is (rule 7); "" if that is not known. A store fills it in.
+
+    `unverified`: its outcome is signed, and this program has no signing keys.
     """
 
     key: RunKey
@@ -272,6 +274,7 @@ class RunRecord:
     earlier: EarlierStarts = NO_STARTS
     note: bytes | None = None
     broker: str = ""
+    unverified: bool = False
 
     @property
     def due_again(self) -> float | None:

@@ -11,6 +11,8 @@ Rules
 4. Entries belong to an owner, see `scope_of`: pauses to the broker, limits and breakers to the app.
    A store reads and changes those of its owner only. `ControlStore.of` gives those of another one,
    and with `NO_OWNER` those that a release before 0.2 wrote.
+5. With signing keys, each entry is signed with its name. One that is not, or not rightly, is read
+   without data, as one that another program wrote.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from itertools import islice
 from typing import Final, Protocol, runtime_checkable
 
 from aztask.address.owner import NO_OWNER, Owner
+from aztask.message.rowsignatures import Purpose, RowSignatures
 from aztask.stores.layout import SqlLayout, TablesLayout
+from aztask.stores.records.rowsigning import RowSigner
 from aztask.stores.rows import Change, Kind, Place, Row, Rows, RowStore, StoreTime, move_rows
 from aztask.support.clock import monotonic
 
@@ -41,16 +45,37 @@ _OWNED_STEPS: Final = (
     WITHOUT ROWID;
     """,
 )
+# A release that knows no signatures leaves that of the entry before: a change without a new one is
+# an unsigned entry. Over Tables, such a release drops the property.
+_SIGNED_STEPS: Final = (
+    """
+    ALTER TABLE controls ADD COLUMN signature BLOB;
+    ALTER TABLE owned_controls ADD COLUMN signature BLOB;
+    CREATE TRIGGER controls_unsigned AFTER UPDATE OF data ON controls
+    WHEN OLD.signature IS NOT NULL AND NEW.signature IS OLD.signature AND NEW.data IS NOT OLD.data
+    BEGIN UPDATE controls SET signature = NULL WHERE name = NEW.name; END;
+    CREATE TRIGGER owned_controls_unsigned AFTER UPDATE OF data ON owned_controls
+    WHEN OLD.signature IS NOT NULL AND NEW.signature IS OLD.signature AND NEW.data IS NOT OLD.data
+    BEGIN
+        UPDATE owned_controls SET signature = NULL
+        WHERE broker = NEW.broker AND app = NEW.app AND name = NEW.name;
+    END;
+    """,
+)
 # Each entry is a partition of its own: entries never conflict, and change in parallel.
 ENTRIES: Final = Kind(
-    {"data": bytes},
+    {"data": bytes, "signature": bytes},
     SqlLayout(
         "owned_controls",
         "controls",
         "name",
         app=True,
         written="written_at",
-        steps={"controls": _STEPS, "owned_controls": _OWNED_STEPS},
+        steps={
+            "controls": _STEPS,
+            "owned_controls": _OWNED_STEPS,
+            "signed_controls": _SIGNED_STEPS,
+        },
     ),
     TablesLayout("K", "k"),
 )
@@ -124,10 +149,17 @@ class ControlStore:
     """The control entries of one result store. Any thread may call."""
 
     def __init__(
-        self, store: RowStore, owner: Owner = NO_OWNER, *, rows: Rows | None = None
+        self,
+        store: RowStore,
+        owner: Owner = NO_OWNER,
+        *,
+        rows: Rows | None = None,
+        signatures: RowSignatures | None = None,
     ) -> None:
         """owner: whose entries it reads and changes. rows: those of `ENTRIES`, if they are open."""
         self.owner = owner
+        self._signatures = signatures
+        self._signer = RowSigner(signatures, owner, store)
         self._broker = owner.of_broker
         self._store = store
         self._rows = store.of(ENTRIES) if rows is None else rows
@@ -139,7 +171,7 @@ class ControlStore:
 
     def of(self, owner: Owner) -> ControlStore:
         """The entries of another owner in the same store."""
-        return ControlStore(self._store, owner, rows=self._rows)
+        return ControlStore(self._store, owner, rows=self._rows, signatures=self._signatures)
 
     def read(self, names: Sequence[str]) -> list[Entry | None]:
         """The entries with these names, in order; None for missing ones.
@@ -147,7 +179,18 @@ class ControlStore:
         An entry that another program wrote has no data.
         """
         found = self._rows.get([self._place(name) for name in names])
-        return [None if row is None else _entry(row) for row in found]
+        named = zip(names, found, strict=True)
+        return [None if row is None else self._entry(name, row) for name, row in named]
+
+    def _entry(self, name: str, row: Row) -> Entry:
+        data = row.values["data"]
+        if not isinstance(data, bytes):
+            return Entry(b"", row.tag)
+        signature = row.values["signature"]
+        if reason := self._signer.objection(Purpose.CONTROL, [name], signature, data):
+            self._signer.refuse(f"control entry {name}", reason)
+            return Entry(b"", row.tag)
+        return Entry(data, row.tag)
 
     def write(self, changes: Sequence[EntryChange]) -> list[str | None]:
         """Make each change; returns the new tags, and None where the tag was not the current one.
@@ -160,7 +203,8 @@ class ControlStore:
     def _changed(self, change: EntryChange) -> Change:
         place = self._place(change.name)
         before = None if change.tag is None else Row(place, {}, change.tag)
-        return Change(place, {"data": change.data}, before)
+        signature = self._signer.sign(Purpose.CONTROL, [change.name], change.data)
+        return Change(place, {"data": change.data, "signature": signature}, before)
 
     def remove(self, name: str, tag: str) -> bool:
         """Delete an entry; False if the tag is not the current one."""
@@ -208,11 +252,6 @@ class ControlStore:
 
     def _place(self, name: str) -> Place:
         return Place(self.owner if name.startswith(OF_THE_APP) else self._broker, name)
-
-
-def _entry(row: Row) -> Entry:
-    data = row.values["data"]
-    return Entry(data if isinstance(data, bytes) else b"", row.tag)
 
 
 @runtime_checkable

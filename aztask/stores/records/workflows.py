@@ -116,6 +116,13 @@ class WorkflowStore(Protocol):
         """
         ...
 
+    def unsigned_documents(self, workflow: str) -> list[str]:
+        """The names of its documents that are not signed, wholly or in part, and are obeyed.
+
+        None without signing keys, and none once ``old_signatures`` is False.
+        """
+        ...
+
     def close_workflow(self, workflow: str, at: float, ended_at: float) -> None:
         """List it as ended. Repeating this changes nothing.
 

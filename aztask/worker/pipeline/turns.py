@@ -5,9 +5,9 @@ Rules
    task is taken from the stored graph, with the sizes of its joins. A message that names a node of
    another task, or has another id than the node's, is refused.
 2. With keys the place is signed. But a release before 0.2 signed what it stored for later as it
-   signed what it sent: a program that read such a step could send it before its turn. So while
-   `old_signatures` is true a step runs only if what it follows is recorded, and a debounced call
-   only if its row says that it is being sent, or is gone.
+   signed what it sent: a program that read such a step could send it before its turn, also when
+   nothing of that release is left. So a step runs only if what it follows is recorded, and a
+   debounced call only if its row says that it is being sent, or is gone.
 3. Rule 2 is for messages of hop 0. A later one was signed, to be sent, by the worker that ran the
    one before. A replay is checked, too, as an attacker can make dead letters; but one of a workflow
    that was deleted runs.
@@ -46,7 +46,6 @@ class Turns:
         self._engine = engine
         self._floods = floods
         self._signed = app.codec.signs
-        self._needed = not self._signed or app.codec.takes_old
 
     def check(self, items: Sequence[WorkItem]) -> list[WorkItem]:
         """Refuse those whose turn has not come; returns the others.
@@ -54,14 +53,11 @@ class Turns:
         Raises BrokerUnavailable, and ForeignId for a workflow of another owner; calling again is
         harmless.
         """
-        if self._needed:
-            for item in items:
-                if item.stage is Stage.RECEIVED and (objection := self._objection(item)):
-                    line = "%s did not run, dead-lettered: %s: %s"
-                    self._floods.warning(
-                        logger, OUT_OF_TURN, line, item.label, OUT_OF_TURN, objection
-                    )
-                    item.decide(DeadLetter(OUT_OF_TURN, objection))
+        for item in items:
+            if item.stage is Stage.RECEIVED and (objection := self._objection(item)):
+                line = "%s did not run, dead-lettered: %s: %s"
+                self._floods.warning(logger, OUT_OF_TURN, line, item.label, OUT_OF_TURN, objection)
+                item.decide(DeadLetter(OUT_OF_TURN, objection))
         return [item for item in items if item.stage is Stage.RECEIVED]
 
     def _objection(self, item: WorkItem) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 from aztask.address.addresses import TablesAddress
 from aztask.address.owner import NO_OWNER, Owner
+from aztask.message.rowsignatures import RowSignatures
 from aztask.stores.records.tables.store import CONTAINER, TABLE, TablesResults
 from aztask.stores.tables.client import TableRequests
 from aztask.stores.tables.store import TablesStore
@@ -51,10 +52,16 @@ def tables_results(
     owner: Owner = NO_OWNER,
     table: str = TABLE,
     container: str = CONTAINER,
+    signatures: RowSignatures | None = None,
 ) -> TablesResults:
     """The real result store of one program, on its clock. Call its `create` once in a world."""
     results = TablesResults(
-        ADDRESS, table=table, container=container, clock=line.clock, owner=owner
+        ADDRESS,
+        table=table,
+        container=container,
+        clock=line.clock,
+        owner=owner,
+        signatures=signatures,
     )
     _modelled(results._requests, service, line, table)
     results._blobs.__dict__["_container"] = ModelContainer(blobs, line, container)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,13 @@ from aztask.message.signatures import STORED
 from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.schedules.stored import read_schedule
 from aztask.schedules.template import SPEC
+from aztask.stores.records.damage import Damaged
+from aztask.stores.records.workflows import DocumentChange
+from aztask.support.clock import SYSTEM_CLOCK
 from aztask.uniqueness.claims import read_claim
-from aztask.workflows.graph import DELAY, EXPIRES, Graphs
+from aztask.workflows.graph import DELAY, EXPIRES, Graphs, pack_messages, read_messages
+from aztask.workflows.repair import Repair
+from aztask.workflows.starting import WorkflowLauncher
 
 KEY = "a-key-that-no-attacker-knows-0123456789"
 QUEUE = "default"
@@ -176,6 +182,78 @@ def test_workers_sign_a_schedule_of_an_old_release_anew_where_it_lies(state: str
         assert strict.schedules.engine.definition(after).message.task == "shop.ship"
         app.schedules.runner("w2").turn()
         assert engine.view("shop.nightly").tag == after.tag, "once"  # type: ignore[union-attr]
+
+
+def workflow_of_an_old_release(path: str) -> None:
+    """A workflow whose steps are signed as they would be sent, and whose rows are not signed."""
+    with (
+        closing(make(signing_keys=[KEY], results=path, owner="one")) as app,
+        closing(make(results=path, owner="one")) as old,
+    ):
+        of_workflow(app)
+        store = old.workflows.engine.store
+        root = app.workflows.engine.graphs.root("w")
+        assert root is not None
+        names = [f"part-{root.token}-0", f"plan-{root.token}", "root"]
+        part, plan, head = store.read([("w", name) for name in names])
+        assert part is not None and plan is not None and head is not None
+        before = [
+            (node, queue, app.codec.to_envelope(Codec().from_envelope(each, queue, stored="any")))
+            for node, queue, each in read_messages(part.data)
+        ]
+        changes = [pack_messages(before), plan.data, head.data]
+        tags = [each.tag for each in (part, plan, head)]
+        found = [DocumentChange("w", *each) for each in zip(names, changes, tags, strict=True)]
+        assert None not in store.write(found)
+
+
+def look(app: App) -> None:
+    """What the housekeeping of a worker does for open workflows."""
+    engine = app.workflows.engine
+    starter = WorkflowLauncher(engine, app.broker, app.codec, SYSTEM_CLOCK)
+    repair = Repair(
+        engine, starter, app.broker.stats, SYSTEM_CLOCK, at_most_once=lambda name: False
+    )
+    repair.look()
+
+
+def test_workers_sign_a_workflow_of_an_old_release_anew_where_it_lies(tmp_path: Path) -> None:
+    """Old signatures can be refused then, although the workflow waits for years."""
+    path = f"local://{tmp_path}/results.db"
+    workflow_of_an_old_release(path)
+
+    def strict() -> App:
+        return make(signing_keys=[KEY], old_signatures=False, results=path, owner="one")
+
+    with closing(strict()) as app, pytest.raises(Damaged):
+        app.workflows.engine.graphs.root("w")
+    with closing(make(signing_keys=[KEY], results=path, owner="one")) as app:
+        assert STORED not in step(app, "w", 1).content_type
+        (sent,) = app.workflows.engine.store.read([("w", "root")])
+        look(app)
+        assert STORED in step(app, "w", 1).content_type
+        (signed,) = app.workflows.engine.store.read([("w", "root")])
+        assert sent is not None and signed is not None and sent.data == signed.data
+        look(app)
+        assert app.workflows.engine.store.read([("w", "root")]) == [signed], "once"
+    with closing(strict()) as app:
+        engine = app.workflows.engine
+        root = engine.graphs.root("w")
+        assert root is not None
+        assert engine.mailer.send("w", root, [(2, 0)]) == []
+        (message,) = app.broker.peek(QUEUE)
+        assert app.codec.from_envelope(message.envelope, QUEUE).task == "shop.ship"
+
+
+def test_a_step_with_a_wrong_signature_is_not_signed_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = f"local://{tmp_path}/results.db"
+    workflow_of_an_old_release(path)
+    with closing(make(signing_keys=["another-key-0123456789"], results=path, owner="one")) as app:
+        look(app)
+        assert STORED not in step(app, "w", 1).content_type
+        assert "workflow w is not signed anew: " in caplog.text
 
 
 def test_what_a_worker_sends_from_the_store_is_signed_for_its_queue(shop: App) -> None:

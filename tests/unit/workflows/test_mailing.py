@@ -37,14 +37,17 @@ def end_first(app, workflow="w"):
 
 
 def change_stored(app, change):
-    """Rewrite the stored message of node 2, as a writer of the result store could."""
+    """Rewrite the stored message of node 2, as a writer of the result store could.
+
+    The document's own signature is taken away: with a wrong one nothing of it is read.
+    """
     database = app.results._database
     with database.transaction() as connection:
         select = "SELECT id, data FROM workflow_documents WHERE workflow='w' AND name LIKE 'part%'"
         number, data = connection.execute(select).fetchone()
         rows = msgpack.unpackb(data)
         rows[1][2] = payload_of(change(envelope_of(rows[1][2])))
-        update = "UPDATE workflow_documents SET data = ? WHERE id = ?"
+        update = "UPDATE workflow_documents SET data = ?, signature = NULL WHERE id = ?"
         connection.execute(update, (msgpack.packb(rows), number))
 
 

@@ -20,6 +20,7 @@ from aztask.stores.records.base import UNFINISHED_SECONDS, RunRecord
 from aztask.stores.records.damage import KEPT
 from aztask.stores.records.local.rows import COLUMNS, StoredRun, run_of
 from aztask.stores.records.local.runowners import OURS, PURGED
+from aztask.stores.records.rowsigning import NO_SIGNER, RowSigner
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +49,11 @@ PURGE_ROWS: Final = 2_000
 class LocalQuarantine:
     """The damaged rows. Each call runs in the caller's transaction or read."""
 
-    def __init__(self, database: Database, owner: Owner = NO_OWNER) -> None:
-        """owner: whose rows it deletes."""
+    def __init__(
+        self, database: Database, signer: RowSigner = NO_SIGNER, owner: Owner = NO_OWNER
+    ) -> None:
+        """signer: verifies them. owner: whose rows it deletes."""
+        self._signer = signer
         self._mine = owner.broker
         database.migrate("damaged_runs", _STEPS)
 
@@ -62,7 +66,7 @@ class LocalQuarantine:
     def runs(self, connection: sqlite3.Connection, limit: int, mine: str) -> list[RunRecord]:
         """The runs in quarantine, the newest first. mine: whose, "" for those of everyone."""
         values = {"mine": mine, "limit": limit}
-        return [run_of(row).record for row in rows_of(connection, _LIST, values)]
+        return [run_of(row, self._signer).record for row in rows_of(connection, _LIST, values)]
 
     def purge(self, connection: sqlite3.Connection, before: float) -> int:
         """Delete rows that were put into quarantine before that time; returns how many."""

@@ -6,8 +6,9 @@ whole query for one text that is not UTF-8. So every row is checked on its own (
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgpack
@@ -17,12 +18,13 @@ from aztask.queues.delivery import Position
 from aztask.settlement import Complete, to_record
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, Start, State, WorkerRecord
 from aztask.stores.records.damage import Columns, Damaged, check_ends, check_owner
+from aztask.stores.records.rowsigning import RowSigner, pack_body
 from aztask.stores.records.workerrow import damaged_worker, pack_failing, pack_running, read_worker
 
 _NAMES: Final = (
     "id", "task_id", "generation", "hop", "task", "queue", "state", "worker", "starts",
     "started_at", "settlement", "value", "error_type", "error", "traceback", "ended_at", "duration",
-    "owner", "position", "failures", "snoozes", "earlier", "note", "broker",
+    "owner", "position", "failures", "snoozes", "earlier", "note", "broker", "signature",
 )  # fmt: skip
 COLUMNS: Final = (
     f"{', '.join(_NAMES)}, typeof(saved), "
@@ -38,6 +40,7 @@ _WORKER_FIELDS: Final = (
 _OLDEST_WORKER: Final = 5
 """The fields of a worker's row in the first release."""
 _PLAIN: Final = Complete()
+_TIME: Final = struct.Struct(">d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +65,19 @@ class StoredRun:
         return None if outcome is None or outcome.again else outcome
 
 
-def run_of(row: Sequence[Any]) -> StoredRun:
+def run_of(row: Sequence[Any], signer: RowSigner) -> StoredRun:
     """The run in a row of `COLUMNS`. A row in quarantine is damaged, whatever it contains."""
     columns = Columns(dict(zip(_NAMES, row, strict=False)))
     number, saved_type, reason = row[0], *row[len(_NAMES) :]
     try:
         if reason is not None:
             raise Damaged(str(reason))
-        return _readable(columns, number, saved_type)
+        run = _readable(columns, number, saved_type)
+        if run.record.outcome is not None:
+            signed = _check_signature(columns, run.record.key, run.record.outcome, signer)
+            if signed and not signer:
+                return replace(run, record=replace(run.record, unverified=True))
+        return run
     except Damaged as damage:
         return StoredRun(
             number,
@@ -82,6 +90,21 @@ def run_of(row: Sequence[Any]) -> StoredRun:
                 broker=_broker_of(columns),
             ),
         )
+
+
+def _check_signature(columns: Columns, key: RunKey, outcome: Outcome, signer: RowSigner) -> bool:
+    """Check the signature of an outcome; returns whether there is one. Raises Damaged.
+
+    A release that knows no signatures leaves that of an earlier outcome: it names another end.
+    """
+    found = columns.data("signature")
+    if found is not None and found[: _TIME.size] != _TIME.pack(outcome.at):
+        found = None
+    signature = None if found is None else found[_TIME.size :]
+    signer.check_outcome(key, outcome, signature)
+    if signer:
+        signer.check_body(pack_body(outcome), signature)
+    return signature is not None
 
 
 def _broker_of(columns: Columns) -> str:
@@ -169,8 +192,9 @@ def start_row(start: Start, broker: str | None = None) -> tuple[Any, ...]:
     )
 
 
-def outcome_row(outcome: Outcome) -> tuple[Any, ...]:
-    """The column values of an outcome."""
+def outcome_row(key: RunKey, outcome: Outcome, signer: RowSigner) -> tuple[Any, ...]:
+    """The column values of an outcome, and of its signature: the end's time is in front of it."""
+    signature = signer.sign_outcome(key, outcome, pack_body(outcome)) if signer else None
     plain = outcome.settlement == _PLAIN
     settlement = None if plain else msgpack.packb(to_record(outcome.settlement))
     return (
@@ -182,6 +206,7 @@ def outcome_row(outcome: Outcome) -> tuple[Any, ...]:
         outcome.traceback or None,
         outcome.at,
         outcome.duration,
+        None if signature is None else _TIME.pack(outcome.at) + signature,
     )
 
 

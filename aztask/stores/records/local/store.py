@@ -16,6 +16,7 @@ from typing import Any
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.message.message import COUNTER_LIMIT
+from aztask.message.rowsignatures import RowSignatures
 from aztask.queues.engine import Database, Waiter
 from aztask.queues.engine.filesystem import file_bytes
 from aztask.stores.local.reading import rows_of
@@ -59,6 +60,7 @@ from aztask.stores.records.local.scan import values_of
 from aztask.stores.records.local.schedules import LocalSchedules
 from aztask.stores.records.local.workflows import LocalWorkflows
 from aztask.stores.records.owners import foreign_id, is_foreign, is_other_broker, own_workers
+from aztask.stores.records.rowsigning import RowSigner
 from aztask.stores.records.schedules import ScheduleStore
 from aztask.stores.records.starts import is_newer
 from aztask.stores.records.uniques import UniqueStore
@@ -93,6 +95,9 @@ _STEPS = (
     "ALTER TABLE runs ADD COLUMN note BLOB",
 )
 
+# A component of its own: a release that does not know it still opens the file.
+_SIGNED_STEPS = ("ALTER TABLE runs ADD COLUMN signature BLOB",)
+
 _START = """
     INSERT INTO runs (task_id, generation, hop, task, queue, position, owner, worker, starts,
                       started_at, broker, state)
@@ -103,12 +108,12 @@ _TAKE_OVER = """
     UPDATE runs SET owner = ?, worker = ?, starts = starts + 1, started_at = ?, position = ?,
                     queue = ?, earlier = ?, state = 'started', settlement = NULL, error_type = NULL,
                     error = NULL, traceback = NULL, ended_at = NULL, duration = NULL,
-                    broker = coalesce(broker, ?)
+                    signature = NULL, broker = coalesce(broker, ?)
     WHERE task_id = ? AND generation = ? AND hop = ?
 """
 _RECORD = """
     UPDATE runs SET state = ?, settlement = ?, value = ?, error_type = ?, error = ?, traceback = ?,
-                    ended_at = ?, duration = ?, broker = coalesce(broker, ?)
+                    ended_at = ?, duration = ?, signature = ?, broker = coalesce(broker, ?)
     WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
 """
 _COUNT = """
@@ -117,7 +122,8 @@ _COUNT = """
 """
 _BURY = """
     UPDATE runs SET state = ?, settlement = ?, value = ?, error_type = ?, error = ?, traceback = ?,
-                    ended_at = ?, duration = ?, broker = coalesce(broker, ?), owner = NULL
+                    ended_at = ?, duration = ?, signature = ?, broker = coalesce(broker, ?),
+                    owner = NULL
     WHERE task_id = ? AND generation = ? AND hop = ?
 """
 _SAVE = """
@@ -167,21 +173,31 @@ class LocalResults:
     remote = False
 
     def __init__(
-        self, database: Database, *, clock: Clock = SYSTEM_CLOCK, owner: Owner = NO_OWNER
+        self,
+        database: Database,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        owner: Owner = NO_OWNER,
+        signatures: RowSignatures | None = None,
     ) -> None:
-        """owner: whose rows it makes and acts on; NO_OWNER: those of everyone."""
+        """owner: whose rows it makes and acts on; NO_OWNER: those of everyone.
+
+        signatures: of what it writes; None signs nothing.
+        """
         self.owner = owner
         self._database = database
         self._clock = clock
         database.migrate("results", _STEPS)
+        database.migrate("signed_results", _SIGNED_STEPS)
         self._mine = owner.broker or None
         self._cancellations = LocalCancellations(database, owner)
         self._run_owners = LocalRunOwners(database, clock, owner)
-        self._quarantine = LocalQuarantine(database, owner)
         self.rows = SqliteStore(database, clock)
+        self._signer = RowSigner(signatures, owner, self.rows)
+        self._quarantine = LocalQuarantine(database, self._signer, owner)
         self.dead_index = DeadIndex(self.rows, owner)
-        self.workflows: WorkflowStore = LocalWorkflows(database, owner)
-        self.controls = ControlStore(self.rows, owner)
+        self.workflows: WorkflowStore = LocalWorkflows(database, owner, self._signer)
+        self.controls = ControlStore(self.rows, owner, signatures=signatures)
         self.schedules: ScheduleStore = LocalSchedules(database, clock, owner)
         self.uniques = UniqueStore(self.rows, owner)
 
@@ -207,7 +223,12 @@ class LocalResults:
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
         """Record outcomes, each by compare-and-set on the run's owner."""
         rows = [
-            (*outcome_row(each.outcome), self._mine, *key_of(each.key), each.owner)
+            (
+                *outcome_row(each.key, each.outcome, self._signer),
+                self._mine,
+                *key_of(each.key),
+                each.owner,
+            )
             for each in finishes
         ]
         again = [
@@ -235,7 +256,8 @@ class LocalResults:
             return False
         key = key_of(record.key)
         connection.execute(_EXPECT, (*key, record.task, record.queue, record.due, None, self._mine))
-        connection.execute(_BURY, (*outcome_row(record.outcome), self._mine, *key))
+        row = outcome_row(record.key, record.outcome, self._signer)
+        connection.execute(_BURY, (*row, self._mine, *key))
         return True
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
@@ -293,7 +315,7 @@ class LocalResults:
             found = rows_of(connection, sql, values) or found
             if not found or has_key(found[0]):
                 break
-        return run_of(found[0]).record if found else None
+        return run_of(found[0], self._signer).record if found else None
 
     def history(self, task_id: str) -> list[RunRecord]:
         """All runs of a task, oldest first."""
@@ -390,6 +412,7 @@ class LocalResults:
         """Make the runs and cancellations of another owner its own; returns how many."""
         if not is_other_broker(self.owner, old):
             return 0
+        self._signer.adopt(old)
         with self._database.transaction() as connection:
             marks = self._cancellations.adopt(connection, old)
         return marks + self._run_owners.adopt(old)
@@ -477,7 +500,7 @@ class LocalResults:
         rows = rows_of(connection, f"SELECT {COLUMNS} FROM runs WHERE {_KEY}", key_of(key))
         if not rows:
             return None
-        run = run_of(rows[0])
+        run = run_of(rows[0], self._signer)
         if run.record.damage:
             self._quarantine.note(connection, run, run.record.damage, self._clock.wall())
         return run
@@ -490,7 +513,7 @@ class LocalResults:
     def _select(self, where: str, *values: Any) -> list[RunRecord]:
         with self._database.read() as connection:
             rows = rows_of(connection, f"SELECT {COLUMNS} FROM runs {where}", values)  # constants
-        return [run_of(row).record for row in rows]
+        return [run_of(row, self._signer).record for row in rows]
 
 
 _WAITING = frozenset({State.PENDING, State.RETRYING, State.SNOOZED})

@@ -10,7 +10,9 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.queues.engine import Database
 from aztask.stores.local.reading import rows_of
 from aztask.stores.records.base import UNFINISHED_SECONDS
+from aztask.stores.records.documentsigning import SignedDocuments
 from aztask.stores.records.owners import foreign_id, is_foreign, is_other_broker
+from aztask.stores.records.rowsigning import NO_SIGNER, RowSigner
 from aztask.stores.records.workflows import Addition, Document, DocumentChange, ListedWorkflow
 
 _STEPS: Final = (
@@ -31,19 +33,35 @@ _OWNER_STEPS: Final = (
     ALTER TABLE workflow_documents ADD COLUMN broker TEXT;
     """,
 )
-_READ: Final = (
-    "SELECT data, version, broker FROM workflow_documents WHERE workflow = ? AND name = ?"
+# A release that knows no signatures raises the version, and leaves the signature of one before.
+_SIGNED_STEPS: Final = (
+    """
+    ALTER TABLE workflow_documents ADD COLUMN signature BLOB;
+    ALTER TABLE workflow_documents ADD COLUMN signed INTEGER;
+    """,
 )
+_READ: Final = """
+    SELECT data, version, broker, CASE WHEN signed = version THEN signature END
+    FROM workflow_documents WHERE workflow = ? AND name = ?
+"""
+_UNSIGNED: Final = """
+    SELECT name FROM workflow_documents
+    WHERE workflow = ? AND (signature IS NULL OR signed IS NOT version)
+"""
 _INSERT: Final = """
-    INSERT INTO workflow_documents (workflow, name, version, data, broker) VALUES (?, ?, 1, ?, ?)
+    INSERT INTO workflow_documents (workflow, name, version, data, broker, signature, signed)
+    VALUES (?, ?, 1, ?, ?, ?, 1)
     ON CONFLICT DO NOTHING
 """
 _REPLACE: Final = """
-    UPDATE workflow_documents SET data = ?, version = version + 1, broker = coalesce(broker, ?)
+    UPDATE workflow_documents SET data = ?, signature = ?, version = version + 1,
+        signed = version + 1, broker = coalesce(broker, ?)
     WHERE workflow = ? AND name = ? AND version = ?
 """
 _APPEND: Final = """
-    UPDATE workflow_documents SET data = CAST(data || ? AS BLOB), version = version + 1
+    UPDATE workflow_documents SET data = CAST(data || ? AS BLOB), version = version + 1,
+        signature = CASE WHEN signed = version THEN CAST(signature || ? AS BLOB) END,
+        signed = version + 1
     WHERE workflow = ? AND name = ?
 """
 _OURS: Final = "(broker IS NULL OR broker = :mine OR :mine = '')"
@@ -100,12 +118,16 @@ KEPT: Final = """
 class LocalWorkflows:
     """The local implementation of `aztask.stores.records.workflows.WorkflowStore`."""
 
-    def __init__(self, database: Database, owner: Owner = NO_OWNER) -> None:
+    def __init__(
+        self, database: Database, owner: Owner = NO_OWNER, signer: RowSigner = NO_SIGNER
+    ) -> None:
         """owner: whose workflows it makes and acts on; NO_OWNER: those of everyone."""
+        self._signed = SignedDocuments(signer)
         self._database = database
         self._owner = owner
         database.migrate("workflows", _STEPS)
         database.migrate("workflow_owners", _OWNER_STEPS)
+        database.migrate("signed_workflows", _SIGNED_STEPS)
 
     def announce(self, workflow: str, at: float) -> None:
         """List it as open since `at`, unless it is listed."""
@@ -137,9 +159,17 @@ class LocalWorkflows:
         """Append pieces in one transaction, which a document of another owner undoes."""
         with self._database.transaction() as connection:
             for each in additions:
-                data = b"".join(each.pieces.values())
-                connection.execute(_APPEND, (data, each.workflow, each.name))
+                data, signatures = self._signed.joined_pieces(each)
+                connection.execute(_APPEND, (data, signatures, each.workflow, each.name))
             return [self._read(connection, each.workflow, each.name) for each in additions]
+
+    def unsigned_documents(self, workflow: str) -> list[str]:
+        """The names of its documents that are not signed; the pieces of a document count as it."""
+        if not self._signed.takes_unsigned:
+            return []
+        with self._database.read() as connection:
+            found = rows_of(connection, _UNSIGNED, (workflow,))
+        return [name for (name,) in found if isinstance(name, str)]
 
     def close_workflow(self, workflow: str, at: float, ended_at: float) -> None:
         """List it as ended, once and for all readers."""
@@ -211,17 +241,25 @@ class LocalWorkflows:
         found = connection.execute(_READ, (workflow, name)).fetchone()
         if found is None:
             return None
-        data, version, broker = found
+        data, version, broker, signature = found
         known = self._check_owner(workflow, broker)
-        return Document(data if isinstance(data, bytes) else b"", str(version), broker=known)
+        data = self._signed.believed((workflow, name), data, signature)
+        return Document(data, str(version), broker=known)
 
     def _write(self, connection: sqlite3.Connection, change: DocumentChange) -> str | None:
         mine = self._owner.broker or None
+        signature = self._signed.joined(change)
         if change.tag is None:
-            values: tuple[object, ...] = (change.workflow, change.name, change.data, mine)
+            values: tuple[object, ...] = (
+                change.workflow,
+                change.name,
+                change.data,
+                mine,
+                signature,
+            )
             return "1" if connection.execute(_INSERT, values).rowcount else None
         version = int(change.tag)
-        values = (change.data, mine, change.workflow, change.name, version)
+        values = (change.data, signature, mine, change.workflow, change.name, version)
         return str(version + 1) if connection.execute(_REPLACE, values).rowcount else None
 
     def _listed(self, sql: str, limit: int, **values: object) -> list[ListedWorkflow]:

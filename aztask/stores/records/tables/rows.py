@@ -54,6 +54,7 @@ class RunRow:
     * `saved`, `saved_blob`: the same for the checkpoint.
     * `earlier`: its starts before the last one.
     * `broker`: whose run it is; "" if that is not known. Also known of most damaged rows.
+    * `signature`: of its outcome (`RowSigner.sign_outcome`); None if there is none.
     """
 
     key: RunKey
@@ -80,6 +81,7 @@ class RunRow:
     in_quarantine: bool = False
     earlier: EarlierStarts = NO_STARTS
     broker: str = ""
+    signature: bytes | None = None
 
     @property
     def ended(self) -> bool:
@@ -138,6 +140,7 @@ class RunRow:
             duration=0.0,
             body=None,
             body_blob="",
+            signature=None,
             earlier=self._starts().starts_before(owned=bool(self.owner)),
         )
 
@@ -148,7 +151,9 @@ class RunRow:
         except Damaged:
             return self.record(None)
 
-    def finished(self, outcome: Outcome, body: bytes | None, blob: str) -> RunRow:
+    def finished(
+        self, outcome: Outcome, body: bytes | None, blob: str, signature: bytes | None = None
+    ) -> RunRow:
         """A copy with that outcome, whose body is inline or in the blob."""
         again = outcome.again
         return replace(
@@ -159,6 +164,7 @@ class RunRow:
             duration=outcome.duration,
             body=body,
             body_blob=blob,
+            signature=signature,
             starts=0 if again else self.starts,
             failures=self.failures + (again and outcome.state is State.RETRYING),
             snoozes=self.snoozes + (again and outcome.state is State.SNOOZED),
@@ -172,17 +178,8 @@ def new_run(start: Start) -> RunRow:
     return RunRow(start.key, start.task, start.queue).started(start)
 
 
-def pack(outcome: Outcome) -> bytes | None:
-    """The parts of an outcome that may be long, packed; None if they are empty."""
-    parts = (outcome.value, outcome.error_type, outcome.error, outcome.traceback)
-    if not any(part is not None and part != "" for part in parts):
-        return None
-    packed: bytes = msgpack.packb(parts, unicode_errors="surrogatepass")
-    return packed
-
-
 def unpack(body: bytes) -> tuple[bytes | None, str, str, str]:
-    """(value, error type, error, traceback) of a packed body. Raises Damaged."""
+    """(value, error type, error, traceback) that `pack_body` packed. Raises Damaged."""
     parts = unpacked(body, "value")
     if not isinstance(parts, list) or len(parts) != len(_BODY):
         raise Damaged("its value is no list of parts")
@@ -210,6 +207,7 @@ def entity_of(run: RunRow) -> dict[str, Any]:
         "ended_at": run.ended_at,
         "body": run.body,
         "saved": run.saved,
+        "signature": run.signature,
         "earlier": run.earlier.pack(),
         "position": None if run.position is None else msgpack.packb(run.position),
         "settlement": None if run.settlement is None else msgpack.packb(to_record(run.settlement)),
@@ -275,6 +273,7 @@ def _readable(columns: Columns, partition: str, row: str) -> RunRow:
         columns.text("saved_blob", missing=""),
         earlier=columns.starts(),
         broker=columns.text("broker", missing=""),
+        signature=columns.data("signature"),
     )
     check_ends(run.state, run.ended_at, run.settlement)
     check_owner(run.owner, run.position)

@@ -32,6 +32,7 @@ from aztask.stores.records.base import (
 )
 from aztask.stores.records.damage import Damaged, check_position
 from aztask.stores.records.owners import is_foreign
+from aztask.stores.records.rowsigning import NO_SIGNER, RowSigner, pack_body
 from aztask.stores.records.starts import is_newer
 from aztask.stores.records.tables.blobs import Blobs, missing
 from aztask.stores.records.tables.index import EndIndex
@@ -43,7 +44,6 @@ from aztask.stores.records.tables.rows import (
     entity_of,
     expected,
     new_run,
-    pack,
     run_of,
 )
 from aztask.stores.tables.client import TableRequests, TimeBudget
@@ -146,8 +146,10 @@ class Runs:
         quarantine: Quarantine,
         clock: Clock,
         owner: Owner = NO_OWNER,
+        signer: RowSigner = NO_SIGNER,
     ) -> None:
         """owner: whose rows it makes and changes."""
+        self._signer = signer
         self._owner = owner
         self._requests = requests
         self._blobs = blobs
@@ -182,8 +184,13 @@ class Runs:
             self._quarantine.note(call, done.row, done.answer.reason)
         if isinstance(done.answer, Recorded):
             # The worker that recorded it may have died before it wrote the index row.
+            try:
+                known = self._outcome(call, done.row)
+            except Damaged as damage:
+                self._quarantine.note(call, done.row, damage.reason)
+                return Unreadable(damage.reason)
             self._index.note(call, done.row)
-            return Recorded(self._outcome(call, done.row) or done.answer.outcome)
+            return Recorded(known or done.answer.outcome)
         if not isinstance(done.answer, Owned):
             return done.answer
         self._remember(done.row)
@@ -214,14 +221,17 @@ class Runs:
         current = self._take(finish.key, finish.owner) or self.read(call, finish.key)
         if current is None:
             return False
-        body, blob = self._blobs.place_of(call, finish.key, pack(finish.outcome))
+        packed = pack_body(finish.outcome)
+        signature = self._signer.sign_outcome(finish.key, finish.outcome, packed)
+        body, blob = self._blobs.place_of(call, finish.key, packed)
 
         def decide(run: RunRow | None) -> RowUpdate[bool]:
             if run is None or run.owner != finish.owner:
                 return RowUpdate(False)
             if run.state is not State.STARTED:
                 return RowUpdate(True)  # recorded before: that outcome stays
-            return RowUpdate(True, self._owned(run.finished(finish.outcome, body, blob)))
+            ended = run.finished(finish.outcome, body, blob, signature)
+            return RowUpdate(True, self._owned(ended))
 
         done = self._change(call, finish.key, current, decide)
         if blob and (done.row is None or done.row.body_blob != blob):
@@ -247,11 +257,14 @@ class Runs:
         if current is not None and current.damage:
             self._quarantine.note(call, current, current.damage)
             return False
-        body, blob = self._blobs.place_of(call, record.key, pack(outcome))
+        packed = pack_body(outcome)
+        signature = self._signer.sign_outcome(record.key, outcome, packed)
+        body, blob = self._blobs.place_of(call, record.key, packed)
 
         def buried(run: RunRow | None) -> RunRow:
             base = run or RunRow(record.key, record.task, record.queue)
-            return self._owned(replace(base.finished(outcome, body, blob), owner=""))
+            ended = base.finished(outcome, body, blob, signature)
+            return self._owned(replace(ended, owner=""))
 
         def decide(run: RunRow | None) -> RowUpdate[bool]:
             if run is not None and (run.damage or is_foreign(self._owner, run.broker)):
@@ -318,14 +331,38 @@ class Runs:
         """The run's row. A damaged one has no owner and has not ended."""
         partition, row = partition_of(key.task_id), row_of(key)
         entity = self._requests.read(call, partition, row)
-        return None if entity is None else replace(run_of(entity, partition, row), key=key)
+        if entity is None:
+            return None
+        return self._believed(replace(run_of(entity, partition, row), key=key))
+
+    def _believed(self, run: RunRow) -> RunRow:
+        """The run; a damaged one if the signature of its outcome does not fit."""
+        outcome = None if run.damage else _head_of(run)
+        if outcome is None:
+            return run
+        try:
+            self._signer.check_outcome(run.key, outcome, run.signature)
+            if not run.body_blob:
+                self._signer.check_body(run.body, run.signature)
+        except Damaged as damage:
+            return replace(
+                RunRow(run.key, "", "", state=State.UNREADABLE),
+                tag=run.tag,
+                damage=damage.reason,
+                place=run.place,
+                in_quarantine=run.in_quarantine,
+                broker=run.broker,
+            )
+        return run
 
     def complete(self, call: TimeBudget, run: RunRow) -> RunRecord:
         """The run with its value, and with what is wrong with it or its value."""
+        run = self._believed(run)
         if run.damage:
             return run.record(None)
         try:
-            return run.record(self._body(call, run))
+            record = run.record(self._body(call, run))
+            return replace(record, unverified=run.signature is not None and not self._signer)
         except Damaged as damage:
             return run.record(None, damage.reason)
         except RowNotFound:
@@ -336,8 +373,11 @@ class Runs:
         return self.complete(call, now)
 
     def _body(self, call: TimeBudget, run: RunRow) -> bytes | None:
-        """The long parts of its outcome. Raises RowNotFound if their blob is missing."""
-        return self._blobs.load(call, run.body, run.body_blob)
+        """The long parts of its outcome. Raises Damaged, and RowNotFound for a missing blob."""
+        body = self._blobs.load(call, run.body, run.body_blob)
+        if run.body_blob:
+            self._signer.check_body(body, run.signature)
+        return body
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -379,10 +419,17 @@ class Runs:
         raise call.unavailable(f"the row of task {key.task_id}")
 
     def _outcome(self, call: TimeBudget, run: RunRow) -> Outcome | None:
-        """The complete outcome; None if its blob is missing or damaged, so that the row must do."""
+        """The complete outcome; None if its blob is missing or damaged, so that the row must do.
+
+        Raises Damaged for a blob that another program has changed.
+        """
         try:
-            return run.outcome(self._body(call, run))
-        except (RowNotFound, Damaged):
+            body = self._body(call, run)
+        except RowNotFound:
+            return None
+        try:
+            return run.outcome(body)
+        except Damaged:
             return None
 
     def _saved(self, call: TimeBudget, run: RunRow) -> bytes | None:
@@ -402,6 +449,13 @@ class Runs:
     def _take(self, key: RunKey, owner: str) -> RunRow | None:
         with self._lock:
             return self._known.pop((key, owner), None)
+
+
+def _head_of(run: RunRow) -> Outcome | None:
+    """The outcome without its body."""
+    if run.ended_at is None or run.settlement is None:
+        return None
+    return Outcome(run.state, run.settlement, at=run.ended_at, duration=run.duration)
 
 
 def _owned_by_another(run: RunRow, start: Start) -> OwnedElsewhere | Outdated | Unreadable | None:

@@ -28,6 +28,7 @@ from azure.core.credentials import TokenCredential
 from aztask.address.addresses import TablesAddress
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import AztaskError, CapabilityError
+from aztask.message.rowsignatures import RowSignatures
 from aztask.stores.layout import shard_of
 from aztask.stores.records.base import (
     Cancelled,
@@ -44,6 +45,7 @@ from aztask.stores.records.base import (
 from aztask.stores.records.controls import ControlStore
 from aztask.stores.records.deadindex import DeadIndex
 from aztask.stores.records.owners import foreign_id, is_foreign, is_other_broker, own_workers
+from aztask.stores.records.rowsigning import RowSigner
 from aztask.stores.records.schedules import ScheduleStore
 from aztask.stores.records.tables.blobs import Blobs
 from aztask.stores.records.tables.index import ENDED, EndIndex
@@ -153,30 +155,35 @@ class TablesResults:
         credential: TokenCredential | None = None,
         clock: Clock = SYSTEM_CLOCK,
         owner: Owner = NO_OWNER,
+        signatures: RowSignatures | None = None,
     ) -> None:
         """Connects at the first call. Raises ConfigurationError without a credential.
 
         owner: whose rows it makes and acts on; NO_OWNER: those of everyone.
+        signatures: of what it writes; None signs nothing.
         """
         self.owner = owner
         self.address = address
         self._requests = TableRequests(address, table, credential)
         self._blobs = Blobs(address, container, clock, credential)
+        self.rows = TablesStore(self._requests, clock)
+        self._signer = RowSigner(signatures, owner, self.rows)
         self._quarantine = Quarantine(self._requests, clock, owner)
         self._owners = RunOwners(self._requests, owner)
-        workflows = TablesWorkflows(self._requests, self._blobs, owner)
+        workflows = TablesWorkflows(self._requests, self._blobs, owner, self._signer)
         self._index = EndIndex(
             self._requests, self._blobs, self._quarantine, workflows.exists, owner
         )
-        self._runs = Runs(self._requests, self._blobs, self._index, self._quarantine, clock, owner)
+        self._runs = Runs(
+            self._requests, self._blobs, self._index, self._quarantine, clock, owner, self._signer
+        )
         self._leftovers = Leftovers(self._requests, self._blobs, workflows.exists, clock, owner)
         self._marks = CancellationMarks(self._requests, owner)
         self._clock = clock
         self._sweep_at = self._forget_at = clock.monotonic()
-        self.rows = TablesStore(self._requests, clock)
         self.dead_index = DeadIndex(self.rows, owner)
         self.workflows: WorkflowStore = workflows
-        self.controls = ControlStore(self.rows, owner)
+        self.controls = ControlStore(self.rows, owner, signatures=signatures)
         times = self.rows.service_clock
         self.schedules: ScheduleStore = TablesSchedules(self._requests, clock, owner, times)
         self.uniques = UniqueStore(self.rows, owner)
@@ -425,6 +432,7 @@ class TablesResults:
         """Make the runs and cancellations of another owner its own; returns how many."""
         if not is_other_broker(self.owner, old):
             return 0
+        self._signer.adopt(old)
         moved = self._owners.adopt_rows(old)
         call = TimeBudget()
         self._index.adopt(call, old)

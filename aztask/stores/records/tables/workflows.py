@@ -3,6 +3,7 @@
 Partitions
 * ``g-WORKFLOW;DOCUMENT``: one document, in its only row ``d``. A long document is in a blob. An
   appended piece is a property of its own, ``piece_NAME``, which a merge sets without a condition.
+  With signing keys, ``signature`` covers the document and ``signature_NAME`` the piece.
 * ``o-SHARD``: open workflows of all owners: a workflow id is in one place, so that the second owner
   of it finds the first.
 * ``em-MARK-SHARD``: ended workflows of an owner; their row keys count down, so that the newest come
@@ -24,7 +25,9 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.stores.layout import SHARDS, key_text, shard_of
 from aztask.stores.records.base import UNFINISHED_SECONDS
 from aztask.stores.records.damage import Columns, Damaged
+from aztask.stores.records.documentsigning import SignedDocuments
 from aztask.stores.records.owners import foreign_id, is_foreign, is_other_broker
+from aztask.stores.records.rowsigning import NO_SIGNER, RowSigner
 from aztask.stores.records.tables.blobs import Blobs
 from aztask.stores.records.tables.index import count_down
 from aztask.stores.records.tables.rows import broker_in
@@ -38,6 +41,7 @@ ROW: Final = "d"
 BATCH: Final = 256
 DOCUMENTS: Final = 100_000
 PIECE: Final = "piece_"
+SIGNATURE: Final = "signature"
 
 _END: Final = "~"
 
@@ -45,8 +49,15 @@ _END: Final = "~"
 class TablesWorkflows:
     """The implementation of `aztask.stores.records.workflows.WorkflowStore` in a table."""
 
-    def __init__(self, requests: TableRequests, blobs: Blobs, owner: Owner = NO_OWNER) -> None:
+    def __init__(
+        self,
+        requests: TableRequests,
+        blobs: Blobs,
+        owner: Owner = NO_OWNER,
+        signer: RowSigner = NO_SIGNER,
+    ) -> None:
         """owner: whose workflows it makes and acts on; NO_OWNER: those of everyone."""
+        self._signed = SignedDocuments(signer)
         self._owner = owner.of_broker
         self._requests = requests
         self._blobs = blobs
@@ -68,22 +79,26 @@ class TablesWorkflows:
                 return None
             self._check(name[0], broker_in(entity))
             try:
-                return self._document(call, entity)
+                return self._document(call, name, entity)
             except RowNotFound:
                 continue  # it was replaced after we read it, and its blob deleted
             except Damaged:
                 break
         return Document(b"", "")
 
-    def _document(self, call: TimeBudget, entity: Mapping[str, Any]) -> Document:
+    def _document(
+        self, call: TimeBudget, place: tuple[str, str], entity: Mapping[str, Any]
+    ) -> Document:
         """Raises Damaged, and RowNotFound if its blob is missing."""
         columns = Columns(entity)
         blob = columns.text("body_blob", missing="")
         data = self._blobs.load(call, columns.data("data"), blob) or b""
         names = _pieces(entity)
-        pieces = [columns.data(name) or b"" for name in names]
+        pieces = [(columns.data(name) or b"", columns.data(_signature(name))) for name in names]
+        signature = columns.data(SIGNATURE)
+        data = self._signed.believed_parts(place, [(data, signature), *pieces])
         tag = _tag(_etag(entity), blob)
-        return Document(b"".join([data, *pieces]), tag, len(names), broker_in(entity))
+        return Document(data, tag, len(names), broker_in(entity))
 
     def write(self, changes: Sequence[DocumentChange]) -> list[str | None]:
         """Make each change, in parallel; each costs one request, and one more for a long one."""
@@ -98,6 +113,8 @@ class TablesWorkflows:
         data, blob = self._blobs.place_at(call, partition, ROW, change.data)
         entity: dict[str, Any] = {"PartitionKey": partition, "RowKey": ROW, **self._stamp}
         entity.update({"body_blob": blob} if blob else {"data": data})
+        signature = self._signed.of_document(change)
+        entity.update({} if signature is None else {SIGNATURE: signature})
         old_etag, old_blob = _parts(change.tag)
         etag = self._put(call, entity, None if change.tag is None else old_etag)
         if etag is None:
@@ -138,7 +155,11 @@ class TablesWorkflows:
     def _append(self, call: TimeBudget, addition: Addition) -> Document | None:
         partition = _partition(addition.workflow, addition.name)
         pieces = {f"{PIECE}{name}": data for name, data in addition.pieces.items()}
-        entity = {"PartitionKey": partition, "RowKey": ROW, **pieces}
+        signatures = {
+            f"{SIGNATURE}_{name}": signature
+            for name, signature in self._signed.of_pieces(addition).items()
+        }
+        entity = {"PartitionKey": partition, "RowKey": ROW, **pieces, **signatures}
         if not self._requests.add(call, entity):
             return None
         return self._read(call, (addition.workflow, addition.name))
@@ -187,6 +208,20 @@ class TablesWorkflows:
                 self._requests.merge(call, {**place, **self._stamp}, _etag(found))
             if found is not None:
                 self._check(workflow, broker)
+
+    def unsigned_documents(self, workflow: str) -> list[str]:
+        """The names of its documents that are not signed, or have such a piece: one query."""
+        if not self._signed.takes_unsigned:
+            return []
+        first = _partition(workflow, "")
+        values = {"first": first, "last": f"{first[:-1]}<"}
+        text = "PartitionKey ge @first and PartitionKey lt @last"
+        found = self._requests.query(TimeBudget(), text, values, DOCUMENTS)
+        return [
+            row["PartitionKey"].removeprefix(first)
+            for row in found
+            if SIGNATURE not in row or any(_signature(piece) not in row for piece in _pieces(row))
+        ]
 
     def close_workflow(self, workflow: str, at: float, ended_at: float) -> None:
         """List it as ended, then delete its place among the open ones."""
@@ -359,6 +394,11 @@ def _partition(workflow: str, name: str) -> str:
 
 def _pieces(entity: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in entity if name.startswith(PIECE))
+
+
+def _signature(piece: str) -> str:
+    """The property with the signature of a piece."""
+    return f"{SIGNATURE}_{piece.removeprefix(PIECE)}"
 
 
 def _etag(entity: Mapping[str, Any]) -> str:

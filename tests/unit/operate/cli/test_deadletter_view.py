@@ -1,10 +1,12 @@
 """One dead letter, printed for people and as JSON."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from aztask.message.envelope import Envelope
+from aztask.message.headers import SAVED
 from aztask.operate.cli.letters import SHOWN_BYTES, print_letter, summary
 from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.settlement import DeadLetter
@@ -35,7 +37,7 @@ def test_the_summary_of_a_task(app):
 
 def test_everything_for_people(app, capsys):
     app.send("shop.add", [1], {"b": "\x1b[31m"}, task_id="a")
-    print_letter(app, letter(app), as_json=False)
+    print_letter(app, letter(app), as_json=False, values=True)
     out = capsys.readouterr().out
     assert "task:        shop.add" in out
     assert "args:        [1]" in out
@@ -45,15 +47,40 @@ def test_everything_for_people(app, capsys):
 
 def test_everything_as_json(app, capsys):
     app.send("shop.add", [1], {"b": 2}, task_id="a")
-    print_letter(app, letter(app), as_json=True)
+    print_letter(app, letter(app), as_json=True, values=True)
     record = json.loads(capsys.readouterr().out)
     assert (record["args"], record["kwargs"]) == ([1], {"b": 2})
     assert record["headers"]["id"] == "a"
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_arguments_are_hidden_unless_asked_for(app, capsys, as_json):
+    """Also in the headers for Celery's tools, and in that of a checkpoint."""
+    app.send("shop.add", ["SECRET"], {"b": "SECRET"}, task_id="a")
+    found = letter(app)
+    told = {"argsrepr": "SECRET", "kwargsrepr": "SECRET", SAVED: b"SECRET"}
+    headers = {**found.envelope.headers, **told}
+    found = replace(found, envelope=replace(found.envelope, headers=headers))
+    print_letter(app, found, as_json=as_json, values=False)
+    out = capsys.readouterr().out
+    assert "SECRET" not in out
+    assert out.count("(hidden; --values shows it)") == (3 if as_json else 5)
+    print_letter(app, found, as_json=as_json, values=True)
+    assert capsys.readouterr().out.count("SECRET") >= 5
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_body_that_cannot_be_decoded_is_hidden_unless_asked_for(app, capsys, as_json):
+    app.broker.send("default", [Envelope(b"\xc1SECRET", message_id="odd")])
+    print_letter(app, letter(app), as_json=as_json, values=False)
+    out = capsys.readouterr().out
+    assert "SECRET" not in out
+    assert ('"body_bytes": 7' if as_json else "7 bytes (hidden") in out
+
+
 def test_a_body_that_cannot_be_decoded_is_shown_in_part(app, capsys):
     app.broker.send("default", [Envelope(b"\xff" * (SHOWN_BYTES + 44), message_id="odd")])
-    print_letter(app, letter(app), as_json=False)
+    print_letter(app, letter(app), as_json=False, values=True)
     out = capsys.readouterr().out
     assert "problem:" in out
     assert r"b'\xff" in out

@@ -68,20 +68,21 @@ def test_groups(cli, app):
 
 
 def test_show(cli, app):
-    out = cli("dlq", "show", "a").out
+    assert "args:        (hidden; --values shows it)" in cli("dlq", "show", "a").out
+    out = cli("dlq", "show", "a", "--values").out
     assert "args:        [1]" in out
     assert '{"b": "\\u001b[31m"}' in out
     assert "\x1b" not in out
-    (shown,) = lines(cli("dlq", "show", "a", "--json"))
+    (shown,) = lines(cli("dlq", "show", "a", "--values", "--json"))
     assert (shown["args"], shown["kwargs"]) == ([1], {"b": "\x1b[31m"})
     assert shown["headers"]["task"] == "shop.add"
 
 
 def test_show_what_cannot_be_decoded(cli, app):
-    out = cli("dlq", "show", "odd").out
+    out = cli("dlq", "show", "odd", "--values").out
     assert "no task header" in out
     assert "and 44 more bytes" in out
-    (shown,) = lines(cli("dlq", "show", "odd", "--json"))
+    (shown,) = lines(cli("dlq", "show", "odd", "--values", "--json"))
     assert shown["args"] is None
 
 

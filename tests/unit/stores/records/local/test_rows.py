@@ -7,6 +7,7 @@ import pytest
 from aztask.stores.local.reading import rows_of
 from aztask.stores.records.base import RunKey, State, WorkerRecord
 from aztask.stores.records.local.rows import _NAMES, has_key, run_of, worker_of, worker_row
+from aztask.stores.records.rowsigning import NO_SIGNER
 
 
 def test_text_that_is_not_utf8_is_bytes_and_harms_no_other_row():
@@ -32,6 +33,6 @@ def test_a_row_without_a_readable_key_is_no_ones():
     names = len(_NAMES)
     row = (1, "a", -1, 0, *(None,) * (names - 4), "null", "its state is unknown")
     assert not has_key(row)
-    run = run_of(row)
+    run = run_of(row, NO_SIGNER)
     assert (run.record.state, run.record.key) == (State.UNREADABLE, RunKey("a"))
     assert run.ended is None

@@ -6,12 +6,12 @@ from azure.data.tables import TableEntity
 from aztask.settlement import Abandon, Complete
 from aztask.stores.records.base import Outcome, RunKey, Start, State, WorkerRecord
 from aztask.stores.records.damage import Damaged
+from aztask.stores.records.rowsigning import pack_body
 from aztask.stores.records.tables.rows import (
     DAMAGE,
     RunRow,
     entity_of,
     new_run,
-    pack,
     plain,
     run_of,
     unpack,
@@ -35,7 +35,7 @@ def test_a_started_and_a_finished_run_are_read_back():
     assert (started.state, started.starts, started.tag) == (State.STARTED, 1, "tag-1")
     assert not started.ended
     outcome = Outcome(State.SUCCEEDED, Complete(), b"value", at=2.0, duration=1.0)
-    finished = read_back(started.finished(outcome, pack(outcome), ""))
+    finished = read_back(started.finished(outcome, pack_body(outcome), ""))
     assert finished.ended
     assert finished.outcome(finished.body) == outcome
     assert finished.record(finished.body).outcome == outcome
@@ -68,9 +68,9 @@ def test_a_damaged_row_has_only_its_key_and_a_reason(change):
 
 
 def test_only_long_parts_of_an_outcome_are_packed():
-    assert pack(Outcome(State.SUCCEEDED, Complete())) is None
+    assert pack_body(Outcome(State.SUCCEEDED, Complete())) is None
     failed = Outcome(State.FAILED, Complete(), None, "KeyError", "'\udc80'", "Traceback")
-    assert unpack(pack(failed)) == (None, "KeyError", "'\udc80'", "Traceback")
+    assert unpack(pack_body(failed)) == (None, "KeyError", "'\udc80'", "Traceback")
     for body in (b"\xc1", b"\x90", b"\x94\x01\xa0\xa0\xa0"):
         with pytest.raises(Damaged):
             unpack(body)

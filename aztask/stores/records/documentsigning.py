@@ -1,0 +1,111 @@
+"""The signatures of workflows' documents and of the pieces that are appended to them.
+
+A document whose signature does not fit is read as empty, which is damaged. A piece whose signature
+does not fit is skipped, and the others count: the task that a forged bit is about still sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgpack
+
+from aztask.message.rowsignatures import Purpose
+from aztask.stores.records.rowsigning import CHANGED, RowSigner
+from aztask.stores.records.workflows import Addition, DocumentChange
+
+
+class SignedDocuments:
+    """Signs documents and pieces, and reads those that are believed. Any thread may call."""
+
+    def __init__(self, signer: RowSigner) -> None:
+        self._signer = signer
+
+    @property
+    def takes_unsigned(self) -> bool:
+        """True if documents are signed, and those that are not are believed."""
+        return bool(self._signer) and self._signer.old
+
+    def of_document(self, change: DocumentChange) -> bytes | None:
+        """The signature of a new version; None without keys."""
+        place = (change.workflow, change.name)
+        return self._signer.sign(Purpose.WORKFLOW, place, change.data)
+
+    def of_pieces(self, addition: Addition) -> dict[str, bytes]:
+        """The signatures of pieces by their names; none without keys."""
+        place = (addition.workflow, addition.name)
+        signed = {
+            name: self._signer.sign(Purpose.PIECE, place, piece)
+            for name, piece in addition.pieces.items()
+        }
+        return {name: each for name, each in signed.items() if each is not None}
+
+    def believed_parts(
+        self, place: tuple[str, str], parts: Sequence[tuple[bytes, bytes | None]]
+    ) -> bytes:
+        """A document and its pieces, each with its signature: what is believed of them, joined."""
+        (data, signature), *pieces = parts
+        if reason := self._signer.objection(Purpose.WORKFLOW, place, signature, data):
+            self._signer.refuse(f"document {place[1]} of workflow {place[0]}", reason)
+            return b""
+        return b"".join([data, *(self._piece(place, *each) for each in pieces)])
+
+    def _piece(self, place: tuple[str, str], piece: bytes, signature: bytes | None) -> bytes:
+        if reason := self._signer.objection(Purpose.PIECE, place, signature, piece):
+            self._signer.refuse(f"piece of document {place[1]} of workflow {place[0]}", reason)
+            return b""
+        return piece
+
+    # -- all in one column -------------------------------------------------------------------
+
+    def joined(self, change: DocumentChange) -> bytes | None:
+        """The signature of a new version with its length, to which `joined_pieces` are appended."""
+        signature = self.of_document(change)
+        return None if signature is None else _entry(change.data, signature)
+
+    def joined_pieces(self, addition: Addition) -> tuple[bytes, bytes | None]:
+        """Pieces joined, and their signatures joined, each with its length; None without keys."""
+        data = b"".join(addition.pieces.values())
+        if not self._signer:
+            return data, None
+        signed = self.of_pieces(addition)
+        return data, b"".join(_entry(addition.pieces[name], each) for name, each in signed.items())
+
+    def believed(self, place: tuple[str, str], data: object, signatures: object) -> bytes:
+        """What is believed of a document with its pieces, and of what `joined` made of them."""
+        if not isinstance(data, bytes):
+            return b""
+        if not self._signer or not isinstance(signatures, bytes):
+            return self.believed_parts(place, [(data, None if signatures is None else b"")])
+        parts, at = [], 0
+        for length, signature in _entries(signatures):
+            parts.append((data[at : at + length], signature))
+            at += length
+        if at != len(data) or not parts:
+            self._signer.refuse(f"document {place[1]} of workflow {place[0]}", CHANGED)
+            return b""
+        return self.believed_parts(place, parts)
+
+
+def _entry(data: bytes, signature: bytes) -> bytes:
+    packed: bytes = msgpack.packb([len(data), signature])
+    return packed
+
+
+def _entries(signatures: bytes) -> list[tuple[int, bytes]]:
+    """What `_entry` packed; nothing if another program wrote anything else."""
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker.feed(signatures)
+    try:
+        found = list(unpacker)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
+        return []
+    good = all(
+        isinstance(each, list)
+        and len(each) == 2
+        and type(each[0]) is int
+        and each[0] >= 0
+        and isinstance(each[1], bytes)
+        for each in found
+    )
+    return [(length, signature) for length, signature in found] if good else []

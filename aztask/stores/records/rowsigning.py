@@ -1,0 +1,213 @@
+"""What one result store signs, and what it believes of what is signed.
+
+Rules
+1. With keys, outcomes of runs, documents of workflows, pieces that are appended to them, and
+   control entries are signed as they are written (`aztask.message.rowsignatures`), each alone: many
+   writers change one document, and no signature of one could cover what another one wrote.
+2. A row whose signature does not fit is damaged: it is not obeyed, and is kept as it is. Unsigned
+   rows are obeyed until ``old_signatures=False``.
+3. The digest of an outcome's value is within the signature: a long value, in a blob of its own,
+   is checked when it is read.
+4. A program without keys reads everything. It cannot verify it, and its log says so once.
+5. When an owner adopts the rows of another one, their signatures stay those of the former owner;
+   the new owner keeps a signed note of that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final
+
+import msgpack
+
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.message.rowsignatures import Purpose, RowSignatures, mark_in
+from aztask.settlement import to_record
+from aztask.stores.layout import SqlLayout, TablesLayout
+from aztask.stores.records.base import Outcome, RunKey
+from aztask.stores.records.damage import Damaged
+from aztask.stores.rows import Kind, Place, RowStore
+from aztask.support.clock import monotonic
+from aztask.support.floodlog import FloodLog
+
+logger = logging.getLogger(__name__)
+
+ADOPTIONS: Final = Kind(
+    {"signature": bytes},
+    SqlLayout(
+        "owned_adoptions",
+        "adoptions",
+        "mark",
+        steps={
+            "adoptions": (
+                """
+                CREATE TABLE adoptions (
+                    mark TEXT PRIMARY KEY, version INTEGER NOT NULL, signature BLOB) WITHOUT ROWID;
+                CREATE TABLE owned_adoptions (
+                    broker TEXT NOT NULL, mark TEXT NOT NULL, version INTEGER NOT NULL,
+                    signature BLOB, PRIMARY KEY (broker, mark)) WITHOUT ROWID;
+                """,
+            )
+        },
+    ),
+    TablesLayout("Y", "y"),
+)
+"""The owners whose rows were adopted, by their marks."""
+
+LOOK_AGAIN_SECONDS: Final = 10.0
+DIGEST_BYTES: Final = 32
+CHANGED: Final = (
+    "its signature does not fit: it was changed or copied from another place, or its writer signs"
+    " with a key that is not configured here"
+)
+UNSIGNED: Final = (
+    "it is not signed, and old_signatures is False: a program without signing keys wrote it, or a"
+    " release before 0.2"
+)
+NOT_VERIFIED: Final = (
+    "the results of this store are signed, but this program has no signing keys: it reads them, and"
+    " they are not verified"
+)
+
+
+class RowSigner:
+    """Signs and verifies the rows of one owner in one store. Any thread may call."""
+
+    def __init__(
+        self, signatures: RowSignatures | None, owner: Owner, store: RowStore | None = None
+    ) -> None:
+        """signatures: None or without keys, nothing is signed. store: keeps what was adopted."""
+        self._signatures = signatures or RowSignatures()
+        self._owner = owner.of_broker
+        self._mark = owner.of_broker.mark
+        self._store = store
+        self._adopted: set[str] = set()
+        self._look_at = 0.0
+        self._floods = FloodLog()
+        self._told = False
+
+    def __bool__(self) -> bool:
+        """True if it signs and verifies."""
+        return bool(self._signatures)
+
+    @property
+    def old(self) -> bool:
+        """True if unsigned rows are obeyed."""
+        return self._signatures.old
+
+    def sign(self, purpose: Purpose, place: Sequence[str | int], *parts: bytes) -> bytes | None:
+        """The signature of a row at that place; None without keys."""
+        if not self._signatures:
+            return None
+        return self._signatures.sign(purpose, self._mark, place, parts)
+
+    def objection(
+        self, purpose: Purpose, place: Sequence[str | int], signature: object, *parts: bytes
+    ) -> str:
+        """Why a row that was read is not believed; "" if it is."""
+        if not self._signatures:
+            if signature is not None:
+                self._tell()
+            return ""
+        if signature is None:
+            return "" if self.old else UNSIGNED
+        if not isinstance(signature, bytes):
+            return CHANGED
+        if not self._signatures.matches(purpose, place, parts, signature):
+            return CHANGED
+        mark = mark_in(signature)
+        return "" if mark == self._mark or not self._mark or self._knows(mark) else CHANGED
+
+    def refuse(self, what: str, reason: str) -> None:
+        """Log that a row is not obeyed."""
+        self._floods.warning(logger, what.partition(" ")[0], "%s is not obeyed: %s", what, reason)
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            logger.info(NOT_VERIFIED)
+
+    # -- outcomes ----------------------------------------------------------------------------
+
+    def sign_outcome(self, key: RunKey, outcome: Outcome, body: bytes | None) -> bytes | None:
+        """The signature of an outcome, and behind it the digest of its `body` (`pack_body`)."""
+        if not self._signatures:
+            return None
+        digest = sha256(body or b"").digest()
+        signature = self.sign(Purpose.RESULT, _place_of(key), _head_of(outcome), digest)
+        return None if signature is None else signature + digest
+
+    def check_outcome(self, key: RunKey, outcome: Outcome, signature: bytes | None) -> None:
+        """Check all of an outcome but its body. Raises Damaged."""
+        core, digest = signature, b""
+        if signature is not None:
+            core, digest = signature[:-DIGEST_BYTES], signature[-DIGEST_BYTES:]
+        reason = self.objection(Purpose.RESULT, _place_of(key), core, _head_of(outcome), digest)
+        if reason:
+            raise Damaged(reason)
+
+    def check_body(self, body: bytes | None, signature: bytes | None) -> None:
+        """Check the body of an outcome whose other parts were checked. Raises Damaged."""
+        if not self._signatures or signature is None:
+            return
+        if sha256(body or b"").digest() != signature[-DIGEST_BYTES:]:
+            raise Damaged(CHANGED)
+
+    # -- adoption ----------------------------------------------------------------------------
+
+    def adopt(self, old: Owner) -> None:
+        """Believe the rows of another owner from now on, and those that it had adopted."""
+        if not self._signatures or self._store is None:
+            return
+        former = RowSigner(self._signatures, old, self._store)
+        rows = self._store.of(ADOPTIONS)
+        for mark in {old.of_broker.mark, *former.adopted()} - {"", self._mark}:
+            place = Place(self._owner, mark)
+            signature = self._signatures.sign(Purpose.ADOPTION, self._mark, [mark], [])
+            rows.put(place, {"signature": signature})
+        self._look_at = 0.0
+
+    def adopted(self) -> set[str]:
+        """The marks of the owners whose rows were adopted."""
+        if self._store is None or not self._owner.known:
+            return set()
+        return {
+            row.place.partition
+            for row in self._store.of(ADOPTIONS).of_owner(self._owner)
+            if isinstance(found := row.values["signature"], bytes)
+            and mark_in(found) == self._mark
+            and self._signatures.matches(Purpose.ADOPTION, [row.place.partition], [], found)
+        }
+
+    def _knows(self, mark: str) -> bool:
+        if mark not in self._adopted and monotonic() >= self._look_at:
+            self._adopted = self.adopted()
+            self._look_at = monotonic() + LOOK_AGAIN_SECONDS
+        return mark in self._adopted
+
+
+NO_SIGNER: Final = RowSigner(None, NO_OWNER)
+"""Signs nothing and believes everything."""
+
+
+def pack_body(outcome: Outcome) -> bytes | None:
+    """The parts of an outcome that may be long, packed; None if they are empty."""
+    parts = (outcome.value, outcome.error_type, outcome.error, outcome.traceback)
+    if not any(part is not None and part != "" for part in parts):
+        return None
+    packed: bytes = msgpack.packb(parts, unicode_errors="surrogatepass")
+    return packed
+
+
+def _place_of(key: RunKey) -> tuple[str, int, int]:
+    return key.task_id, key.generation, key.hop
+
+
+def _head_of(outcome: Outcome) -> bytes:
+    """What the row itself has of an outcome."""
+    settlement = to_record(outcome.settlement)
+    head = [outcome.state.value, settlement, float(outcome.at), float(outcome.duration)]
+    packed: bytes = msgpack.packb(head, unicode_errors="surrogatepass")
+    return packed
