@@ -198,8 +198,7 @@ class Settings:
         True,
         "bool",
         flag,
-        "Also write and accept the signatures of aztask 0.1, and obey unsigned rows of the result "
-        "store. aztask 0.3 will refuse both.",
+        "Also take the signatures of aztask 0.1, and obey unsigned rows. aztask 0.3 refuses both.",
         example="False",
     )
     signature_max_age_seconds: float = setting(

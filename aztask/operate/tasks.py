@@ -20,6 +20,7 @@ from aztask.support.display import plural, visible
 from aztask.task import Task
 
 __all__ = [
+    "ParkedRun",
     "CancelChosen",
     "CancelTasks",
     "Chosen",

@@ -237,8 +237,8 @@ EXEMPT: dict[str, str] = {
     "aztask.stores.records.controls.EntryCell": "one entry of the caller's store",
     "aztask.stores.records.uniques.HolderCell": "one key of the caller's store",
     "aztask.uniqueness.engine.TakingCell": "one key of the caller's store",
-    "aztask.spark.recommendation.publish": "passes the store to publish_evidence",
-    "aztask.spark.recommendation.publish_evidence": "passes the store to publish_advice",
+    "aztask.spark.recommendation.recommend.publish": "passes the store to publish_evidence",
+    "aztask.spark.recommendation.recommend.publish_evidence": "passes the store to publish_advice",
     "aztask.worker.pipeline.settling.Settler": "notes its own dead letters, and reads none",
     "aztask.worker.upkeep.leasewatch._load": "passes the store on; the document is that of all",
 }

@@ -18,13 +18,17 @@ from aztask.operate import draining, tasks, workers
 from aztask.operate import owners as ownerfindings
 from aztask.operate.overview import Reader
 from aztask.settlement import Complete, DeadLetter
+from aztask.steps import signals
+from aztask.steps.history import StoredOutside
 from aztask.steps.keeping import StepPurge
 from aztask.steps.records import DONE, STEP, StepRecord, StepStore, steps_of
+from aztask.steps.waits import waits_of
 from aztask.stores.records.base import (
     Finish,
     Outcome,
     RunKey,
     RunningTask,
+    RunRecord,
     Start,
     State,
     WorkerRecord,
@@ -184,7 +188,8 @@ def list_recent(mine: World, theirs: World) -> None:
     found = tasks.recent(theirs.app, None, 10).runs
     assert mine.owner.broker == next(run.broker for run in found if run.key.task_id == "a")
     assert (
-        len(tasks._readable(theirs.store, None, 10, theirs.store.recent(everyone=True)).runs) == 2
+        len(tasks._readable(theirs.store, None, 10, theirs.store.recent(everyone=True), "").runs)
+        == 2
     )
     with pytest.raises(ForeignId):
         tasks.result(theirs.app, "a")
@@ -302,6 +307,23 @@ def step_purge(mine: World, theirs: World) -> None:
     assert [len(store.read("ended-long-ago", "1")) for store in stores] == [0, 1]
 
 
+def take_signals(mine: World, theirs: World) -> None:
+    mine.store.expect([RunRecord(RunKey("a"), "step", "default", State.PENDING)])
+    with pytest.raises(ForeignId):
+        theirs.app.result("a").signal("go", 1)
+    mine.app.result("a").signal("go", 2)
+    stores = [waits_of(world.store, world.app.codec) for world in (mine, theirs)]
+    assert [len(store.read("a").signals) for store in stores if store is not None] == [1, 0]
+    other = waits_of(theirs.store, theirs.app.codec)
+    assert other is not None
+    outside = StoredOutside(other, theirs.store, "a")
+    assert outside.signals(["go"], []) == []
+    with pytest.raises(ForeignId):
+        outside.child("a")
+    assert signals._record(theirs.store, "a") is None
+    assert theirs.app.sends.signals.wake("a") is False
+
+
 SCENARIOS: dict[str, Scenario] = {
     "aztask.operate.draining.wait_until_idle": drain,
     "aztask.operate.tasks._readable": list_recent,
@@ -315,7 +337,10 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.result.AsyncResult": async_result,
     "aztask.stores.records.watcher.ResultWatcher": watcher,
     "aztask.operate.overview.Reader": top,
+    "aztask.steps.history.StoredOutside": take_signals,
     "aztask.steps.keeping.StepPurge": step_purge,
+    "aztask.steps.signals.TaskSignals": take_signals,
+    "aztask.steps.signals._record": take_signals,
     "aztask.worker.pipeline.refusals.Refusals": refusals,
     "aztask.worker.upkeep.housekeeping.Housekeeping": housekeeping,
     "aztask.worker.upkeep.lostruns.LostRuns": lost_runs,

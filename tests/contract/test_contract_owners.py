@@ -88,6 +88,7 @@ DROPPED = {
 }
 BESIDE = {
     "aztask.stores.records.deadindex.READ": "it goes with the notes: how far their queue was read",
+    "aztask.stores.records.rowsigning.ADOPTIONS": "each adoption signs notes of its own",
 }
 
 
@@ -112,6 +113,7 @@ def test_an_adoption_moves_rows_of_every_kind(worlds, name):
         place = Place(theirs.owner.of_broker, partition, "k" if kind.sql.key else "")
         values = {column: SAMPLES[each] for column, each in kind.columns.items()}
         assert rows.write(Change(place, values)) is not None
+        (place,) = [row.place for row in rows.of_owner(theirs.owner.of_broker)]
         adoption(mine.app, theirs.owner.broker).act()
         assert list(rows.of_owner(theirs.owner.of_broker)) == []
         moved = [row.place for row in rows.of_owner(mine.owner.of_broker)]

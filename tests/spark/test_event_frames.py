@@ -14,7 +14,7 @@ from aztask.errors import ConfigurationError
 from aztask.spark import compact, place_of, read_events, statistics
 from aztask.spark.events.frame import without_duplicates
 from aztask.spark.events.statistics import columns, plain
-from aztask.spark.recommendation import recommend
+from aztask.spark.recommendation.recommend import recommend
 from aztask.spark.report.page import render
 from aztask.spark.report.summary import summarize
 from aztask.stores.events.sink import read_events as read_plainly

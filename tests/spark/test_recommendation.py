@@ -4,7 +4,7 @@ import pytest
 
 from aztask.leaseadvice.advice import Advice, Evidence, bin_of
 from aztask.queues.lease.bounds import Bounds
-from aztask.spark.recommendation import (
+from aztask.spark.recommendation.recommend import (
     QueueEvidence,
     TaskEvidence,
     gathered,

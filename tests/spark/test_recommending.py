@@ -21,7 +21,7 @@ from aztask.operate.cli import main
 from aztask.queues.lease.bounds import Bounds
 from aztask.spark.events.frame import read_events
 from aztask.spark.events.statistics import OUTCOMES, RAN
-from aztask.spark.recommendation import (
+from aztask.spark.recommendation.recommend import (
     TRIES,
     QueueEvidence,
     TaskEvidence,

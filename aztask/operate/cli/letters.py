@@ -8,19 +8,16 @@ from typing import Any, Final
 import click
 
 from aztask.app import App
-from aztask.message.headers import SAVED
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.options import confirm
 from aztask.operate.cli.output import iso_time, local_time, print_fields, print_json, to_json
-from aztask.operate.deadletters import DeadLetterView
+from aztask.operate.deadletters import HOLD_VALUES, DeadLetterView
 from aztask.operate.deadletters.actions import OnLetters
 from aztask.operate.queues import arguments_of
 from aztask.support.display import plural, visible
 
 SHOWN_BYTES = 256
 HIDDEN = "(hidden; --values shows it)"
-HOLD_VALUES = frozenset({"argsrepr", "kwargsrepr", SAVED})
-"""Headers with arguments or a checkpoint."""
 PAST: Final = {"replay": "replayed", "purge": "purged"}
 
 

@@ -26,6 +26,7 @@ from aztask.operate.explain import History
 from aztask.operate.explain import explain as explained
 from aztask.operate.tasks import (
     STATES,
+    ParkedRun,
     Registered,
     RunRecord,
     StreamPart,
@@ -36,7 +37,6 @@ from aztask.operate.tasks import (
     settlement_of,
     stream,
 )
-from aztask.steps.waits import ParkedRun
 from aztask.support.display import mask, one_line, visible
 
 NOT_VERIFIED = "no: the result is signed, and AZTASK_SIGNING_KEYS is not set here"

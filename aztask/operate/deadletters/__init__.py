@@ -1,6 +1,6 @@
 """Dead letters: find them, group them by their errors, replay them, delete them."""
 
-from aztask.operate.deadletters.letters import DeadLetterView, LetterGroup, Selection
+from aztask.operate.deadletters.letters import HOLD_VALUES, DeadLetterView, LetterGroup, Selection
 from aztask.operate.deadletters.view import DeadLetters, Report
 
-__all__ = ["DeadLetterView", "DeadLetters", "LetterGroup", "Report", "Selection"]
+__all__ = ["HOLD_VALUES", "DeadLetterView", "DeadLetters", "LetterGroup", "Report", "Selection"]

@@ -13,10 +13,14 @@ from typing import Final
 from aztask.app import App
 from aztask.errors import ConfigurationError
 from aztask.message.envelope import Envelope
+from aztask.message.headers import SAVED
 from aztask.message.message import TaskMessage
 from aztask.queues.base import Delivery, MessageState, Peeked, Position
 from aztask.stores.records.deadindex import UNDER_WAY, IndexedDeadLetter, index_for, key_of
 from aztask.support.clock import Clock
+
+HOLD_VALUES: Final = frozenset({"argsrepr", "kwargsrepr", SAVED})
+"""Headers with arguments or a checkpoint."""
 
 # -- a set of positions in a queue that stays small with millions of them ------------------
 

@@ -108,7 +108,7 @@ def _work(
 ) -> tuple[Sequence[Any], str]:
     """(the recommendations, a line about what was published)."""
     from aztask.spark.events.frame import read_events
-    from aztask.spark.recommendation import decide_queues, observe, publish_evidence
+    from aztask.spark.recommendation.recommend import decide_queues, observe, publish_evidence
     from aztask.spark.session import translated_errors
 
     with open_session(spark_options, "aztask recommend") as spark, translated_errors():

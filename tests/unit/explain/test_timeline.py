@@ -55,7 +55,7 @@ def test_rows_and_events_of_one_start_and_one_outcome_are_one_entry():
         "delivery 1 received from queue default: start 1 of hop 0",
         "the task starts 1 s after due, lease of 30 s",
         "lease renewed for 30 s, 9 s were left",
-        "succeeded after 29.9 s, 21 s of the lease left; settlement: complete",
+        "succeeded after a run of 29.9 s, 21 s of the lease left; settlement: complete",
     ]
     assert [each.source for each in found.entries] == ["event", "both", "event", "event", "both"]
     assert (found.task, found.queue, found.gaps) == ("shop.add", "default", 0)
@@ -69,9 +69,9 @@ def test_a_retry_is_another_hop_and_says_when_it_is_due():
         "GAP no event directory is configured here (events=, AZTASK_EVENTS or --events): "
         "deliveries, renewals and lost leases are not known",
         "start 1 of hop 0",
-        "retrying after 2 s: OSError: disk; settlement: resubmit, due in 5 s",
+        "retrying after a run of 2 s: OSError: disk; settlement: resubmit, due in 5 s",
         "start 1 of hop 1",
-        "succeeded after 2 s; settlement: complete",
+        "succeeded after a run of 2 s; settlement: complete",
     ]
 
 
@@ -123,7 +123,7 @@ def test_starts_that_the_row_no_longer_keeps_are_a_gap():
         "GAP the row of hop 0 keeps its last 20 starts; 5 are dropped",
         "start 6 of hop 0, given back before the task ran",
         "start 7 of hop 0",
-        "failed after 2 s; settlement: dead-letter, Max (10 times)",
+        "failed after a run of 2 s; settlement: dead-letter, Max (10 times)",
     ]
 
 

@@ -36,6 +36,8 @@ TABLES: Final = (
     "owned_steps",
     "parts",
     "owned_parts",
+    "waits",
+    "owned_waits",
     "operations",
     "owned_operations",
     "once_runs",

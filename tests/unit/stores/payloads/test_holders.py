@@ -15,6 +15,7 @@ from aztask.operate.ledger import ledger_of
 from aztask.queues.local.payload import payload_of
 from aztask.steps.home import StepHome
 from aztask.steps.parts import parts_of
+from aztask.steps.waits import waits_of
 from aztask.stores.payloads import holders
 from aztask.stores.payloads.holders import (
     HOLDERS,
@@ -52,11 +53,14 @@ WRITERS = {
     "queues.local.receiver": QUEUES,
     "stores.payloads.payloads": QUEUES,
     "stores.records.deadindex": ROWS,
+    "operate.cli.run": "it only tries whether the value can be written",
     "schedules.template": ROWS,
     "steps.emitting": ROWS,
     "steps.history": ROWS,
     "steps.parts": ROWS,
     "steps.records": ROWS,
+    "steps.signals": ROWS,
+    "steps.waits": ROWS,
     "uniqueness.engine": ROWS,
     "uniqueness.rules": "a digest, which refers to nothing",
     "worker.pipeline.uniquekeys": MEMBERS,
@@ -132,6 +136,7 @@ def test_every_column_of_every_table_of_a_local_store_is_read(app, tmp_path):
     ledger_of(app.results)
     once_runs_of(app.results)
     parts_of(app.results, app.codec)
+    waits_of(app.results, app.codec)
     hidden, seen = [], set()
     connection = sqlite3.connect(tmp_path / "q.db")
     tables = [name for (name,) in connection.execute(
