@@ -102,11 +102,6 @@ class Emission:
         self._part = Part("stream")
         self._part.thread(self._write, "aztask-stream").start()
 
-    @property
-    def unwritten(self) -> bool:
-        """Whether some parts are not in the store yet."""
-        return bool(self._waiting)
-
     def flush(self) -> None:
         """Wait until all parts are written. Raises StepsUnavailable (rule 3)."""
         with self._changed:
@@ -192,8 +187,6 @@ class Emission:
 
 class MemoryEmission:
     """For functions that are called without a worker: the parts stay in a list."""
-
-    unwritten = False
 
     def __init__(self) -> None:
         self.values: list[Any] = []
