@@ -109,7 +109,7 @@ assert_type(paint.delay(Order(1), Color.RED), AsyncResult[tuple[Order, Color]])
 assert_type(place.map([(Order(1), {Path("a")})]), list[AsyncResult[dict[int, Order]]])
 place.delay({"id": 1}, {Path("a")})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 place.delay(Order(1), {"a"})  # type: ignore[arg-type]  # pyright: ignore
-paint.delay(Order(1), "red")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+paint.delay(Order(1), "red")  # type: ignore[call-overload]  # pyright: ignore
 place.with_options(delay=3).delay(Order(1), 3)  # type: ignore[arg-type]  # pyright: ignore
 
 # A signature takes all arguments, or those after the value of the element before it.
@@ -170,7 +170,7 @@ with task_context(saved={"page": 3}, lease=timedelta(minutes=1)) as made:
     assert_type(made, Context)
     assert_type(crawl(made, "http://localhost"), int)
 crawl(1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
-crawl()  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+crawl()  # type: ignore[call-overload]  # pyright: ignore
 crawl("a", "b")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 crawl(made)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 crawl.delay(made, "http://localhost")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
@@ -215,7 +215,7 @@ assert_type(stream.with_options(session="a").delay("a").get(), bytes)
 assert_type(download.map([("a",), ("b",)]), list[AsyncResult[int]])
 assert_type(download.with_options(delay=1).map([("a",)]), list[AsyncResult[int]])
 coroutine: Coroutine[Any, Any, int] = download("a")
-download.delay()  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+download.delay()  # type: ignore[call-overload]  # pyright: ignore
 download.delay(1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 not_awaited: int = download("a")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 

@@ -71,6 +71,7 @@ BAD_OTHERS: dict[str, list[object]] = {
     "delivery": ["once", 5],
     "limits": ["api", [5], ["a"] * 2 + [*"bcdefghij"], 5],
     "breaker": [5, True],
+    "strict": [1, "yes"],
     "unique": [5, "args"],
     "on_conflict": ["ignore", 5],
 }

@@ -66,7 +66,7 @@ def test_arguments_are_hidden_unless_asked_for(app, capsys, as_json):
     assert "SECRET" not in out
     assert out.count("(hidden; --values shows it)") == (3 if as_json else 5)
     print_letter(app, found, as_json=as_json, values=True)
-    assert capsys.readouterr().out.count("SECRET") >= 5
+    assert capsys.readouterr().out.count("SECRET") >= 4  # the checkpoint is in base64
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -30,6 +30,9 @@ from aztask.worker.upkeep.housekeeping import (
     Housekeeping,
 )
 
+NO_SIGNALS = SimpleNamespace(signals=SimpleNamespace(parks=False))
+"""Of an app whose tasks do not wait."""
+
 
 class Idle:
     """A heartbeat of a worker that runs nothing."""
@@ -72,6 +75,7 @@ def test_much_that_was_old_brings_the_next_look_forward(
     app: Any = SimpleNamespace(
         results=store,
         payloads=None,
+        sends=NO_SIGNALS,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
         settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
     )
@@ -100,6 +104,7 @@ def test_what_is_old_is_known_from_the_stores_clock(monkeypatch: pytest.MonkeyPa
     app: Any = SimpleNamespace(
         results=store,
         payloads=None,
+        sends=NO_SIGNALS,
         broker=SimpleNamespace(capabilities=Capabilities("made up")),
         settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
     )
@@ -136,6 +141,7 @@ def test_a_new_checkpoint_brings_the_heartbeat_forward_once_a_second() -> None:
     app: Any = SimpleNamespace(
         results=store,
         payloads=None,
+        sends=NO_SIGNALS,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
         settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
     )
@@ -170,6 +176,7 @@ def test_workers_that_live_for_a_few_seconds_purge_too() -> None:
         app: Any = SimpleNamespace(
             results=store,
             payloads=None,
+            sends=NO_SIGNALS,
             broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
             settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
         )
@@ -192,6 +199,7 @@ def test_a_worker_deletes_old_event_files(tmp_path: Path, results: Any) -> None:
     os.utime(path, (1000.0, 1000.0))
     app: Any = SimpleNamespace(
         results=results,
+        sends=NO_SIGNALS,
         payloads=None,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
         settings=SimpleNamespace(
