@@ -235,7 +235,6 @@ def free_port() -> int:
 
 
 def test_a_breakpoint_of_debugpy_suspends_all_threads_and_the_lease_goes_on(app_site: Site) -> None:
-    pytest.importorskip("debugpy")
     app, port = app_site.app(), free_port()
     source = app_site.folder / "debugged_app.py"
     line = next(n for n, text in enumerate(APP.splitlines(), 1) if "# here" in text)
