@@ -118,7 +118,7 @@ def test_a_replayed_member_resumes_the_workflow(joint: bool, tmp_path: Path) -> 
         assert not site.lines("start", "body")
         path.touch()
         resumed = run_command(site, "workflow", "resume", "w")
-        assert resumed == "replayed 1 task of w\n"
+        assert resumed == "resumed 1 task of w\n"
         wait_until(lambda: result_of(site).state == "succeeded", 90, "it is resumed")
         assert result_of(site).get(timeout=1) == ["a", "b"]
         assert (site.counts("end")["body"], site.counts("end")["alarm"]) == (1, 1)
