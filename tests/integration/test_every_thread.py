@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -194,7 +195,7 @@ def _inject(turn: Round, kind: str) -> None:
     assert len(ours[turn.worker.process.pid]) >= 4
     seen: set[str] = set()
     for injector in injectors:
-        injector.ask(kind, list(ours[injector.pid]))
+        injector.ask(kind, _hit(kind, ours[injector.pid]))
     if kind == "block":
         supervisor = injectors[0]
 
@@ -218,6 +219,17 @@ def _inject(turn: Round, kind: str) -> None:
             if name not in alive and not _short_lived(name)
         }
         assert not lost, (lost, turn.worker.log)
+
+
+def _hit(kind: str, names: Iterable[str]) -> list[str]:
+    """The threads to inject into: of a pool of threads at most two raise.
+
+    A delivery that meets three unexpected errors in a row is dead-lettered, as it should be.
+    """
+    pools: dict[str, list[str]] = {}
+    for name in names:
+        pools.setdefault(name.rstrip("0123456789"), []).append(name)
+    return [each for pool in pools.values() for each in (pool if kind == "block" else pool[:2])]
 
 
 def _check_claims(injector: Injector) -> None:
