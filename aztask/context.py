@@ -325,8 +325,8 @@ class Context:
         * `limit`: a limit of the task that has a ``cost=``.
         * `amount`: from 0, rounded up. Calls of one run add up.
 
-        At the end of the run, what the estimate was too high is credited to the next claim, and
-        what it was too low is charged. A run that never calls it used its estimate. Returns at
+        When the run ends, the next claim is credited with what the estimate exceeded, or charged
+        with what exceeded it. A run that never calls this has used its estimate. Returns at
         once. In a direct call without a worker it does nothing. Raises ConfigurationError for a
         limit that does not apply to the task, and ValueError.
         """

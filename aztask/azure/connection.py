@@ -71,8 +71,9 @@ class WireRequest:
         lines.append(f"Content-Length: {len(body)}\r\n\r\n")
         head = "\r\n".join(lines)
         if head.count("\n") != len(lines) + 1 or head.count("\r") != len(lines) + 1:
-            bad = next(name for name, value in headers.items() if set("\r\n") & {*name, *value})
-            raise ServiceRequestError(f"the header {bad} contains a line break")
+            bad = [name for name, value in headers.items() if set("\r\n") & {*name, *value}]
+            what = f"the header {bad[0]}" if bad else "the address"
+            raise ServiceRequestError(f"{what} contains a line break")
         return cls(method, url, head.encode("latin-1") + body)
 
 

@@ -13,13 +13,14 @@ task begins another take, which readers see as a reset.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from aztask.errors import BrokerUnavailable, EncodeError, StepError
+from aztask.errors import BrokerUnavailable, EncodeError, ResultDamaged, StepError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.steps.parts import PartStore, Take, parts_of, take_of
@@ -27,9 +28,13 @@ from aztask.steps.suspension import StepsUnavailable
 from aztask.support import clock
 from aztask.support.parts import Part
 
+logger = logging.getLogger(__name__)
+
 BATCH_SECONDS: Final = 0.1
 RETRY_SECONDS: Final = 0.5
 END_SECONDS: Final = 30.0
+LOOK_SECONDS: Final = 0.5
+"""How soon a wait for the store notices that the lease is lost."""
 
 PART_BYTES: Final = 64 * 1024
 BATCH_BYTES: Final = 256 * 1024
@@ -89,11 +94,16 @@ class Emission:
         with self._changed:
             if self._part is None:
                 self._start()
-            self._changed.wait_for(lambda: self._bytes < MOST_BYTES or self._lease.lost)
+            # In turns: what ends a lease does not know who waits here.
+            while not self._changed.wait_for(self._has_room, LOOK_SECONDS):
+                pass
             self._count += 1
             self._waiting.append((self._count, data))
             self._bytes += len(data)
             self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return self._bytes < MOST_BYTES or self._lease.lost
 
     def _start(self) -> None:
         self._store = parts_of(self._app.results, self._app.codec)
@@ -104,12 +114,12 @@ class Emission:
 
     def flush(self) -> None:
         """Wait until all parts are written. Raises StepsUnavailable (rule 3)."""
+        give_up_at = clock.monotonic() + END_SECONDS
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: not self._waiting or self._lease.lost, END_SECONDS
-            )
-        if not done:
-            raise StepsUnavailable("the parts that the task emitted cannot be written")
+            while self._waiting and not self._lease.lost:
+                if clock.monotonic() >= give_up_at:
+                    raise StepsUnavailable("the parts that the task emitted cannot be written")
+                self._changed.wait(LOOK_SECONDS)
 
     def __enter__(self) -> Emission:
         """The function is about to be called."""
@@ -129,6 +139,7 @@ class Emission:
         finally:
             with self._changed:
                 self._ending = True
+                self._waiting.clear()  # what could not be written: the thread ends
                 self._changed.notify_all()
 
     def _write(self) -> None:
@@ -147,6 +158,8 @@ class Emission:
                 clock.current().sleep(RETRY_SECONDS)
                 continue
             with self._changed:
+                if self._ending:
+                    return
                 for _ in batch:
                     self._bytes -= len(self._waiting.popleft()[1])
                 self._changed.notify_all()
@@ -175,7 +188,11 @@ class Emission:
 
     def _continued(self, store: PartStore, take: Take) -> Take:
         """The take with the one that it continues: that of the hop which ended in the wait."""
-        found = store.read(self._message.id)
+        try:
+            found = store.read(self._message.id)
+        except ResultDamaged as error:
+            logger.warning("task %s begins its stream anew: %s", self._message.id, error)
+            return take
         place = f"{self._message.generation:08d}.{self._message.hop:08d}."
         earlier = [each for each in found.takes if each.name < place]
         if not earlier:

@@ -127,6 +127,11 @@ def test_a_header_with_a_line_break_is_refused():
         WireRequest.of(HttpRequest("GET", URL, headers={"X-A": "b\r\nX-C: d"}))
 
 
+def test_an_address_with_a_line_break_is_refused():
+    with pytest.raises(ServiceRequestError, match="the address contains a line break"):
+        WireRequest.composed("GET", URL + "\nX-C: d", {"X-A": "b"})
+
+
 def test_nothing_listens():
     with pytest.raises(OSError):
         Connection("127.0.0.1", 1, None, 2.0)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from aztask.steps.emitting import Emission
 from aztask.steps.parts import PartStore, parts_of
 from aztask.steps.stream import Listener, stream_of
 from aztask.steps.suspension import StepsUnavailable
+from aztask.stores.rows import Change
 
 MESSAGE = TaskMessage("t", "shop.ask", "default", b"")
 
@@ -285,6 +287,43 @@ def test_a_run_that_lost_its_lease_writes_nothing_more(app: App, counting: Count
     stream._lease.lost = False  # type: ignore[misc]
 
 
+def test_a_run_that_waits_for_room_goes_on_when_its_lease_is_lost(
+    app: App, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emitting, "MOST_BYTES", 1)
+    monkeypatch.setattr(emitting, "LOOK_SECONDS", 0.02)
+    counting.away = True
+    lease = SimpleNamespace(lost=False)
+    stream = Emission(app, MESSAGE, 1, lease)
+    stream.emit(1)
+    waiting = threading.Thread(target=stream.emit, args=(2,), daemon=True)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive(), "there is no room"
+    lease.lost = True
+    waiting.join(5.0)
+    assert not waiting.is_alive()
+    with stream:
+        pass
+
+
+def test_an_error_of_the_store_leaves_no_thread_behind(
+    app: App, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **options: Any) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(emitting, "END_SECONDS", 0.1)
+    monkeypatch.setattr(counting, "append", broken)
+    before = {each for each in threading.enumerate() if each.name == "aztask-stream"}
+    with pytest.raises(StepsUnavailable), emission(app) as stream:
+        stream.emit(1)
+    until = time.monotonic() + 5.0
+    while {each for each in threading.enumerate() if each.name == "aztask-stream"} - before:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 def test_what_is_too_large_or_too_much_is_refused(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +372,19 @@ def test_a_frozen_delivery_that_goes_on_is_not_read(app: App) -> None:
     assert seen(live) == []
     run(app, 0, delivery=1)  # one that was frozen before its first part
     assert seen(live) == []
+
+
+def test_a_continuation_behind_a_damaged_part_is_a_reset(app: App) -> None:
+    run(app, 1, 2)
+    store = store_of(app)
+    rows = list(store._pages("t", ""))
+    for row in rows:
+        store._rows.write(Change(row.place, {"data": b"\xc1"}, row))
+    run(app, 1, 2, 3, message=replace(MESSAGE, hop=1, continued=True))
+    for row in rows:
+        (now,) = store._rows.get([row.place])
+        store._rows.write(Change(row.place, None, now))
+    assert seen(listener(app)) == [1, 2, 3]
 
 
 def test_a_continuation_goes_on_and_one_that_is_killed_is_a_reset(app: App) -> None:
