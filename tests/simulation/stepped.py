@@ -658,7 +658,7 @@ class SteppedProcess:
                         raise TypeError("a stepped process runs plain functions")
             finally:
                 set_current_context(None)
-            return attempts.value(value, message.id)
+            return attempts.value(value, call)
         except Exception as error:  # noqa: BLE001  # task code may raise anything
             return attempts.error(error, message)
 
