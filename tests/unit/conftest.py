@@ -1,5 +1,6 @@
 """Fixtures of the unit tests."""
 
+import logging
 import signal
 import sys
 from dataclasses import dataclass
@@ -54,11 +55,15 @@ class Cli:
             self._monkeypatch.setenv(name, value)
         self._capsys.readouterr()
         before = {number: signal.getsignal(number) for number in (*DRAIN, *NOW)}
+        root = logging.getLogger()
+        level, handlers = root.level, root.handlers[:]
         try:
             code = main.run([str(argument) for argument in arguments])
-        finally:  # a worker that has ended ignores them for good
+        finally:  # a worker that has ended ignores them for good, and writes to what is closed
             for number, handler in before.items():
                 signal.signal(number, handler)
+            root.setLevel(level)
+            root.handlers[:] = handlers
         out, err = self._capsys.readouterr()
         return Ended(code, out, err)
 
