@@ -36,8 +36,7 @@ def _packed(codec: Codec, graph: Graph | None, given: int) -> Any:
     if graph is None:
         return None
     if isinstance(graph, Signature):
-        before = 0 if graph.immutable else given
-        parts = graph.task.plain_arguments(graph.args, dict(graph.kwargs), before)
+        parts = graph.plain_arguments(0 if graph.immutable else given)
         encoded = codec.encode_arguments(*parts)
         return ["task", graph.task.name, *encoded, dict(graph.options), graph.immutable]
     if isinstance(graph, Chain):
@@ -111,7 +110,8 @@ class GraphReader:
             )
         message = TaskMessage(name, name, "", body, content_type, encoding)
         args, kwargs = self._codec.decode_arguments(message)
-        return Signature(cast("Callee", task), args, kwargs, options, immutable is True)
+        callee, alone = cast("Callee", task), immutable is True
+        return Signature(callee, args, kwargs, options, alone, plain=True)
 
 
 def later(graph: Graph, seconds: float) -> Graph:

@@ -232,9 +232,7 @@ class Schedules:
             body, queue = pack_graph(self._codec, plan.call), self._sends.route(task, options)
             message = TaskMessage(plan.name, task.name, queue, body)
             return Definition(message, plan.trigger, plan.rules, graph=True)
-        body, content_type, encoding = self._codec.encode_arguments(
-            *task.plain_arguments(call.args, dict(call.kwargs))
-        )
+        body, content_type, encoding = self._codec.encode_arguments(*call.plain_arguments())
         message = TaskMessage(
             plan.name,
             task.name,

@@ -199,6 +199,8 @@ class Signature(Graph):
     * `args`, `kwargs`: its own arguments. Unless it is `immutable`, the value of the element before
       it in a chain comes first.
     * `options`: how its message is sent, see `NodeOptions`; durations are seconds.
+    * `plain`: its arguments come from a message, so they are plain data already. Only aztask sets
+      it, for a schedule's workflow.
 
     Raises ConfigurationError for a wrong option.
     """
@@ -208,6 +210,7 @@ class Signature(Graph):
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     immutable: bool = False
+    plain: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         options = dict(self.options)
@@ -224,6 +227,12 @@ class Signature(Graph):
         Raises ConfigurationError for an unknown option or a wrong value.
         """
         return replace(self, options={**self.options, **options})
+
+    def plain_arguments(self, given: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Its arguments as a message holds them, behind `given` ones. Raises EncodeError."""
+        args, kwargs = self.args, dict(self.kwargs)
+        # A strict task refuses plain data in the place of a value: it must not be converted twice.
+        return (args, kwargs) if self.plain else self.task.plain_arguments(args, kwargs, given)
 
     def drawn(self) -> Drawing:
         """The call as it is written, with its options in brackets."""

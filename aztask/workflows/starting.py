@@ -194,8 +194,7 @@ class WorkflowLauncher:
         signature: Signature,
         parent: str | None,
     ) -> TaskMessage:
-        given = int(node.takes is not None)
-        parts = signature.task.plain_arguments(signature.args, dict(signature.kwargs), given)
+        parts = signature.plain_arguments(int(node.takes is not None))
         body, content_type, encoding = self._codec.encode_arguments(*parts)
         fields = common.copy()
         fields["id"] = task_id_of(workflow, node.number)

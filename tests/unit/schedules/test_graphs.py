@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,40 @@ def test_the_occurrence_is_a_workflow_under_its_id(app: App) -> None:
     (peeked,) = app.broker.peek("slow")
     assert peeked.envelope.headers[SCHEDULE] == "shop.import"
     assert peeked.envelope.headers[SCHEDULED_AT] > 0
+
+
+@dataclass
+class Feed:
+    folder: Path
+    since: timedelta
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_arguments_are_converted_once(
+    app: App, strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The definition holds plain data, which a strict task refuses in the place of a value."""
+    got: list[Any] = []
+
+    @app.task(name="read", strict=strict)
+    def read(feed: Feed, kinds: frozenset[str]) -> Feed:
+        got.append((feed, kinds))
+        return feed
+
+    @app.task(name="keep", strict=strict)
+    def keep(feed: Feed, *, target: Path) -> None:
+        got.append((feed, target))
+
+    feed = Feed(Path("in"), timedelta(hours=2))
+    graph = read.s(feed, frozenset("a")) | keep.s(target=Path("out"))
+    with app.inline() as inline:
+        app.schedules.create("import", graph, every=60)
+        workflow = app.schedules.trigger("import")
+        inline.run()
+        assert workflow is not None
+        assert app.workflows.result(workflow).state == "succeeded"
+    assert got == [(feed, frozenset("a")), (feed, Path("out"))]
+    assert not caplog.records
 
 
 def test_an_occurrence_whose_worker_died_is_started_once(app: App) -> None:
