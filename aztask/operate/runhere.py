@@ -6,6 +6,7 @@ Rules
 2. The task's code is the real one. What it sends is sent, and what it writes is written.
 3. Lifespans and the hooks around a run are open, as in a pool process. Steps are not recorded, and
    checkpoints stay in the context.
+4. A generator runs to its end, as in a worker: each value that it yields is emitted.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from typing import Any
 
 from aztask.app import App
 from aztask.context import set_current_context, unsent_context
-from aztask.errors import CodecError, NotFound, UnknownTask, did_you_mean
+from aztask.errors import AztaskError, CodecError, NotFound, UnknownTask, did_you_mean
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters import DeadLetters, Selection
 from aztask.operate.queues import LeftOut, all_queues, waiting
+from aztask.steps.emitting import MemoryEmission, part_data
+from aztask.steps.suspension import Suspension
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.workflows import workflows_of
 from aztask.support.display import visible
 from aztask.task import Task
-from aztask.worker.pool.attempt import trim_traceback
+from aztask.worker.pool.attempt import PreparedCall, trim_traceback
 from aztask.worker.pool.fetching import Fetching
 from aztask.workflows.inputs import first_argument
 from aztask.workflows.place import NodePlace
@@ -144,10 +147,34 @@ def _member(app: App, task_id: str) -> TaskMessage | None:
         return None
 
 
-def run_here(app: App, call: LocalCall) -> Any:
+class RunStopped(AztaskError):
+    """The run would go on later, as a step asks that failed; only a worker goes on with it."""
+
+
+class LocalParts(MemoryEmission):
+    """What a task emits that runs here. It refuses what a worker would refuse."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__()
+        self._codec = app.codec
+
+    def emit(self, value: Any) -> None:
+        """Show the value, as the next part. Raises EncodeError."""
+        part_data(self._codec, value)
+        self.show(value)
+
+    def show(self, value: Any) -> None:
+        """Keep the value; a command prints it."""
+        self.values.append(value)
+
+
+def run_here(app: App, call: LocalCall, parts: LocalParts | None = None) -> Any:
     """Run the task in this thread, and return its value; raises what it raises.
 
-    A coroutine runs on an event loop of this thread.
+    A coroutine runs on an event loop of this thread. `Context.sleep` returns at once. Raises
+    RunStopped for a step that its own retry policy would run again later.
+
+    * `parts`: gets what the task emits. A coroutine emits from another thread.
     """
     with asyncio.Runner() as runner:
 
@@ -156,7 +183,12 @@ def run_here(app: App, call: LocalCall) -> Any:
 
         lifespans = app.hooks.lifespan.open(complete)
         try:
-            return copy_context().run(_run, app, call, complete)
+            return copy_context().run(_run, app, call, parts or LocalParts(app), complete)
+        except Suspension as stopped:
+            raise RunStopped(
+                f"task {call.task.name} has stopped, to go on later: {stopped}; only a worker goes "
+                "on with it"
+            ) from stopped
         finally:
             lifespans.close()
 
@@ -167,7 +199,7 @@ def traceback_of(error: Exception) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def _run(app: App, call: LocalCall, complete: Any) -> Any:
+def _run(app: App, call: LocalCall, parts: LocalParts, complete: Any) -> Any:
     context = unsent_context(
         task=call.task.name,
         queue=call.queue or app.queue_for(call.task, {}),
@@ -176,10 +208,11 @@ def _run(app: App, call: LocalCall, complete: Any) -> Any:
         resubmit_count=call.retries,
         session=call.session,
     )
+    context.emission = parts
     set_current_context(context)
     hook = app.hooks.run
-    with hook.around(context) if hook else nullcontext():
-        value = call.task.call(context, call.args, call.kwargs)
+    with hook.around(context) if hook else nullcontext(), context.steps:
+        value = PreparedCall(call.task, context, call.args, call.kwargs).begin()
         return complete(_awaited(value)) if inspect.isawaitable(value) else value
 
 

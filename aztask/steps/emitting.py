@@ -62,6 +62,17 @@ class PartApp(Protocol):
         ...
 
 
+def part_data(codec: Codec, value: Any) -> bytes:
+    """The part, encoded. Raises EncodeError if it cannot be encoded, or is too large."""
+    data = codec.encode_value(value)
+    if len(data) > PART_BYTES:
+        raise EncodeError(
+            f"a part has {len(data):,} bytes, and may have {PART_BYTES:,}; store the data "
+            "elsewhere and emit a reference"
+        )
+    return data
+
+
 class Emission:
     """The stream of one run. A context manager around the run."""
 
@@ -83,12 +94,7 @@ class Emission:
 
     def emit(self, value: Any) -> None:
         """Add a part to the stream. Raises EncodeError, and StepError without a result store."""
-        data = self._app.codec.encode_value(value)
-        if len(data) > PART_BYTES:
-            raise EncodeError(
-                f"a part has {len(data):,} bytes, and may have {PART_BYTES:,}; store the data "
-                "elsewhere and emit a reference"
-            )
+        data = part_data(self._app.codec, value)
         if self._count >= MOST_PARTS:
             raise EncodeError(f"a task emits at most {MOST_PARTS:,} parts; emit larger ones")
         with self._changed:

@@ -231,8 +231,9 @@ def _default(code: Source, value: ast.expr | None) -> tuple[str, str]:
     if isinstance(value, ast.Call):
         kind = code.segment(value.func)
         if kind == "field":
-            factory = code.segment(value.keywords[0].value)
-            return {"dict": "{}"}.get(factory, f"{factory}()"), ""
+            given = {each.arg: code.segment(each.value) for each in value.keywords}
+            factory = given.get("default_factory", "")
+            return given.get("default") or {"dict": "{}"}.get(factory, f"{factory}()"), ""
         if kind == "inherited":
             return "None", "overrides the app's setting of the same name."
         if kind == "setting":

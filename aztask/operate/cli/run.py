@@ -12,7 +12,15 @@ from aztask.operate.cli.group import CliCommand
 from aztask.operate.cli.options import JsonValue, Text, app_option
 from aztask.operate.cli.output import to_json
 from aztask.operate.cli.target import open_app
-from aztask.operate.runhere import LocalCall, call_of, run_here, task_named, traceback_of
+from aztask.operate.runhere import (
+    LocalCall,
+    LocalParts,
+    RunStopped,
+    call_of,
+    run_here,
+    task_named,
+    traceback_of,
+)
 from aztask.support.display import visible
 
 
@@ -38,6 +46,9 @@ from aztask.support.display import visible
 )
 def command(task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: str | None) -> None:
     """Run TASK in this process, and print its value as JSON.
+
+    What the task emits, or yields as a generator, is printed before the value, one part on each
+    line. context.sleep returns at once.
 
     Nothing is sent, recorded or settled: with --from, the message stays where it is. An error is
     printed with its whole traceback. The code runs in the main thread with the terminal's input, so
@@ -66,9 +77,11 @@ def command(task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: 
             raise click.UsageError(str(error)) from error
         call = call.typed()
         try:
-            value = run_here(app, call)
+            value = run_here(app, call, _PrintedParts(app))
         except TaskControl as error:
             raise CommandFailed(f"the task raised {type(error).__name__}: {error}") from error
+        except RunStopped as error:
+            raise CommandFailed(visible(str(error))) from error
         except Exception as error:
             click.echo(traceback_of(error), nl=False, err=True)
             raise CommandFailed(f"task {visible(call.task.name)} failed") from error
@@ -77,4 +90,10 @@ def command(task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: 
             app.codec.encode_value(value)
         except EncodeError as error:
             raise CommandFailed(f"the task returned what cannot be a result: {error}") from error
+        click.echo(to_json(value))
+
+
+class _PrintedParts(LocalParts):
+    def show(self, value: Any) -> None:
+        """Print the part as one line of JSON."""
         click.echo(to_json(value))

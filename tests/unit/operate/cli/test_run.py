@@ -12,7 +12,7 @@ from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 SHOP = """
 import contextvars
 from dataclasses import dataclass
-from aztask import App, Context, Retry
+from aztask import App, Context, Retry, RetryPolicy
 app = App("shop", broker="local://", results="local://")
 OPEN = contextvars.ContextVar("open", default="closed")
 
@@ -46,6 +46,49 @@ class Order:
 @app.task
 def bill(order: Order) -> Order:
     return Order(order.number + 1)
+
+@app.task
+def counts(end: int):
+    for number in range(end):
+        yield {"number": number}
+    return "all"
+
+@app.task
+async def drips():
+    for number in range(2):
+        yield [OPEN.get(), number]
+
+@app.task_with_context
+def emits(context: Context):
+    context.emit(1)
+    return 2
+
+@app.task
+def leaks():
+    yield object()
+
+def breaks():
+    raise ValueError("no luck")
+
+@app.task_with_context
+def steps(context: Context):
+    context.sleep(3600)
+    context.step("charge", breaks, retry=RetryPolicy(3, delay=60))
+
+@app.task_with_context
+async def drip_steps(context: Context):
+    yield 1
+    await context.step("charge", abreaks, retry=RetryPolicy(3, delay=60))
+
+async def abreaks():
+    raise ValueError("no luck")
+
+@app.task_with_context
+def swallows(context: Context):
+    try:
+        context.step("charge", breaks, retry=RetryPolicy(3, delay=60))
+    except BaseException:
+        return "done"
 
 @app.task
 def odd():
@@ -94,6 +137,40 @@ def test_what_a_task_asks_of_a_worker_is_said(cli, shop):
     ended = cli("run", "-A", shop, "shop.again")
     assert (ended.code, "the task raised Retry" in ended.error) == (1, True)
     assert "what cannot be a result" in cli("run", "-A", shop, "shop.odd").error
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "lines"),
+    [
+        ("counts", [2], [{"number": 0}, {"number": 1}, "all"]),
+        ("drips", [], [["open", 0], ["open", 1], None]),
+        ("emits", [], [1, 2]),
+    ],
+)
+def test_what_a_task_emits_is_printed_before_its_value(cli, shop, task, args, lines):
+    ended = cli("run", "-A", shop, f"shop.{task}", "--args", json.dumps(args))
+    assert [json.loads(line) for line in ended.out.splitlines()] == lines
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_a_part_that_no_worker_would_take_is_an_error_of_the_task(cli, shop):
+    ended = cli("run", "-A", shop, "shop.leaks")
+    assert (ended.code, "EncodeError" in ended.err) == (1, True)
+
+
+@pytest.mark.parametrize(("task", "out"), [("steps", ""), ("drip_steps", "1\n")])
+def test_a_task_that_would_go_on_later_ends_with_one_line(cli, shop, task, out):
+    ended = cli("run", "-A", shop, f"shop.{task}")
+    assert (ended.code, ended.out) == (1, out)
+    assert len(ended.err.splitlines()) == 1
+    assert f"task shop.{task} has stopped, to go on later: step charge is retried" in ended.error
+    assert "ValueError: no luck" in ended.error
+
+
+def test_a_task_that_swallows_the_end_of_its_run_fails_as_in_a_worker(cli, shop):
+    ended = cli("run", "-A", shop, "shop.swallows")
+    assert (ended.code, ended.out) == (1, "")
+    assert "StepError: the task caught the end of its run" in ended.err
 
 
 def test_wrong_input_is_one_line(cli, shop):
