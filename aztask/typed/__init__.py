@@ -9,8 +9,8 @@ is built: only the code that reads does, by its annotations.
 How it works
 
 * An annotation becomes a *shape* (`aztask.typed.annotations`): it writes a value as plain data, and
-  reads plain data as a value (`aztask.typed.shapes`, `aztask.typed.records`,
-  `aztask.typed.libraries`).
+  reads plain data as a value (`aztask.typed.shapes`, `aztask.typed.containers`,
+  `aztask.typed.records`, `aztask.typed.libraries`).
 * A task has one `aztask.typed.conversion.Conversion`, made at its first call from its resolved
   annotations. A task whose annotations are all plain converts nothing: it has no converter, and a
   send only looks up the types of its arguments in a set.
@@ -37,8 +37,12 @@ Rules
 7. A result is read by the return annotation of its task where the app that asks has registered the
    task; elsewhere it is the plain data. A result is never refused for its type, because its task
    has run.
-8. Inside a dataclass, text is accepted for a date, a UUID, a Decimal and bytes (base64), because
-   other languages write JSON. An argument that is text itself stays text: it could be sent before.
+8. Inside a dataclass, text is accepted for a date, a UUID, a Decimal, bytes (base64) and a map's
+   int keys, because other languages write JSON. An argument that is text itself stays text: it
+   could be sent before.
+9. Whatever the code of a user raises inside a converter is a misfit of that field when reading, and
+   EncodeError when writing. A task whose result cannot be written is not run again.
+10. Texts name places and types. They hold no value, no map's key, and no text of such an error.
 
 Why own code, and not msgspec for all: it converts dataclasses, enums and the rest as well, but it
 is no dependency of aztask, and what arrives must not depend on what else is installed. A Struct is

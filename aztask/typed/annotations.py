@@ -4,7 +4,8 @@ Rules
 1. Whatever an annotation is, a shape comes back: one that this module does not know is not checked.
 2. Each annotation is resolved alone if not all of them can be, so that one name which exists for
    type checkers only does not switch off the others.
-3. One `Shapes` makes one shape for an annotation, so that a class may contain itself.
+3. One `Shapes` makes one shape for an annotation, before it makes those inside, so that a type may
+   contain itself: a class, an alias, or either of them inside a list or a union.
 """
 
 from __future__ import annotations
@@ -23,10 +24,22 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
-from typing import Annotated, Any, Final, Literal, NewType, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    ForwardRef,
+    Literal,
+    NewType,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from aztask.typed.containers import ArrayShape, MapShape, TupleShape, UnionShape
 from aztask.typed.libraries import library_shape
 from aztask.typed.records import (
     DataclassShape,
@@ -36,19 +49,14 @@ from aztask.typed.records import (
     TypedDictShape,
 )
 from aztask.typed.shapes import (
+    ANY,
     AnyShape,
-    ArrayShape,
     EnumShape,
     LiteralShape,
-    MapShape,
     ScalarShape,
     Shape,
     TextShape,
-    TupleShape,
-    UnionShape,
 )
-
-ANY: Final = AnyShape()
 
 _SCALARS: Final = frozenset(
     (type(None), bool, int, float, str, bytes, datetime, date, time, timedelta, UUID, Decimal)
@@ -87,6 +95,8 @@ _MAPS: Final[dict[Any, tuple[tuple[type, ...], Any]]] = {
     abc.MutableMapping: ((abc.MutableMapping,), None),
 }
 _CONTAINERS: Final = frozenset((*_ARRAYS, *_MAPS))
+_ALIASES: Final = 100
+"""How many aliases may stand for each other. ``type A = A`` has no end."""
 
 
 def hints_of(thing: Any) -> dict[str, Any]:
@@ -94,21 +104,32 @@ def hints_of(thing: Any) -> dict[str, Any]:
 
     * `thing`: also a `functools.partial`, or an object that can be called.
     """
-    while isinstance(thing, functools.partial):
-        thing = thing.func
-    if not isinstance(thing, type):
-        thing = inspect.unwrap(thing)
-        if not hasattr(thing, "__annotations__"):
-            thing = type(thing).__call__
+    thing = _annotated(thing)
     with suppress(Exception):  # a text in an annotation may be any Python
         return typing.get_type_hints(thing, include_extras=True)
     found: dict[str, Any] = {}
     for each in reversed(thing.__mro__) if isinstance(thing, type) else (thing,):
-        module = sys.modules.get(getattr(each, "__module__", ""), None)
-        names = getattr(each, "__globals__", None) or vars(module or types)
+        names = names_of(each)
         for name, annotation in _annotations(each).items():
             found.update(_resolved(name, annotation, names))
     return found
+
+
+def names_of(thing: Any) -> Mapping[str, Any]:
+    """The names of the module of a function or a class, for what its annotations leave as text."""
+    thing = _annotated(thing)
+    module = sys.modules.get(getattr(thing, "__module__", ""), None)
+    return getattr(thing, "__globals__", None) or vars(module or types)
+
+
+def _annotated(thing: Any) -> Any:
+    """The function or class that has the annotations."""
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    if isinstance(thing, type):
+        return thing
+    thing = inspect.unwrap(thing)
+    return thing if hasattr(thing, "__annotations__") else type(thing).__call__
 
 
 def _annotations(thing: Any) -> Mapping[str, Any]:
@@ -132,111 +153,134 @@ class Shapes:
 
     def __init__(self) -> None:
         self._made: dict[Any, Shape] = {}
+        self._kept: list[Any] = []  # of annotations that have no hash the ids are keys
 
-    def of(self, annotation: Any, *, loose: bool = False) -> Shape:
-        """The shape of an annotation. loose: within a dataclass, see rule 8 of `aztask.typed`."""
-        key = (annotation, loose)
-        try:
-            known = self._made.get(key)
-        except TypeError:  # Annotated with a list, for example
-            return self._safely(annotation, loose)
-        if known is None:
-            self._made[key] = ANY  # an alias that contains itself
-            known = self._made[key] = self._safely(annotation, loose)
-        return known
+    def of(self, annotation: Any, names: Mapping[str, Any]) -> Shape:
+        """The shape of an annotation.
 
-    def _safely(self, annotation: Any, loose: bool) -> Shape:
+        * `names`: those of the module where it stands, see `names_of`.
+        """
+        found = self._shape(annotation, names, loose=False)
+        while any(each.settle() for each in self._made.values()):
+            pass  # a type that contains itself is plain if all other parts of it are
+        return found
+
+    def _shape(
+        self, annotation: Any, names: Mapping[str, Any], *, loose: bool, key: bool = False
+    ) -> Shape:
+        """loose: within a dataclass, see rule 8 of `aztask.typed`. key: it is that of a map."""
+        place: Any = None
         try:
-            return self._build(annotation, loose)
+            annotation = _unwrapped(annotation, names)
+            place = self._place(annotation, names, loose=loose, key=key)
+            if place not in self._made:
+                self._fill(place, annotation, names, loose=loose, key=key)
         except Exception:  # noqa: BLE001  # dict[str], or a class with hooks of its own
-            return ANY
+            return self._made.setdefault(place, ANY)
+        return self._made[place]
 
-    def _build(self, annotation: Any, loose: bool) -> Shape:
-        annotation = _unwrapped(annotation)
-        if annotation in _SCALARS:
-            return ScalarShape(annotation, loose=loose)
-        origin, inner = get_origin(annotation), get_args(annotation)
-        if origin in (Union, types.UnionType):
-            return self._union(inner, loose)
-        if origin is Literal:
-            enums = {type(each): EnumShape(type(each)) for each in inner if isinstance(each, Enum)}
-            return LiteralShape(inner, enums)
-        kind = origin or annotation
-        if kind in _CONTAINERS:
-            return self._container(annotation, kind, inner, loose)
-        return self._class(annotation, kind, loose) if isinstance(kind, type) else ANY
+    def _place(
+        self, annotation: Any, names: Mapping[str, Any], *, loose: bool, key: bool
+    ) -> tuple[Any, ...]:
+        where = 0 if isinstance(annotation, type) else id(names)
+        try:
+            hash(annotation)
+        except TypeError:  # Annotated with a list, for example
+            self._kept.append(annotation)
+            return (id(annotation), where, loose, key)
+        return (annotation, where, loose, key)
 
-    def _union(self, inner: Sequence[Any], loose: bool) -> Shape:
-        members = [self.of(each, loose=loose) for each in inner]
-        return ANY if any(isinstance(each, AnyShape) for each in members) else UnionShape(members)
-
-    def _container(self, annotation: Any, kind: Any, inner: Sequence[Any], loose: bool) -> Shape:
-        if kind is tuple and inner[-1:] != (Ellipsis,) and (inner or annotation == tuple[()]):
-            return TupleShape([self.of(each, loose=loose) for each in inner])
-        if kind in _ARRAYS:
-            item = self.of(inner[0], loose=loose) if inner else ANY
-            accepts, make = _ARRAYS[kind]
-            return ArrayShape(_name(kind, item), accepts, make, item)
-        if kind is collections.Counter:
-            inner = (*(inner or (Any,)), int)
-        key, value = (self.of(each, loose=loose) for each in inner or (Any, Any))
-        accepts, make = _MAPS[kind]
-        return MapShape(_name(kind, key, value), accepts, make, key, value)
-
-    def _class(self, annotation: Any, kind: Any, loose: bool) -> Shape:
-        found: Shape | None = None
-        if issubclass(kind, Enum):
-            found = EnumShape(kind)
-        elif issubclass(kind, PurePath | ZoneInfo):
-            found = TextShape(kind)
-        else:
-            found = library_shape(annotation)
-        if found is not None:
-            return found
-        name: str = kind.__name__
-        record: RecordShape | None = None
-        if typing.is_typeddict(kind):
-            record = TypedDictShape(kind, name)
-        elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
-            record = NamedTupleShape(kind, name)
-        elif "__dataclass_fields__" in vars(kind):  # a plain subclass adds what no field holds
-            record, loose = DataclassShape(kind, name, _init_only(kind)), True
-        return AnyShape(name) if record is None else self._record(record, annotation, kind, loose)
-
-    def _record(self, shape: RecordShape, annotation: Any, kind: Any, loose: bool) -> Shape:
-        self._made[annotation, loose] = shape  # the class may name itself
-        hints = hints_of(kind)
-        variables = dict(
-            zip(getattr(kind, "__parameters__", ()), get_args(annotation), strict=False)
-        )
-        shape.complete(
-            [
-                Member(
-                    name,
-                    self.of(_substituted(hints.get(name, Any), variables), loose=loose),
-                    needed,
-                )
-                for name, needed in _members(kind)
-            ]
-        )
-        return shape
+    def _fill(
+        self, place: Any, annotation: Any, names: Mapping[str, Any], *, loose: bool, key: bool
+    ) -> None:
+        """Put the shape of an annotation at its place, and then those that it is made of."""
+        shape, inner = _outline(annotation, loose=loose, key=key)
+        self._made[place] = shape
+        if isinstance(shape, RecordShape):
+            names = names_of(shape.record)
+            loose = loose or isinstance(shape, DataclassShape)
+        is_map = isinstance(shape, MapShape)
+        parts = [
+            self._shape(each, names, loose=loose, key=is_map and number == 0)
+            for number, each in enumerate(inner)
+        ]
+        if inner:
+            shape.complete(parts)
 
 
-def _unwrapped(annotation: Any) -> Any:
+def _outline(annotation: Any, *, loose: bool, key: bool) -> tuple[Shape, Sequence[Any]]:
+    """The shape of an annotation without those it is made of, and the annotations of these."""
+    if isinstance(annotation, type) and annotation in _SCALARS:
+        return ScalarShape(annotation, loose=loose, key=key), ()
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return UnionShape(), inner
+    if origin is Literal:
+        enums = {type(each): EnumShape(type(each)) for each in inner if isinstance(each, Enum)}
+        return LiteralShape(inner, enums), ()
+    kind = origin or annotation
+    if kind in _CONTAINERS:
+        return _container(annotation, kind, inner)
+    return _class(annotation, kind) if isinstance(kind, type) else (ANY, ())
+
+
+def _container(annotation: Any, kind: Any, inner: Sequence[Any]) -> tuple[Shape, Sequence[Any]]:
+    name = kind.__name__
+    if kind is tuple and inner[-1:] != (Ellipsis,) and (inner or annotation == tuple[()]):
+        return TupleShape(), inner
+    if kind in _ARRAYS:
+        return ArrayShape(name, *_ARRAYS[kind]), (inner or (Any,))[:1]
+    if kind is collections.Counter:
+        inner = (*(inner or (Any,)), int)
+    key, value = inner or (Any, Any)
+    return MapShape(name, *_MAPS[kind]), (key, value)
+
+
+def _class(annotation: Any, kind: Any) -> tuple[Shape, Sequence[Any]]:
+    if issubclass(kind, Enum):
+        return EnumShape(kind), ()
+    if issubclass(kind, PurePath | ZoneInfo):
+        return TextShape(kind), ()
+    found = library_shape(annotation)
+    if found is not None:
+        return found, ()
+    name: str = kind.__name__
+    record: RecordShape
+    if typing.is_typeddict(kind):
+        record = TypedDictShape(kind, name, _members(kind))
+    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        record = NamedTupleShape(kind, name, _members(kind))
+    elif "__dataclass_fields__" in vars(kind):  # a plain subclass adds what no field holds
+        record = DataclassShape(kind, name, _members(kind), _init_only(kind))
+    else:
+        return AnyShape(name), ()
+    hints = hints_of(kind)
+    variables = dict(zip(getattr(kind, "__parameters__", ()), get_args(annotation), strict=False))
+    return record, [_substituted(hints.get(each.name, Any), variables) for each in record.members]
+
+
+def _unwrapped(annotation: Any, names: Mapping[str, Any]) -> Any:
     """The annotation below aliases, new types, type variables, and what only type checkers read."""
-    while True:
+    for _ in range(_ALIASES):
+        origin = get_origin(annotation)
         if annotation is None:
             return type(None)
         if isinstance(annotation, NewType):
             annotation = annotation.__supertype__
         elif isinstance(annotation, TypeVar):
             annotation = annotation.__bound__ or Any
+        elif isinstance(annotation, str | ForwardRef):  # of an alias that contains itself
+            annotation = _resolved("it", annotation, names).get("it", Any)
         elif type(annotation).__name__ == "TypeAliasType":  # from Python 3.12 on
             annotation = annotation.__value__
-        elif get_origin(annotation) is Annotated or get_origin(annotation) in _WRAPPERS:
+        elif type(origin).__name__ == "TypeAliasType":
+            variables = zip(origin.__type_params__, get_args(annotation), strict=False)
+            annotation = _substituted(origin.__value__, dict(variables))
+        elif origin is Annotated or origin in _WRAPPERS:
             annotation = get_args(annotation)[0]
         else:
             return annotation
+    return Any
 
 
 def _init_only(kind: Any) -> list[str]:
@@ -246,18 +290,22 @@ def _init_only(kind: Any) -> list[str]:
     return [each.name for each in fields if each._field_type is hidden]
 
 
-def _members(kind: Any) -> list[tuple[str, bool]]:
-    """(name, whether it is required) of the fields of a class."""
+def _members(kind: Any) -> list[Member]:
+    """The fields of a class."""
     if typing.is_typeddict(kind):
-        return [(name, name in kind.__required_keys__) for name in sorted(_keys(kind))]
+        return [Member(name, name in kind.__required_keys__) for name in sorted(_keys(kind))]
     if issubclass(kind, tuple):
-        return [(name, name not in kind._field_defaults) for name in kind._fields]
-    missing = dataclasses.MISSING
-    return [
-        (each.name, each.default is missing and each.default_factory is missing)
-        for each in dataclasses.fields(kind)
-        if each.init
-    ]
+        return [Member(name, name not in kind._field_defaults) for name in kind._fields]
+    missing, fields = dataclasses.MISSING, dataclasses.fields(kind)
+    names = {each.name for each in fields}
+    found = []
+    for each in fields:
+        alias = each.metadata.get("name")
+        alias = alias if isinstance(alias, str) and alias not in names else ""
+        required = each.default is missing and each.default_factory is missing
+        if each.init:
+            found.append(Member(each.name, required, alias))
+    return found
 
 
 def _keys(kind: Any) -> frozenset[str]:
@@ -267,13 +315,9 @@ def _keys(kind: Any) -> frozenset[str]:
 
 def _substituted(hint: Any, variables: Mapping[Any, Any]) -> Any:
     """The annotation of a field of a generic class, with what its variables stand for."""
-    if hint in variables:
-        return variables[hint]
+    if isinstance(hint, TypeVar):
+        return variables.get(hint, hint)
     inner = getattr(hint, "__parameters__", ())
     if not variables or not inner or isinstance(hint, type):
         return hint
     return hint[tuple(variables.get(each, Any) for each in inner)]
-
-
-def _name(kind: Any, *inner: Shape) -> str:
-    return f"{kind.__name__}[{', '.join(each.name for each in inner)}]"

@@ -9,8 +9,18 @@ from typing import Any, Final
 
 from aztask.errors import DecodeError, EncodeError
 from aztask.message.payload import StoredValue
-from aztask.typed.annotations import ANY, Shapes, hints_of
-from aztask.typed.shapes import AnyShape, Findings, Misfit, Place, Refused, Shape, plain_of
+from aztask.typed.annotations import Shapes, hints_of, names_of
+from aztask.typed.shapes import (
+    ANY,
+    Findings,
+    Misfit,
+    Place,
+    Refused,
+    Shape,
+    place_text,
+    plain_of,
+    raised,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +46,25 @@ class Conversion:
         *,
         with_context: bool,
         strict: bool,
+        model: Any = None,
     ) -> None:
-        """strict: refuse what does not fit, see `aztask.typed`."""
+        """A function's converter.
+
+        * `strict`: refuse what does not fit, see `aztask.typed`.
+        * `model`: what the first argument is, whatever its annotation says; reading is strict then.
+        """
         self._name, self.strict = name, strict
-        hints, shapes = hints_of(function), Shapes()
+        self._reads_strictly = strict or model is not None
+        hints, names, shapes = hints_of(function), names_of(function), Shapes()
         self._places: list[tuple[str, Shape]] = []
         self._names: dict[str, Shape] = {}
         self._more: tuple[str, Shape] | None = None
         self._others: Shape = ANY
-        for each in list(signature.parameters.values())[int(with_context) :]:
-            shape = shapes.of(hints.get(each.name, Any))
+        parameters = list(signature.parameters.values())[int(with_context) :]
+        if model is not None and parameters:
+            hints[parameters[0].name] = model
+        for each in parameters:
+            shape = shapes.of(hints.get(each.name, Any), names)
             if each.kind is each.VAR_POSITIONAL:
                 self._more = (each.name, shape)
             elif each.kind is each.VAR_KEYWORD:
@@ -55,7 +74,7 @@ class Conversion:
                     self._places.append((each.name, shape))
                 if each.kind is not each.POSITIONAL_ONLY:
                     self._names[each.name] = shape
-        self._result = shapes.of(hints.get("return", Any))
+        self._result = shapes.of(hints.get("return", Any), names)
         self._warned = self._warned_of_result = False
         self.settled: set[tuple[Any, ...]] = set()
 
@@ -91,9 +110,9 @@ class Conversion:
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Plain arguments as the function takes them, for a run. Raises DecodeError if strict."""
-        if self._is_settled(args, kwargs):
+        if self.strict is self._reads_strictly and self._is_settled(args, kwargs):
             return args, kwargs
-        found = Findings(strict=self.strict)
+        found = Findings(strict=self._reads_strictly)
         try:
             made = self._each(_read, args, kwargs, found)
         except Misfit as error:
@@ -106,13 +125,25 @@ class Conversion:
         """`read` for functions that look at a call before its run: it never raises, nor warns."""
         return self._each(_read, args, kwargs, Findings(strict=False), given)
 
+    def parsed(self, data: bytes) -> Any:
+        """JSON, as `read` takes it for the first argument.
+
+        Raises ValueError and RecursionError for what is no JSON, and DecodeError.
+        """
+        name, shape = self._places[0] if self._places else ("the body", ANY)
+        try:
+            return shape.parse(data, name)
+        except Misfit as error:
+            raise DecodeError(f"task {self._name}: {error}") from None
+
     def why_not(self, parameter: str, value: Any) -> str:
         """Why a plain value does not fit a parameter; "" if it does, or is not checked.
 
         Names the parameter. For those who know the types of many values before they send them.
         """
         try:
-            self._names.get(parameter, self._others).read(value, parameter, Findings(strict=True))
+            shape = self._names.get(parameter, self._others)
+            _read(shape, value, parameter, Findings(strict=True))
         except Misfit as error:
             return str(error)
         return ""
@@ -133,7 +164,7 @@ class Conversion:
         return True
 
     def _settles(self, shape: Shape, kind: type) -> bool:
-        if isinstance(shape, AnyShape) or (self._warned and shape.plain and not self.strict):
+        if shape.unchecked or (self._warned and shape.plain and not self.strict):
             return True
         return kind in shape.settled and not (self.strict and issubclass(kind, _CONTAINERS))
 
@@ -176,13 +207,16 @@ class Conversion:
     # -- the result --------------------------------------------------------------------------
 
     def written_result(self, value: Any) -> Any:
-        """What a task returned, as plain data. Raises EncodeError."""
-        if type(value) in self._result.settled or isinstance(self._result, AnyShape):
+        """What a task returned, as plain data. Raises EncodeError, and nothing else.
+
+        The task has run: an error of another kind could be retried, and run it again.
+        """
+        if type(value) in self._result.settled or self._result.unchecked:
             return value
         found = Findings(strict=False)
         try:
-            plain = self._result.write(value, RESULT, found)
-        except Refused as error:
+            plain = _write(self._result, value, RESULT, found)
+        except (Misfit, Refused) as error:
             raise EncodeError(f"task {self._name}: {error}") from None
         if found.first and not self._warned_of_result:
             self._warned_of_result = True
@@ -207,24 +241,40 @@ def call_types(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, .
 
 
 def _read(shape: Shape, value: Any, place: Place, found: Findings) -> Any:
-    """The value as the function takes it; unless strict, as it is if it cannot be built."""
+    """The value as the function takes it; unless strict, as it is if it cannot be built.
+
+    Whatever is raised, by a class of the user or because the value is nested too deeply, is a
+    misfit. Raises Misfit if strict.
+    """
     try:
         return shape.read(value, place, found)
     except Misfit as error:
-        if found.strict:
-            raise
-        found.first = found.first or str(error)
-        return value
+        text = str(error)
+    except Exception as error:  # noqa: BLE001  # see above
+        text = raised(place, f"cannot be read as {shape.name}", error)
+    if found.strict:
+        raise Misfit(text)
+    found.first = found.first or text
+    return value
 
 
 def _write(shape: Shape, value: Any, place: Place, found: Findings) -> Any:
-    return shape.write(value, place, found)
+    """The value as plain data. Raises Refused, and Misfit if strict; nothing else."""
+    try:
+        return shape.write(value, place, found)
+    except (Misfit, Refused):
+        raise
+    except RecursionError:
+        text = f"{place_text(place)} is nested too deeply, or contains itself"
+    except Exception as error:  # noqa: BLE001  # a property of a user's class may raise anything
+        text = raised(place, "cannot be written", error)
+    raise Refused(text)
 
 
 def _write_by_name(shape: Shape, value: Any, place: Place, found: Findings) -> Any:
     """What is rich is written, what is plain stays; both must be readable."""
     _read(shape, value, place, found)
-    return shape.write(value, place, Findings(strict=False))
+    return _write(shape, value, place, Findings(strict=False))
 
 
 def _same(plain: Arguments, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -246,14 +296,12 @@ def as_plain(value: Any) -> Any:
         return {as_plain(name): as_plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [as_plain(each) for each in value]
-    shape = Shapes().of(type(value))
+    shape = Shapes().of(type(value), names_of(type(value)))
     try:
-        return (
-            plain_of(value)
-            if shape.plain
-            else shape.write(value, "the value", Findings(strict=False))
-        )
+        if shape.plain:
+            return plain_of(value)
+        return _write(shape, value, "the value", Findings(strict=False))
     except TypeError:
         return value  # the serializer refuses it
-    except (Misfit, Refused) as error:
+    except Refused as error:
         raise EncodeError(str(error)) from None

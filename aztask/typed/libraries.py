@@ -1,13 +1,18 @@
 """Shapes of the classes of msgspec and pydantic, which convert them themselves.
 
 Neither library is imported here: an annotation that is one of their classes proves that the user
-has imported it. `library` finds it among the loaded modules.
+has imported it, so it is among the loaded modules.
+
+What a library says about a value may hold it, or the text of a validator of the user. Of its errors
+only the texts that are the same for all values are shown, and places without the keys of maps.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -15,21 +20,26 @@ from pathlib import PurePath
 from typing import Any, Final, get_origin
 from uuid import UUID
 
-from aztask.support.display import one_line
-from aztask.typed.records import ERROR_CHARACTERS, refuse_subclass
+from aztask.typed.records import refuse_subclass
 from aztask.typed.shapes import (
+    INSIDE,
     Findings,
     Misfit,
+    NotPlain,
     Place,
     Refused,
     Shape,
     kind_text,
     place_text,
     plain_of,
+    raised,
 )
 
 _WRITTEN: Final = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
 """What msgspec leaves as it is, because the serializer has an encoding for it."""
+
+_TYPES_ONLY: Final = ("Expected `", "Object missing required field `")
+"""How msgspec begins the texts that name types and fields; others show the value."""
 
 
 def library_shape(annotation: Any) -> Shape | None:
@@ -76,8 +86,10 @@ class StructShape(Shape):
             return self._msgspec.to_builtins(
                 value, builtin_types=_WRITTEN, enc_hook=plain_of, order="deterministic"
             )
-        except (TypeError, ValueError) as error:
-            raise Refused(f"{place_text(place)}: {_short(error)}") from None
+        except NotPlain as error:
+            raise Refused(f"{place_text(place)} holds {error}") from None
+        except Exception as error:  # noqa: BLE001  # a property may raise anything
+            raise Refused(raised(place, "cannot be written by msgspec", error)) from None
 
     def read(self, value: Any, place: Place, found: Findings) -> Any:
         """What ``msgspec.convert`` makes of it."""
@@ -85,16 +97,34 @@ class StructShape(Shape):
             return value
         if not isinstance(value, dict | list):
             return found.misfit(place, value, self.name)
+        return self._made(
+            place,
+            self._msgspec.convert,
+            value,
+            self._annotation,
+            builtin_types=_WRITTEN,
+            dec_hook=_from_plain,
+        )
+
+    def parse(self, data: bytes, place: Place) -> Any:
+        """An instance, as ``msgspec.json.decode`` makes it."""
+        decode = self._msgspec.json.decode
+        return self._made(place, decode, data, type=self._annotation, dec_hook=_from_plain)
+
+    def _made(self, place: Place, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
         try:
-            return self._msgspec.convert(
-                value, self._annotation, builtin_types=_WRITTEN, dec_hook=_from_plain
-            )
+            return make(*args, **options)
         except self._msgspec.ValidationError as error:
-            text, _, path = _short(error).rpartition(" - at `$")
-            where = f"{place_text(place)}{path.rstrip('`')}" if text else place_text(place)
-            raise Misfit(f"{where}: {text or _short(error)}") from None
+            text, _, path = str(error).rpartition(" - at `")
+            text, path = (text, path.rstrip("`")) if text else (str(error), "")
+            where = f"{place_text(place)}{path[1:] if path.startswith('$') else ''}"
+            if error.__cause__ is not None or not text.startswith(_TYPES_ONLY):
+                raise Misfit(f"{where} does not fit {self.name}") from None
+            raise Misfit(f"{where}: {text}") from None
+        except self._msgspec.DecodeError as error:  # it is no JSON
+            raise ValueError(str(error)) from None
         except Exception as error:  # noqa: BLE001  # __post_init__ may raise anything
-            raise Misfit(f"{place_text(place)} makes no {self.name}: {_short(error)}") from None
+            raise Misfit(raised(place, f"makes no {self.name}", error)) from None
 
 
 def _from_plain(kind: Any, value: Any) -> Any:
@@ -138,7 +168,7 @@ class ModelShape(Shape):
         try:
             dumped = self._adapter.dump_python(value, **self._dump)
         except Exception as error:  # noqa: BLE001  # a serializer may raise anything
-            raise Refused(f"{place_text(place)}: {_short(error)}") from None
+            raise Refused(raised(place, "cannot be written by pydantic", error)) from None
         with suppress(TypeError):
             return plain_of(dumped)
         return self._verified(value, dumped, place)
@@ -167,18 +197,48 @@ class ModelShape(Shape):
             return value
         if self.fields is not None and not isinstance(value, dict):
             return found.misfit(place, value, self.name)
+        return self._made(value, place, self._validated, value)
+
+    def parse(self, data: bytes, place: Place) -> Any:
+        """An instance, validated as JSON."""
+        return self._made(data, place, self._adapter.validate_json, data, **self._load)
+
+    def _made(
+        self, value: Any, place: Place, make: Callable[..., Any], *args: Any, **options: Any
+    ) -> Any:
+        """value: what is read, in which the place of an error is looked up."""
         try:
-            return self._validated(value)
+            return make(*args, **options)
         except self._error as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = place
-            for step in first["loc"]:
-                where = (where, f".{step}" if isinstance(step, str) else step)
-            raise Misfit(
-                f"{place_text(where)}: {one_line(first['msg'], ERROR_CHARACTERS)}"
-            ) from None
+            plain = json.loads(value) if isinstance(value, bytes) else value
+            where = place_text(self._place(place, plain, first["loc"]))
+            raise Misfit(f"{where}: {self._text(first['type'])}") from None
         except Exception as error:  # noqa: BLE001  # a validator may raise anything
-            raise Misfit(f"{place_text(place)} makes no {self.name}: {_short(error)}") from None
+            raise Misfit(raised(place, f"makes no {self.name}", error)) from None
+
+    def _place(self, place: Place, value: Any, steps: Sequence[Any]) -> Place:
+        """The place of an error, whose steps are names of fields, keys, and members of unions."""
+        names = _names_in(self._adapter.core_schema)
+        for step in steps:
+            if isinstance(value, list) and isinstance(step, int):
+                place = (place, step)
+                value = value[step] if step < len(value) else None
+            elif isinstance(value, dict) and step in names:
+                place, value = (place, f".{step}"), value.get(step)
+            elif isinstance(value, dict) and step in value:
+                place, value = (place, INSIDE), value[step]
+        return place
+
+    def _text(self, kind: str) -> str:
+        """pydantic's text for an error; only its type if the text has a part that varies."""
+        try:
+            text: str = self._core.PydanticKnownError(kind).message()
+        except TypeError:  # the text needs a part
+            return f"it does not fit ({kind})"
+        except KeyError:  # of a validator of the user, which names it as it likes
+            return "a validator refuses it"
+        return text
 
     def _validated(self, value: Any) -> Any:
         try:
@@ -193,5 +253,27 @@ class ModelShape(Shape):
             raise
 
 
-def _short(error: Exception) -> str:
-    return one_line(str(error), ERROR_CHARACTERS) or type(error).__name__
+def _names_in(schema: Any) -> set[str]:
+    """The names and the aliases of all fields in a core schema of pydantic."""
+    found: set[str] = set()
+    rest = [schema]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, list | tuple):
+            rest.extend(each)
+        elif isinstance(each, dict):
+            rest.extend(each.values())
+            fields = each.get("fields")
+            if isinstance(fields, dict):
+                found.update(fields)
+            elif isinstance(fields, list):
+                found.update(field["name"] for field in fields)
+            found.update(_texts_in(each.get("validation_alias")))
+    return found
+
+
+def _texts_in(alias: Any) -> set[str]:
+    """The names in an alias: a text, a path, or a choice of paths."""
+    if isinstance(alias, list):
+        return {name for each in alias for name in _texts_in(each)}
+    return {alias} if isinstance(alias, str) else set()

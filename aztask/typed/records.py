@@ -1,16 +1,13 @@
-"""Shapes of classes with fields: dataclasses, typed dicts and named tuples.
-
-A shape is made empty and gets its members afterwards, because a class may name itself in them.
-"""
+"""Shapes of classes with fields: dataclasses, typed dicts and named tuples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from aztask.support.display import one_line
 from aztask.typed.shapes import (
+    ANY,
     Findings,
     Misfit,
     Place,
@@ -18,45 +15,69 @@ from aztask.typed.shapes import (
     Shape,
     kind_text,
     place_text,
+    raised,
 )
 
-ERROR_CHARACTERS: Final = 200
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Member:
-    """One field. required: it has no default."""
+    """One field.
+
+    * `required`: it has no default.
+    * `alias`: its name in the JSON of other programs, ``field(metadata={"name": ...})``.
+    """
 
     name: str
-    shape: Shape
     required: bool
+    alias: str = ""
+    shape: Shape = ANY
+
+    def key_in(self, value: dict[Any, Any]) -> str:
+        """The key of the field in a map: its alias if that is there."""
+        return self.alias if self.alias and self.alias in value else self.name
 
 
 class RecordShape(Shape):
-    """What the shapes of classes with fields have in common."""
+    """What the shapes of classes with fields have in common.
 
-    def __init__(self, kind: Any, name: str) -> None:
+    * `record`: the class.
+    * `kind`: the class of its values.
+    """
+
+    def __init__(self, kind: Any, name: str, members: Sequence[Member]) -> None:
+        self.record = kind
         self.kind, self.name = kind, name
-        self.members: Sequence[Member] = ()
-
-    def complete(self, members: Sequence[Member]) -> None:
-        """Set the members, when their shapes are known."""
         self.members = members
-        self.fields = frozenset(each.name for each in members)
+        names = (name for each in members for name in (each.name, each.alias) if name)
+        self.fields = frozenset(names)
+
+    def complete(self, parts: Sequence[Shape]) -> None:
+        """Set the shapes of the members."""
+        for member, part in zip(self.members, parts, strict=True):
+            member.shape = part
 
     def holds(self, value: Any) -> bool:
         """Whether it is an instance, of a subclass too."""
         return isinstance(value, self.kind)
 
+    @property
+    def _plain_members(self) -> bool:
+        return all(each.shape.plain for each in self.members)
+
 
 class DataclassShape(RecordShape):
     """A dataclass: a map of its fields. Fields with ``init=False`` are made anew by the reader.
 
+    The reader calls the class, so ``__post_init__`` runs again, on what it has made before. To do
+    without it would leave out the fields with ``init=False``, and what it checks.
+
     * `init_only`: names of its ``InitVar``, which no instance keeps.
     """
 
-    def __init__(self, kind: Any, name: str, init_only: Sequence[str]) -> None:
-        super().__init__(kind, name)
+    def __init__(
+        self, kind: Any, name: str, members: Sequence[Member], init_only: Sequence[str]
+    ) -> None:
+        super().__init__(kind, name, members)
         self._init_only = init_only
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
@@ -82,26 +103,29 @@ class DataclassShape(RecordShape):
             return found.misfit(place, value, self.name)
         given = {}
         for each in self.members:
-            if each.name in value:
-                inside = (place, f".{each.name}")
-                given[each.name] = each.shape.read(value[each.name], inside, found)
+            key = each.key_in(value)
+            if key in value:
+                given[each.name] = each.shape.read(value[key], (place, f".{key}"), found)
             elif each.required:
-                raise Misfit(f"{place_text(place)}.{each.name} is missing")
+                raise Misfit(f"{place_text(place)}.{each.alias or each.name} is missing")
         return made(self.kind, given, place)
 
 
 class TypedDictShape(RecordShape):
     """A TypedDict: a dict in both forms, whose unknown keys are kept."""
 
-    def __init__(self, kind: Any, name: str) -> None:
-        super().__init__(dict, name)
-        self.kind = dict
+    plain = True
 
-    def complete(self, members: Sequence[Member]) -> None:
-        """Set the members; it is plain if all of them are."""
-        super().complete(members)
-        self.plain = all(each.shape.plain for each in members)
+    def __init__(self, kind: Any, name: str, members: Sequence[Member]) -> None:
+        super().__init__(kind, name, members)
+        self.kind = dict  # of which its values are
+
+    def settle(self) -> bool:
+        """It is plain if all its members are."""
+        before = self.plain
+        self.plain = self._plain_members
         self.settled = frozenset((dict,)) if self.plain else frozenset()
+        return self.plain is not before
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
         """A dict with the same keys."""
@@ -134,7 +158,7 @@ class NamedTupleShape(RecordShape):
         """A list, or the tuple itself, which the serializer writes as one."""
         if not isinstance(value, self.kind):
             return found.misfit(place, value, self.name)
-        if all(each.shape.plain for each in self.members) and not found.strict:
+        if self._plain_members and not found.strict:
             return value
         return [
             each.shape.write(part, (place, f".{each.name}"), found)
@@ -170,5 +194,4 @@ def made(kind: Any, given: dict[str, Any], place: Place) -> Any:
     try:
         return kind(**given)
     except Exception as error:  # noqa: BLE001  # a class may check whatever it wants
-        text = one_line(str(error), ERROR_CHARACTERS) or type(error).__name__
-        raise Misfit(f"{place_text(place)} makes no {kind.__qualname__}: {text}") from None
+        raise Misfit(raised(place, f"makes no {kind.__qualname__}", error)) from None

@@ -8,13 +8,19 @@ Rules
    cannot be built from its parts.
 3. A place is a tuple (place around it, step) or the name of an argument: text is made of it only
    for an error, because each element of a list has one.
+4. No text of this package holds a value, a map's key, or what a class of the user says about one:
+   texts get into logs and dead letters. They name the place, and types.
+5. A shape of others is made empty and gets them afterwards (`Shape.complete`), because a type may
+   name itself in them. What it derives of them is settled when all of them are known.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -28,9 +34,13 @@ from aztask.message.serializer import pack
 from aztask.support.display import one_line
 
 Place: TypeAlias = Any
-"""A name, or (place, step): a step is an index, a key, or the name of a field with a dot."""
+"""A name, or (place, step): a step is an index, or text, such as the name of a field with a dot."""
 
-VALUE_CHARACTERS: Final = 60
+INSIDE: Final = "[...]"
+"""The step to a value of a map, or to an element of a set."""
+
+KEY: Final = " (a key)"
+NAMES_CHARACTERS: Final = 60
 
 
 class Misfit(Exception):  # it never leaves this package
@@ -41,18 +51,26 @@ class Refused(Exception):
     """A value must not be written: a reader would make another one of it."""
 
 
+class NotPlain(TypeError):
+    """A value inside an object of a library is no plain data. The text names its type."""
+
+
 class Findings:
     """What one conversion has found. strict: raise Misfit for a part that does not fit.
 
     * `first`: the first misfit, for the log; "" if all fits.
+    * `tried`: what members of unions made of values that are no scalars, see `UnionShape`.
 
     Two kinds of values fit everywhere: a reference of `App.put`, which stands for a value, and an
     error in the place of a member of a group that failed (``return_errors``).
     """
 
-    def __init__(self, *, strict: bool) -> None:
+    def __init__(
+        self, *, strict: bool, tried: dict[tuple[Any, ...], tuple[Any, ...]] | None = None
+    ) -> None:
         self.strict = strict
         self.first = ""
+        self.tried = {} if tried is None else tried
 
     def misfit(self, place: Place, value: Any, expected: str) -> Any:
         """Note that `value` is not an `expected`; returns the value. Raises Misfit if strict."""
@@ -72,12 +90,11 @@ class Findings:
 
 
 def place_text(place: Place) -> str:
-    """A place as it is written in Python: ``invoice.lines[0].price``."""
+    """A place as it is written in Python: ``invoice.lines[0].price``. A map's key is not shown."""
     steps = []
     while isinstance(place, tuple):
         place, step = place
-        is_field = isinstance(step, str) and step.startswith(".")
-        steps.append(step if is_field else f"[{one_line(repr(step), VALUE_CHARACTERS)}]")
+        steps.append(step if isinstance(step, str) else f"[{step}]")
     return f"{place}{''.join(reversed(steps))}"
 
 
@@ -89,19 +106,34 @@ def kind_text(value: Any) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
+def raised(place: Place, does: str, error: Exception) -> str:
+    """The text for an error of a user's class: its own text may hold values, so its type counts."""
+    return f"{place_text(place)} {does}: {type(error).__name__} was raised"
+
+
 class Shape(ABC):
     """One annotation.
 
     * `name`: the annotation as errors name it.
-    * `plain`: True if neither writing nor reading ever changes a value.
+    * `plain`: True if neither writing nor reading ever changes a value, whether it fits or not.
     * `settled`: a value of exactly one of these types fits, and is never changed.
     * `fields`: the names that a map of it may have, None if it is no map or any will do.
+    * `unchecked`: True if every value fits.
     """
 
-    name: str = ""
+    name: str = "..."
     plain: bool = False
     settled: frozenset[type] = frozenset()
     fields: frozenset[str] | None = None
+    unchecked: bool = False
+
+    def complete(self, parts: Sequence[Shape]) -> None:
+        """Set the shapes of what it is made of, which may be incomplete themselves."""
+        assert not parts  # noqa: S101  # most shapes are made of nothing else
+
+    def settle(self) -> bool:
+        """Derive `plain` and `settled` from the parts again; returns whether `plain` changed."""
+        return False
 
     def holds(self, value: Any) -> bool:
         """Whether `value` is of the annotated type, without a look at its parts."""
@@ -115,11 +147,15 @@ class Shape(ABC):
     def read(self, value: Any, place: Place, found: Findings) -> Any:
         """Plain data as a value of the annotated type. Raises Misfit."""
 
+    def parse(self, data: bytes, place: Place) -> Any:  # a library names it
+        """What `read` takes, of JSON. Raises ValueError, RecursionError and Misfit."""
+        return json.loads(data)
+
 
 class AnyShape(Shape):
     """Whatever is not checked: ``Any``, unresolved names, classes of other kinds."""
 
-    plain = True
+    plain = unchecked = True
 
     def __init__(self, name: str = "Any") -> None:
         self.name = name
@@ -137,6 +173,8 @@ class AnyShape(Shape):
         return value
 
 
+ANY: Final = AnyShape()
+
 _FROM_TEXT: Final[dict[type, Callable[[str], Any]]] = {
     datetime: datetime.fromisoformat,
     date: date.fromisoformat,
@@ -148,15 +186,21 @@ _FROM_TEXT: Final[dict[type, Callable[[str], Any]]] = {
 
 
 class ScalarShape(Shape):
-    """A type that the serializer writes itself. loose: read JSON's text for it, too."""
+    """A type that the serializer writes itself.
+
+    * `loose`: read JSON's text for it, too.
+    * `key`: it is the key of a map, which JSON always writes as text.
+    """
 
     plain = True
 
-    def __init__(self, kind: type, *, loose: bool = False) -> None:
+    def __init__(self, kind: type, *, loose: bool = False, key: bool = False) -> None:
         self.name = "None" if kind is type(None) else kind.__name__
         self.kind: Any = (int, float) if kind is float else kind
         self.settled = frozenset((int, float) if kind is float else (kind,))
         self._from_text = _FROM_TEXT.get(kind) if loose else None
+        if loose and key and kind is int:
+            self._from_text = int
         self._number = loose and kind is Decimal
         self.plain = self._from_text is None
 
@@ -203,45 +247,63 @@ class TextShape(Shape):
         if isinstance(value, self.kind):
             return value
         if isinstance(value, str):
-            try:
+            with suppress(Exception):  # a ZoneInfo opens a file, and a subclass raises anything
                 return self.kind(value)
-            except (ValueError, LookupError):
-                pass
         return found.misfit(place, value, self.name)
 
 
 _BY_VALUE: Final = (str, bytes, int, float, datetime, date, Decimal, UUID)
-_SCALARS: Final = (*_BY_VALUE, time, timedelta)
-_COULD_BE_SENT: Final = (*_SCALARS, list, tuple, dict, PurePath)
-"""What was written before there were converters, and a path, which may arrive as text."""
+SCALARS: Final = (*_BY_VALUE, time, timedelta)
+_WRITTEN: Final = (*SCALARS, list, tuple, dict)
+"""What the serializer writes itself, of subclasses too, and always has."""
+
+COULD_BE_SENT: Final = (*_WRITTEN, PurePath)
+"""`_WRITTEN`, and a path, which may arrive as text."""
 
 
 class EnumShape(Shape):
-    """An enum: its value if that is plain, else the name of the member."""
+    """An enum: its value if that is plain, else the name of the member.
+
+    Members that are themselves of a type that the serializer writes, as those of an IntEnum, are
+    written as that type (rule 1 of `aztask.typed`), whatever their values and names are.
+    """
 
     def __init__(self, kind: type[Enum]) -> None:
         self.name, self.kind = kind.__name__, kind
-        self._by_value = all(isinstance(each.value, _BY_VALUE) for each in kind)
+        self._itself = issubclass(kind, _WRITTEN)
+        self._by_value = (
+            all(isinstance(each.value, SCALARS) and bool(each == each.value) for each in kind)
+            if self._itself
+            else all(isinstance(each.value, _BY_VALUE) for each in kind)
+        )
 
     def holds(self, value: Any) -> bool:
         """Whether it is a member of the enum."""
         return isinstance(value, self.kind)
 
     def write(self, value: Any, place: Place, found: Findings) -> Any:
-        """Its value or its name."""
-        if isinstance(value, self.kind):
-            return value.value if self._by_value else value.name
-        return found.misfit(place, value, self.name)
+        """Its value, the member itself for the serializer, or its name."""
+        if not isinstance(value, self.kind):
+            return found.misfit(place, value, self.name)
+        if self._by_value:
+            return value.value
+        return value if self._itself else value.name
 
     def read(self, value: Any, place: Place, found: Findings) -> Any:
         """The member that the value or name stands for."""
         if isinstance(value, self.kind):
             return value
-        try:
-            return self.kind(value) if self._by_value else self.kind[value]
-        except (ValueError, KeyError, TypeError):
-            text = f"{self.name} ({one_line(', '.join(self.kind.__members__), VALUE_CHARACTERS)})"
-            return found.misfit(place, value, text)
+        with suppress(Exception):  # `_missing_` and `__eq__` may raise anything
+            if self._by_value:
+                return self.kind(value)
+            if not self._itself:
+                return self.kind[value]
+            same = (
+                tuple(value) if isinstance(value, list) and issubclass(self.kind, tuple) else value
+            )
+            return next(each for each in self.kind if each == same)
+        names = one_line(", ".join(self.kind.__members__), NAMES_CHARACTERS)
+        return found.misfit(place, value, f"{self.name} ({names})")
 
 
 class LiteralShape(Shape):
@@ -275,60 +337,8 @@ class LiteralShape(Shape):
         return found.misfit(place, value, self.name)
 
 
-# -- containers ------------------------------------------------------------------------------
-
-
-class ArrayShape(Shape):
-    """Values of one shape, any number of them; a list on the wire.
-
-    * `accepts`: the types that a caller may pass.
-    * `make`: the type that is made of the list; None leaves the list.
-    """
-
-    def __init__(self, name: str, accepts: tuple[type, ...], make: Any, item: Shape) -> None:
-        self.name, self.item = name, item
-        self._accepts: Any = accepts
-        self._make = make
-        self._sets = tuple(each for each in accepts if issubclass(each, set | frozenset))
-        self.plain = make is None and item.plain
-        self.settled = frozenset(accepts) - frozenset(self._sets) if self.plain else frozenset()
-
-    def holds(self, value: Any) -> bool:
-        """Whether its type is one that callers may pass."""
-        return isinstance(value, self._accepts)
-
-    def write(self, value: Any, place: Place, found: Findings) -> Any:
-        """A list; of a set, in an order that depends on its values alone."""
-        if not isinstance(value, self._accepts):
-            return found.misfit(place, value, self.name)
-        if isinstance(value, self._sets):
-            # A set of texts has another order in each process, and a unique key must not.
-            return _sorted(self.item.write(each, (place, "?"), found) for each in value)
-        write = self.item.write
-        if not self.item.plain:
-            return [write(each, (place, n), found) for n, each in enumerate(value)]
-        for n, each in enumerate(value if found.strict else ()):
-            write(each, (place, n), found)
-        return value if isinstance(value, list | tuple) else list(value)
-
-    def read(self, value: Any, place: Place, found: Findings) -> Any:
-        """The container, of elements that are read."""
-        if not isinstance(value, list | tuple):
-            return value if self.holds(value) else found.misfit(place, value, self.name)
-        items: Any = value
-        if not self.item.plain or found.strict:
-            read = self.item.read
-            items = [read(each, (place, n), found) for n, each in enumerate(value)]
-            items = value if self.item.plain else items
-        if self._make is None or (type(value) is self._make and items is value):
-            return items
-        try:
-            return self._make(items)
-        except TypeError as error:  # a set of what has no hash
-            raise Misfit(f"{place_text(place)} makes no {self.name}: {error}") from None
-
-
-def _sorted(values: Iterable[Any]) -> list[Any]:
+def in_order(values: Iterable[Any]) -> list[Any]:
+    """In an order that depends on the values alone: plain data of a set, whose own order varies."""
     found = list(values)
     try:
         return sorted(found, key=pack)
@@ -336,158 +346,8 @@ def _sorted(values: Iterable[Any]) -> list[Any]:
         return found  # the serializer refuses a value, and says which
 
 
-class TupleShape(Shape):
-    """A tuple of known length; a list on the wire."""
-
-    def __init__(self, items: Sequence[Shape]) -> None:
-        self.name = f"tuple[{', '.join(each.name for each in items) or '()'}]"
-        self._items = items
-        self._plain_items = all(each.plain for each in items)
-
-    def holds(self, value: Any) -> bool:
-        """Whether it is a tuple, of whatever length."""
-        return isinstance(value, tuple)
-
-    def write(self, value: Any, place: Place, found: Findings) -> Any:
-        """A list, or the tuple itself, which the serializer writes as one."""
-        if not isinstance(value, tuple) or len(value) != len(self._items):
-            return found.misfit(place, value, self.name)
-        if self._plain_items and not found.strict:
-            return value
-        parts = zip(self._items, value, strict=True)
-        plain = [shape.write(each, (place, n), found) for n, (shape, each) in enumerate(parts)]
-        return value if self._plain_items else plain
-
-    def read(self, value: Any, place: Place, found: Findings) -> Any:
-        """A tuple of the items, each in its shape."""
-        if not isinstance(value, list | tuple) or len(value) != len(self._items):
-            return found.misfit(place, value, self.name)
-        parts = zip(self._items, value, strict=True)
-        return tuple(shape.read(each, (place, n), found) for n, (shape, each) in enumerate(parts))
-
-
-class MapShape(Shape):
-    """A map of keys and values of one shape each.
-
-    * `accepts`: the types that a caller may pass.
-    * `make`: the type that is made of the dict; None leaves the dict.
-    """
-
-    def __init__(
-        self, name: str, accepts: tuple[type, ...], make: Any, key: Shape, value: Shape
-    ) -> None:
-        self.name, self._make = name, make
-        self._accepts: Any = accepts
-        self._key, self._value = key, value
-        self._plain_items = key.plain and value.plain
-        self.plain = make is None and self._plain_items
-        self.settled = frozenset((dict,)) if self.plain else frozenset()
-
-    def holds(self, value: Any) -> bool:
-        """Whether its type is one that callers may pass."""
-        return isinstance(value, self._accepts)
-
-    def write(self, value: Any, place: Place, found: Findings) -> Any:
-        """A dict of keys and values in their shapes."""
-        if not isinstance(value, self._accepts):
-            return found.misfit(place, value, self.name)
-        if self._plain_items and not found.strict:
-            return value if isinstance(value, dict) else dict(value)
-        made: dict[Any, Any] = {}
-        for key, each in value.items():
-            plain = self._key.write(key, (place, "key"), found)
-            made[plain] = self._value.write(each, (place, key), found)
-        return value if self._plain_items and isinstance(value, dict) else made
-
-    def read(self, value: Any, place: Place, found: Findings) -> Any:
-        """The map, of keys and values that are read."""
-        if not isinstance(value, dict):
-            return value if self.holds(value) else found.misfit(place, value, self.name)
-        if self._plain_items and not found.strict:
-            return value if self._make is None else self._make(value)
-        made = {
-            self._key.read(key, (place, "key"), found): self._value.read(each, (place, key), found)
-            for key, each in value.items()
-        }
-        if self._make is None:
-            return value if self._plain_items else made
-        return self._make(made)
-
-
-class UnionShape(Shape):
-    """One of several shapes.
-
-    Reading tries the plain members first, since what could be sent before must not change; then the
-    others in their order: first those that have all fields of a map, then those that ignore some.
-    """
-
-    def __init__(self, members: Sequence[Shape]) -> None:
-        self.name = " | ".join(each.name for each in members)
-        self._plain_members = [each for each in members if each.plain]
-        self._others = [each for each in members if not each.plain]
-        self.plain = not self._others
-        self.settled = frozenset[type]().union(*(each.settled for each in self._plain_members))
-
-    def holds(self, value: Any) -> bool:
-        """Of the type of a member."""
-        return any(each.holds(value) for each in (*self._plain_members, *self._others))
-
-    def write(self, value: Any, place: Place, found: Findings) -> Any:
-        """As the first member that holds the value, and that fits, writes it."""
-        held = [each for each in (*self._plain_members, *self._others) if each.holds(value)]
-        held.sort(key=lambda each: getattr(each, "kind", None) is not type(value))
-        if not held:
-            return found.misfit(place, value, self.name)
-        for member in held[:-1]:
-            try:
-                plain = member.write(value, place, Findings(strict=True))
-            except Misfit:
-                continue
-            return self._checked(value, plain, place)
-        return self._checked(value, held[-1].write(value, place, found), place)
-
-    def _checked(self, value: Any, plain: Any, place: Place) -> Any:
-        """Refuse a value that a reader takes for another member (rule 6 of `aztask.typed`)."""
-        if plain is value or isinstance(value, _COULD_BE_SENT):
-            return plain
-        read = self.read(plain, place, Findings(strict=False))
-        if type(read) is not type(value):
-            raise Refused(
-                f"{place_text(place)} is {kind_text(value)}, which would arrive as "
-                f"{kind_text(read)}: the members of {self.name} look the same as plain data; give "
-                "one of them a field that the others lack"
-            )
-        return plain
-
-    def read(self, value: Any, place: Place, found: Findings) -> Any:
-        """As the first member that fits reads it."""
-        for member in self._plain_members:
-            if member.holds(value):
-                try:
-                    return member.read(value, place, Findings(strict=True))
-                except Misfit:
-                    continue
-        if len(self._others) == 1 and isinstance(value, dict | list):
-            return self._others[0].read(value, place, found)  # it names the part that is wrong
-        return self._of_several(value, place, found)
-
-    def _of_several(self, value: Any, place: Place, found: Findings) -> Any:
-        some = [each for each in self._others if _knows(each, value)]
-        for member in (*some, *self._others):
-            try:
-                return member.read(value, place, Findings(strict=True))
-            except Misfit:
-                continue
-        return found.misfit(place, value, self.name)
-
-
-def _knows(shape: Shape, value: Any) -> bool:
-    """False for a map with keys that the shape would ignore."""
-    return shape.fields is None or not isinstance(value, dict) or value.keys() <= shape.fields
-
-
 def plain_of(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
-    """What a library has made of one of its objects, as plain data. Raises TypeError for the rest.
+    """What a library has made of one of its objects, as plain data. Raises NotPlain for the rest.
 
     By the values themselves: the library has checked them.
 
@@ -495,15 +355,15 @@ def plain_of(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
     """
     if value is None or isinstance(value, Enum):
         return None if value is None else plain_of(value.value, other)
-    if isinstance(value, _SCALARS):
+    if isinstance(value, SCALARS):
         return value
     if isinstance(value, dict):
         return {plain_of(key, other): plain_of(each, other) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         made = [plain_of(each, other) for each in value]
-        return _sorted(made) if isinstance(value, set | frozenset) else made
+        return in_order(made) if isinstance(value, set | frozenset) else made
     if isinstance(value, PurePath):
         return str(value)
     if other is not None:
         return other(value)
-    raise TypeError(f"{kind_text(value)} is not plain data")
+    raise NotPlain(f"{kind_text(value)}, which is not plain data")

@@ -100,7 +100,7 @@ def test_foreign_messages_are_handled_retried_and_dead_lettered(service: Service
     found = {letter.reason: letter.description for letter in letters}
     assert set(found) == {"undecodable", "retries-exhausted"}
     described = " ".join(letter.description for letter in letters)
-    assert "OrderNumber is a text, not int" in described
+    assert "order.OrderNumber is a str, not int" in described
     bodies = {letter.envelope.body for letter in letters}
     assert bodies == {*BAD, HOPELESS}, "the bodies are those that were sent"
     assert worker.stop() == 0, worker.log

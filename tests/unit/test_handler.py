@@ -73,7 +73,7 @@ def test_a_bad_body_is_a_dead_letter_with_its_reason_and_bytes():
             b"{}",
         ]
         assert {letter.reason for letter in letters} == {"undecodable"}
-        assert "id is a text, not int" in letters[1].description
+        assert letters[1].description == "task shop.on_order: order.id is a str, not int"
         assert all(letter.message and letter.message.task == "shop.on_order" for letter in letters)
     assert not seen
 

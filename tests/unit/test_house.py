@@ -70,8 +70,8 @@ GROWTH: dict[str, dict[str, int]] = {
     },
     "typed payloads": {
         "rooms": 1,
-        "files": 6,
-        "lines of code": 1_132,
+        "files": 7,
+        "lines of code": 1_292,
         "longest file": 2,
         "files with one importer": 2,
     },

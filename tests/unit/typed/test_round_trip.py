@@ -68,6 +68,36 @@ class Rights(Flag):
     WRITE = 2
 
 
+class Wait(timedelta, Enum):
+    SHORT = 1
+    LONG = (0, 5)
+
+
+class Start(time, Enum):
+    NOON = 12
+
+
+class Place(tuple, Enum):  # type: ignore[type-arg]
+    HERE = (1, 2)
+    THERE = (3, 4)
+
+
+class Planet(int, Enum):
+    """Its values are not what an int of it is."""
+
+    EARTH = (3, 30)
+    MARS = (4, 3)
+
+    def __new__(cls, number: int, value: int) -> "Planet":
+        found = int.__new__(cls, number)
+        found._value_ = value
+        return found
+
+
+class Delay(Enum):
+    SHORT = timedelta(seconds=1)
+
+
 class Point(NamedTuple):
     x: int
     color: Color = Color.RED
@@ -148,6 +178,11 @@ SIMPLE: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (Corner, st.sampled_from(Corner)),
     (Size, st.sampled_from(Size)),
     (Unit, st.sampled_from(Unit)),
+    (Wait, st.sampled_from(Wait)),
+    (Start, st.sampled_from(Start)),
+    (Place, st.sampled_from(Place)),
+    (Planet, st.sampled_from(Planet)),
+    (Delay, st.sampled_from(Delay)),
     (Rights, st.sampled_from([Rights.READ, Rights.READ | Rights.WRITE, Rights(0)])),
     (Number, st.integers()),
     (Annotated[int, "rows"], st.integers()),

@@ -2,18 +2,22 @@
 
 import asyncio
 import json
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pydantic
 import pytest
 
 from aztask import App, Context, RetryPolicy, chain, chord, group
 from aztask.errors import EncodeError
 from aztask.message.codec import Codec
+from aztask.message.foreign import RAW
+from aztask.message.message import TaskMessage
 from aztask.uniqueness.rules import key_of, unique_rules
 
 
@@ -295,24 +299,117 @@ def test_a_schedule_sends_them(app):
     assert got == [(Order(1), frozenset([Color.RED]))]
 
 
-def test_a_handler_takes_from_aztask_what_its_model_is(app):
+class Corner(Enum):
+    LEFT = (0, 1)
+
+
+@dataclass
+class Part:
+    size: tuple[int, Path]
+    wait: timedelta = timedelta(1)
+
+
+@dataclass
+class Event:
+    at: datetime
+    raw: bytes
+    price: Decimal
+    number: int = field(metadata={"name": "OrderNumber"})
+    corner: Corner = Corner.LEFT
+    colors: set[Color] = field(default_factory=set)
+    parts: list[Part] = field(default_factory=list)
+    counts: dict[int, float] = field(default_factory=dict)
+
+
+class StructEvent(msgspec.Struct):
+    at: datetime
+    raw: bytes
+    price: Decimal
+    number: int = msgspec.field(name="OrderNumber")
+    colors: set[Color] = set()
+    folder: Path = Path("a")
+
+
+class ModelEvent(pydantic.BaseModel):
+    at: datetime
+    raw: bytes
+    price: Decimal
+    number: int = pydantic.Field(alias="OrderNumber")
+    colors: set[Color] = set()
+    folder: Path = Path("a")
+
+
+GIVEN = {"at": AT, "raw": b"abc", "price": Decimal("1.50")}
+EVENTS = [
+    Event(
+        **GIVEN, number=7, colors={Color.RED}, parts=[Part((1, Path("a")))], counts={1: 2.5, 2: 3.0}
+    ),
+    StructEvent(**GIVEN, number=7, colors={Color.RED}),
+    ModelEvent(**GIVEN, OrderNumber=7, colors={Color.RED, Color.BLUE}),
+    {"a": [1, Decimal("1.5")]},
+    [1, b"x"],
+    "text",
+    b"bytes",
+]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("serializer", ["msgpack", "json"])
+def test_a_handler_takes_from_aztask_what_its_model_is(event, serializer):
+    """Its converter is that of tasks: whatever can be sent to a task with that annotation."""
+    if isinstance(event, Event) and serializer == "json":
+        event = replace(event, parts=[])  # JSON has no timedelta
+    app = App("shop", broker="local://", results="local://", serializer=serializer)
     got = []
 
-    @dataclass
-    class Event:
-        at: datetime
-        raw: bytes
-        price: Decimal
+    @app.handler(queue="events", model=type(event))
+    def on_event(event: Any) -> None:
+        got.append(event)
+
+    with app.inline() as inline:
+        on_event.delay(event)
+        chain(on_event.s(event)).delay()
+        on_event.map([(event,)])
+        assert inline.dead_letters("events") == []
+    assert got == [event] * 3
+
+
+def test_a_handler_reads_other_programs_and_aztask_alike(app):
+    got = []
 
     @app.handler(queue="events", model=Event)
     def on_event(event: Event) -> None:
         got.append(event)
 
-    event = Event(AT, b"\xff", Decimal("1.5"))
+    event = Event(AT, b"\xff", Decimal("1.5"), 7)
     with app.inline() as inline:
         on_event.delay(event)
-        inline.deliver("events", json.dumps({"at": AT.isoformat(), "raw": "/w==", "price": "1.5"}))
+        body = {"at": AT.isoformat(), "raw": "/w==", "price": "1.5", "OrderNumber": 7}
+        inline.deliver("events", body)
+        inline.deliver("events", {**body, "price": []})
+        (letter,) = inline.dead_letters("events")
+    assert letter.description == "task shop.on_event: event.price is a list, not Decimal"
     assert got == [event, event]
+
+
+@pytest.mark.parametrize("annotated", [Any, "Event", "Missing"])
+def test_the_unique_key_of_a_foreign_body_is_that_of_its_model(app, annotated):
+    def on_event(event): ...
+
+    on_event.__annotations__ = {"event": annotated}
+    handler = app.handler(queue="events", model=Event, unique="arguments")(on_event)
+    body = json.dumps({"at": AT.isoformat(), "raw": "/w==", "price": "1.5", "OrderNumber": 7})
+    foreign = TaskMessage("1", handler.name, "events", body.encode(), RAW, "")
+    event = Event(AT, b"\xff", Decimal("1.5"), 7)
+    rules = unique_rules({"unique": "arguments"}, "task")
+    keys = {
+        key_of(app.codec, handler, rules, *arguments)
+        for arguments in (
+            handler.arguments(app.codec, foreign),
+            handler.conversion.written((event,), {}),
+        )
+    }
+    assert len(keys) == 1
 
 
 def test_a_value_that_no_message_can_hold_names_the_task(app):
