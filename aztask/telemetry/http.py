@@ -256,8 +256,6 @@ class PageServer:
             time.sleep(0.01)  # the listener stays readable
             return
         for _ in range(ACCEPTED_AT_ONCE):
-            if len(self._reading) + len(self._answering) >= MOST_CONNECTIONS:
-                self._close_oldest()
             try:
                 client, _ = self._listener.accept()
             except BlockingIOError:
@@ -269,6 +267,8 @@ class PageServer:
                         return
                     self._close_oldest()
                 continue  # else the client has gone before it was accepted
+            if len(self._reading) + len(self._answering) >= MOST_CONNECTIONS:
+                self._close_oldest()  # only now: as long as no client waits, none has to go
             client.setblocking(False)
             connection = HttpConnection(client, time.monotonic() + self._seconds)
             self._reading[client] = connection
@@ -367,7 +367,16 @@ class PageServer:
                 self._close(first)
 
     def _close_oldest(self) -> None:
-        self._close(next(iter((self._reading or self._answering).values())))
+        """Make room for one connection (rule 3). What has arrived until now counts: a request may
+        have come since the last `select`.
+        """
+        while self._reading:
+            oldest = next(iter(self._reading.values()))
+            self._go_on(oldest)
+            if oldest.client not in self._answering:
+                self._close(oldest)
+                return
+        self._close(next(iter(self._answering.values())))
 
     def _close(self, connection: HttpConnection) -> None:
         """Close it, unless it is closed."""

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,6 +85,57 @@ def test_whole_requests_that_wait_for_a_page_make_room_too(paused):
     go_on.set()
     assert waiting[-1].recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
     for each in waiting:
+        each.close()
+
+
+def test_a_request_that_came_while_others_were_accepted_is_whole():
+    go_on = {path: threading.Event() for path in ("/slow", "/first", "/second")}
+    begun = {path: threading.Event() for path in go_on}
+
+    def waits(path):
+        def made():
+            begun[path].set()
+            assert go_on[path].wait(30)
+            return HttpAnswer(200, b"ok\n")
+
+        return made
+
+    pages = {"/ok": lambda: HttpAnswer(200, b"ok\n"), **{path: waits(path) for path in go_on}}
+    server = PageServer("127.0.0.1", 0, pages, quick=("/ok", "/first", "/second"))
+    server.start()
+
+    def asking(path):
+        client = connected(server)
+        client.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        return client
+
+    with ExitStack() as clients:
+        for _ in range(MOST_CONNECTIONS - 2):
+            clients.enter_context(asking("/slow"))
+        late = clients.enter_context(connected(server))
+        assert asked(server, "/ok")[0] == 200  # all are accepted, and all but one wait
+        clients.enter_context(asking("/first"))
+        assert begun["/first"].wait(10)
+        # These are accepted in one go, in the middle of which the late request comes.
+        for path in ("/second", "/slow", "/ok"):
+            last = clients.enter_context(asking(path))
+        go_on["/first"].set()
+        assert begun["/second"].wait(10)
+        late.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+        go_on["/second"].set()
+        assert last.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
+        go_on["/slow"].set()
+        assert late.recv(100).startswith(b"HTTP/1.1 200 OK\r\n"), "an older one makes room"
+    server.stop()
+
+
+def test_a_full_server_closes_no_connection_while_no_other_one_comes(server):
+    open_ones = [connected(server) for _ in range(MOST_CONNECTIONS)]
+    time.sleep(0.5)  # all are accepted, and the server has looked for more
+    for each in open_ones:
+        each.sendall(b"GET /ok HTTP/1.1\r\n\r\n")
+    for each in open_ones:
+        assert each.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
         each.close()
 
 
