@@ -1,4 +1,5 @@
-"""What holds for all tests: how hypothesis draws examples, and that Ctrl-C ends what they start.
+"""What holds for all tests: how hypothesis draws examples, that Ctrl-C ends what they start, and
+which share of a long suite runs.
 
 Profiles: ``default`` as hypothesis has it, without a deadline, for this would be a test of speed;
 ``ci`` draws the same examples each time; ``fuzz`` draws many more, new each time.
@@ -6,7 +7,9 @@ Profiles: ``default`` as hypothesis has it, without a deadline, for this would b
 
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+from share import drawn, share_of_environment
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
@@ -21,3 +24,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for ignored in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(ignored, signal.SIG_DFL)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the share that `.ci/run` asks for, of what the other hooks and ``-m`` have left."""
+    share = share_of_environment()
+    if share is not None:
+        kept = set(drawn(items, *share))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def pytest_report_header() -> str | None:
+    """Which share runs."""
+    share = share_of_environment()
+    return None if share is None else f"one in {share[0]} tests, drawn by {share[1]}"
