@@ -27,11 +27,13 @@ from aztask import App
 
 WAYS = ALL[:2]  # eight solo workers do what one does
 MODULE, QUEUE = "celery_aztask_app", os.environ.get("COMPARE_QUEUE", "celery-bench")
-PATIENCE, SETTLING, IDLE = 120.0, 2.0, 5.0
+PATIENCE, SETTLING, IDLE = 120.0, 2.0, 15.0
 LOCAL_TASKS, BUS_TASKS = 1_000, 500
 STORAGE_TASKS = 900
 """So many that a slice has thirty receives, each of which has Azurite scan the queue."""
 SLICES = 5
+ONLY = os.environ.get("COMPARE_ONLY", "")
+"""What the name of a figure begins with has this in it; else it is not measured."""
 
 
 class Site:
@@ -39,6 +41,8 @@ class Site:
 
     def __init__(self, address: str, folder: Path) -> None:
         """folder: for the workers' logs and marks."""
+        scheme, _, path = address.partition("://")
+        self._file = Path(path) if scheme == "local" else None
         os.environ["AZTASK_BROKER"] = address
         sys.path.append(str(Path(__file__).parent / "peers"))
         self._app = App("compare", broker=address)
@@ -56,6 +60,8 @@ class Site:
         * `name`: distinguishes the figures; "" if there is one address.
         * `address`: what the workers use.
         """
+        if ONLY not in f"{name}{way.name}":
+            return
         take_turn()
         self._app.broker.declare(QUEUE)
         self._app.broker.purge(QUEUE)
@@ -72,7 +78,7 @@ class Site:
                 used += spent(workers)
                 self._add(f"{name}idle, {way.name} (CPU)", 1e6 * used, began)
             for _ in range(SLICES):
-                with workers.frozen():
+                with workers.frozen(self._file):
                     take_turn()
                     self._tasks.send(count)
                     began, used = time.perf_counter(), -spent(workers)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,9 +130,16 @@ class Workers:
         return found
 
     @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Stop all workers with SIGSTOP for the block."""
+    def frozen(self, file: Path | None = None) -> Iterator[None]:
+        """Stop all workers with SIGSTOP for the block.
+
+        file: the queue file, in which none of them may then be within a transaction.
+        """
         self._signal(signal.SIGSTOP)
+        while file is not None and is_locked(file):
+            self._signal(signal.SIGCONT)
+            time.sleep(0.02)
+            self._signal(signal.SIGSTOP)
         try:
             yield
         finally:
@@ -156,3 +164,14 @@ class Workers:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self.processes.clear()
+
+
+def is_locked(file: Path) -> bool:
+    """Whether a process is within a transaction that writes to this SQLite file."""
+    with closing(sqlite3.connect(file, timeout=0.1, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        connection.execute("ROLLBACK")
+        return False

@@ -3,7 +3,8 @@
 Usage: python benchmarks/compare.py BASE [--parts local,servicebus,emulator,storagequeue,
            limits,unique,workflows,schedules]
            [--pairs 15] [--bound 3] [--check]
-Further parts: celery-local, celery-servicebus, celery-storagequeue.
+Further parts: celery-local, celery-servicebus, celery-storagequeue; of these, --only "5 ms, one -P
+solo" measures what has such a name alone, with more pairs where a figure was unclear.
 
 BASE is a git revision, or a folder with an earlier tree. Each pair measures both trees in two new
 processes, which take turns slice by slice, so that what slows the machine slows both; for the
@@ -247,8 +248,10 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--bound", type=float, default=3.0, help="per cent")
+    parser.add_argument("--only", default="", help="of Celery's workers: part of a figure's name")
     parser.add_argument("--check", action="store_true", help="exit 1 unless all figures hold")
     options = parser.parse_args()
+    os.environ["COMPARE_ONLY"] = options.only
     print(f"comparison: this tree beside {options.base}, {options.pairs} interleaved pairs")
     print(machine(("kombu", "msgpack", "azure-servicebus", "azure-storage-queue")))
     print(f"\n  {'':<8} {'':<44} {'new':>9} {'old':>9}   new/old (95 % interval)")
