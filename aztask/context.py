@@ -352,13 +352,17 @@ class Context:
         time; it waits only while 1 MiB is not written yet. The parts are kept as long as the
         result. A retry begins a new take: readers see a reset. In a direct call without a worker
         the parts are in ``context.emission.values``. A task that is a generator emits what it
-        yields. Raises EncodeError, and StepError without a result store.
+        yields.
+
+        Raises EncodeError, and StepError without a result store or inside a step: a later run takes
+        the step's value from its record, and would not emit the part again.
         """
+        self.steps.refuse_inside("emit is called", _EMIT_OUTSIDE)
         self.emission.emit(value)
 
     async def aemit(self, value: Any) -> None:
         """`emit` for coroutines: it never blocks the event loop."""
-        await asyncio.to_thread(self.emission.emit, value)
+        await asyncio.to_thread(self.emit, value)
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -573,6 +577,10 @@ def unsent_context(
     )
 
 
+_EMIT_OUTSIDE: Final = (
+    "a run that goes on does not call the step again, so the part would be missing: emit before or "
+    "after the step"
+)
 _stopping: Final = threading.Event()
 _only_slot: contextvars.ContextVar[bool] = contextvars.ContextVar("aztask-slot", default=False)
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("aztask", default=None)

@@ -3,9 +3,12 @@
 Rules
 1. `emit` asks no server: it waits only while `MOST_BYTES` are not written yet.
 2. One batch in 100 ms, so a task costs at most 10 requests a second, whatever it emits.
-3. The end of the run waits until all of it is written. If the store cannot be reached for
-   `END_SECONDS`, the run ends as if it had been killed, and starts again later.
+3. The end of the run waits until all of it is written, at once. If the store cannot be reached for
+   `END_SECONDS`, the run ends as if it had been killed, and starts again later. A coroutine waits
+   for it on a thread, so that others go on.
 4. A run whose lease is lost writes nothing more.
+5. A run that waits leaves a mark, after how many parts. The run that goes on counts from the newest
+   mark: what an attempt that failed in between has emitted is not part of the stream.
 
 Crash window: a worker that is killed leaves a take without its last parts. The next start of the
 task begins another take, which readers see as a reset.
@@ -23,8 +26,8 @@ from typing import Any, Final, Protocol
 from aztask.errors import BrokerUnavailable, EncodeError, ResultDamaged, StepError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.steps.parts import PartStore, Take, parts_of, take_of
-from aztask.steps.suspension import StepsUnavailable
+from aztask.steps.parts import PartStore, Take, parts_of, place_of, take_of
+from aztask.steps.suspension import Parked, StepsUnavailable
 from aztask.support import clock
 from aztask.support.parts import Part
 
@@ -88,8 +91,9 @@ class Emission:
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._count = 0
-        self._ending = False
+        self._closed = self._ending = self._parked = False
         self._begun = False
+        self._continues = message.continued
         self._part: Part | None = None
 
     def emit(self, value: Any) -> None:
@@ -103,13 +107,15 @@ class Emission:
             # In turns: what ends a lease does not know who waits here.
             while not self._changed.wait_for(self._has_room, LOOK_SECONDS):
                 pass
+            if self._closed:  # a thread of the task's own outlives it
+                raise StepError("the run has ended, so it emits no further part")
             self._count += 1
             self._waiting.append((self._count, data))
             self._bytes += len(data)
             self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        return self._bytes < MOST_BYTES or self._lease.lost
+        return self._bytes < MOST_BYTES or self._lease.lost or self._closed
 
     def _start(self) -> None:
         self._store = parts_of(self._app.results, self._app.codec)
@@ -122,7 +128,7 @@ class Emission:
         """Wait until all parts are written. Raises StepsUnavailable (rule 3)."""
         give_up_at = clock.monotonic() + END_SECONDS
         with self._changed:
-            while self._waiting and not self._lease.lost:
+            while (self._waiting or self._parked) and not self._lease.lost:
                 if clock.monotonic() >= give_up_at:
                     raise StepsUnavailable("the parts that the task emitted cannot be written")
                 self._changed.wait(LOOK_SECONDS)
@@ -138,8 +144,23 @@ class Emission:
         trace: TracebackType | None,
     ) -> None:
         """The function has ended, in whatever way: what it emitted is written."""
-        if self._part is None:
+        self.end(error)
+
+    @property
+    def open(self) -> bool:
+        """Whether `end` has something to do."""
+        return self._part is not None and not self._closed
+
+    def end(self, error: BaseException | None) -> None:
+        """Write all parts, and the mark of a run that waits. Raises StepsUnavailable (rule 3).
+
+        * `error`: with which the function ended. Only the first call does something.
+        """
+        if not self.open:
             return
+        with self._changed:
+            self._closed, self._parked = True, isinstance(error, Parked)
+            self._changed.notify_all()
         try:
             self.flush()
         finally:
@@ -151,8 +172,8 @@ class Emission:
     def _write(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._ending)
-                if not self._waiting or self._lease.lost:
+                self._changed.wait_for(lambda: self._waiting or self._parked or self._ending)
+                if self._ending or self._lease.lost:
                     return
                 batch = self._batch()
             began = clock.monotonic()
@@ -168,8 +189,10 @@ class Emission:
                     return
                 for _ in batch:
                     self._bytes -= len(self._waiting.popleft()[1])
+                self._parked = self._parked and bool(batch)
                 self._changed.notify_all()
-            clock.current().sleep(max(0.0, began + BATCH_SECONDS - clock.monotonic()))
+                pause = began + BATCH_SECONDS - clock.monotonic()
+                self._changed.wait_for(lambda: self._closed, max(0.0, pause))
 
     def _batch(self) -> list[tuple[int, bytes]]:
         found: list[tuple[int, bytes]] = []
@@ -184,8 +207,13 @@ class Emission:
     def _append(self, batch: list[tuple[int, bytes]]) -> None:
         assert self._store is not None  # noqa: S101  # the thread starts with it
         task_id = self._message.id
-        if not self._begun and self._message.continued:
+        if self._continues:
             self._take = self._continued(self._store, self._take)
+            self._continues = False
+        if not batch:
+            whole = self._take.name if self._begun else self._take.base
+            self._store.mark(task_id, whole, max(self._count, self._take.kept))
+            return
         new = [(number, data) for number, data in batch if number > self._take.kept]
         if new:
             parts = [data for _, data in new]
@@ -193,19 +221,15 @@ class Emission:
             self._begun = True
 
     def _continued(self, store: PartStore, take: Take) -> Take:
-        """The take with the one that it continues: that of the hop which ended in the wait."""
+        """The take with the one that it continues: that of the run which ended in the wait."""
         try:
-            found = store.read(self._message.id)
+            base, kept = store.marked(self._message.id)
         except ResultDamaged as error:
             logger.warning("task %s begins its stream anew: %s", self._message.id, error)
             return take
-        place = f"{self._message.generation:08d}.{self._message.hop:08d}."
-        earlier = [each for each in found.takes if each.name < place]
-        if not earlier:
-            return take
-        base = earlier[-1]
-        numbers = [number for number, _ in found.parts.get(base.name, ())]
-        return Take(take.name, base.name, max(numbers, default=base.kept))
+        place = place_of(self._message.generation, self._message.hop)
+        # A mark of this hop is from a delivery that died before its wait was recorded.
+        return Take(take.name, base, kept) if base < place else take
 
 
 class MemoryEmission:
@@ -214,11 +238,19 @@ class MemoryEmission:
     def __init__(self) -> None:
         self.values: list[Any] = []
 
+    @property
+    def open(self) -> bool:
+        """Whether `end` has something to do: never."""
+        return False
+
     def emit(self, value: Any) -> None:
         """Keep the value as the next part."""
         self.values.append(value)
 
     def flush(self) -> None:
+        """Nothing waits to be written."""
+
+    def end(self, error: BaseException | None) -> None:
         """Nothing waits to be written."""
 
     def __enter__(self) -> MemoryEmission:

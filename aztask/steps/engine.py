@@ -11,6 +11,8 @@ Rules
 3. If the store cannot be reached, the run ends (`StepsUnavailable`) and goes on later: the function
    must not take the missing record for an error of the step.
 4. After a `StepError` the run takes no further step, and fails even if the function returns.
+5. A step emits nothing: a run that goes on takes the step's value from its record, and would not
+   emit the parts again.
 """
 
 from __future__ import annotations
@@ -225,11 +227,8 @@ class RunSteps:
         return await asyncio.to_thread(function, *args) if remote else function(*args)
 
     def _begin(self, name: str, options: StepOptions, line: object) -> StepRecord | OpenStep:
-        if self.current is not None:
-            raise self._refused(
-                f"step {name!r} is asked for inside step {self.current.record.label!r}; call the "
-                "function itself there, or end the outer step first"
-            )
+        instead = "call the function itself there, or end the outer step first"
+        self.refuse_inside(f"step {name!r} is asked for", instead)
         with self._reaching(self._branch_name):
             branch = self._branch(name, options, line)
             found = self._history.begin(branch, name, options.key)
@@ -250,6 +249,11 @@ class RunSteps:
                 "same in every run: use context.gather, or give it a key= of its own"
             )
         return branch
+
+    def refuse_inside(self, what: str, instead: str) -> None:
+        """Raise StepError if a step's function asks for this; see rule 5."""
+        if self.current is not None:
+            raise self._refused(f"{what} inside step {self.current.record.label!r}; {instead}")
 
     def _refused(self, text: str) -> StepError:
         self._broken = self._broken or StepError(text)

@@ -6,14 +6,15 @@ blob takes at most 50,000 of them, and the store of a result is there anyway.
 Rows
 * ``t:TAKE``: a take began. It says which take it continues, and after how many parts.
 * ``p:TAKE:FIRST``: parts in the order of their numbers, the first of which has the number FIRST.
+* ``m``: the mark of the newest run that ended in a wait: its take, and after how many parts.
 
 Rules
 1. Each start of a run writes a take of its own, whose name is (generation, hop, delivery) and a
    random text: a worker that was frozen writes where no reader looks. The last name in the order of
    characters counts.
 2. A row of parts has its position as its key, so an append whose answer was lost doubles nothing.
-3. A run that goes on after a wait continues the take of its hop before: parts that it emits again
-   have the numbers of those, and are not written.
+3. A run that goes on after a wait continues the take of the mark: parts that it emits again have
+   the numbers of those, and are not written.
 4. With signing keys, each row is signed for its place.
 """
 
@@ -68,6 +69,7 @@ PARTS: Final = Kind(
 VERSION: Final = 1
 PAGE: Final = 500
 PURGED: Final = 10_000
+_MARK: Final = "m"
 _END: Final = "u"
 """Behind all keys of rows."""
 
@@ -99,9 +101,14 @@ class Take:
         return self.name.rpartition(".")[2]
 
 
+def place_of(generation: int, hop: int) -> str:
+    """The beginning of the names of all takes of a hop; those of earlier hops come before it."""
+    return f"{generation:08d}.{hop:08d}."
+
+
 def take_of(message: TaskMessage, delivery_count: int) -> str:
     """A new name for the take of this delivery's run (rule 1)."""
-    place = f"{message.generation:08d}.{message.hop:08d}.{delivery_count:08d}"
+    place = f"{place_of(message.generation, message.hop)}{delivery_count:08d}"
     return f"{place}.{chance.token()[:12]}"
 
 
@@ -140,6 +147,24 @@ class PartStore:
         # None: the rows are there, from a try whose answer was lost (rule 2).
         self._rows.together(changes)
 
+    def mark(self, task_id: str, take: str, count: int) -> None:
+        """Note that a run ended in a wait, after so many parts of a take. One request."""
+        change = self._change(task_id, _MARK, [VERSION, take, count])
+        self._rows.put(change.place, change.values or {})
+
+    def marked(self, task_id: str) -> tuple[str, int]:
+        """The take of the newest run that ended in a wait, and how many parts count; "" and 0
+        if there is none. One request. Raises ResultDamaged.
+        """
+        (row,) = self._rows.get([Place(self.owner, task_id, _MARK)])
+        if row is None:
+            return "", 0
+        try:
+            take, count = self._opened(row)
+            return str(take), int(count)
+        except _DAMAGE as error:
+            raise _damaged(task_id, error) from None
+
     def read(self, task_id: str, take: str = "", after: int = 0) -> Found:
         """The rows of a take behind a number, those of later takes, and the row of each take.
 
@@ -157,11 +182,8 @@ class PartStore:
                     first, values = record
                     some = found.parts.setdefault(name, [])
                     some += zip(range(first, first + len(values)), values, strict=True)
-            except (CodecError, ValueError, TypeError, msgpack.UnpackException) as error:
-                raise ResultDamaged(
-                    f"a part of the stream of task {task_id} cannot be read ({error}); its other "
-                    "results are not affected"
-                ) from None
+            except _DAMAGE as error:
+                raise _damaged(task_id, error) from None
         return found
 
     def _pages(self, task_id: str, first: str) -> Iterator[Row]:
@@ -226,6 +248,16 @@ class PartStore:
         if not isinstance(record, list) or record[:1] != [VERSION]:
             raise ValueError("a newer aztask may know it")
         return record[1:]
+
+
+_DAMAGE: Final = (CodecError, ValueError, TypeError, msgpack.UnpackException)
+
+
+def _damaged(task_id: str, error: Exception) -> ResultDamaged:
+    return ResultDamaged(
+        f"a part of the stream of task {task_id} cannot be read ({error}); its other results are "
+        "not affected"
+    )
 
 
 def _is_known(results: Knows, task_id: str) -> bool:

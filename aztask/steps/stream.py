@@ -6,6 +6,8 @@ Rules
 2. A listener's place is the take and the number of its last part. If that part no longer belongs to
    the stream, the listener gets a reset, and begins with the first part.
 3. The end of the task is looked for when a look has found no part; then parts are read once more.
+4. A stream has the parts of the run that succeeded. If that run emits none, and an earlier attempt
+   that failed has emitted some, listeners get a reset at the end.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from aztask.errors import ConfigurationError
-from aztask.steps.parts import Found, PartStore, Take
-from aztask.stores.records.base import RunRecord
+from aztask.steps.parts import Found, PartStore, Take, place_of
+from aztask.stores.records.base import RunKey, RunRecord, State
 from aztask.support import clock
 from aztask.support.forks import fork_safe_lock
 
@@ -71,21 +73,26 @@ class Stream:
         self._parts: list[bytes] = []
         self._look_for_end = self._last_look = False
         self._asked_at = float("-inf")
-        self._asking = False
+        self._looking = fork_safe_lock()
         self.record: RunRecord | None = None
 
     def due(self) -> float:
-        """Seconds until this listener has to `look`; 0.0: now, and no other listener does."""
-        with self._lock:
-            left = self._asked_at + self.seconds - clock.monotonic()
-            if self._asking or left > 0.0:
-                return max(left, 0.01)
-            self._asking, self._asked_at = True, clock.monotonic()
-            return 0.0
+        """Seconds until this listener has to `look`; 0.0: now."""
+        left = self._asked_at + self.seconds - clock.monotonic()
+        return max(left, 0.01) if left > 0.0 or self._looking.locked() else 0.0
 
     def look(self) -> None:
-        """Ask the store once. Raises BrokerUnavailable, ResultDamaged."""
+        """Ask the store once, unless another listener does.
+
+        Only here it is known who asks: a listener that is due, and is cancelled before it looks,
+        holds up no other. Raises BrokerUnavailable, ResultDamaged.
+        """
+        if not self._looking.acquire(blocking=False):
+            return
         try:
+            if self._asked_at + self.seconds > clock.monotonic():
+                return  # another one has asked since this one was told
+            self._asked_at = clock.monotonic()
             if self._look_for_end and self.record is None:
                 record = self._runs.get(self._task_id)
                 self._look_for_end = False
@@ -102,9 +109,23 @@ class Stream:
                 grown = self._add(found)
             self._look_for_end = not grown
             if self._last_look:
-                self.record = self._runs.get(self._task_id)
+                record = self._runs.get(self._task_id)
+                if record is not None and record.state is State.SUCCEEDED:
+                    self._forget_attempts_before(record.key)
+                self.record = record
         finally:
-            self._asking = False
+            self._looking.release()
+
+    def _forget_attempts_before(self, key: RunKey) -> None:
+        """Drop what an attempt emitted that failed, if the run that succeeded began no take.
+
+        Only the parts before its last wait are its own. Asks the store in this rare case alone.
+        """
+        if not self._take.name or self._take.name >= place_of(key.generation, key.hop):
+            return
+        _, kept = self._store.marked(self._task_id)
+        with self._lock:
+            self._parts = self._parts[:kept]
 
     def _add(self, found: Found) -> bool:
         newest = found.takes[-1] if found.takes else self._take

@@ -74,6 +74,28 @@ def test_an_append_that_is_made_again_doubles_nothing(store: PartStore) -> None:
     assert store.read("t").parts == {take.name: [(1, b"1"), (2, b"2"), (3, b"3")]}
 
 
+@pytest.mark.parametrize("task_id", TASKS)
+def test_the_mark_of_a_wait_is_the_newest_and_no_part(store: PartStore, task_id: str) -> None:
+    assert store.marked(task_id) == ("", 0)
+    take = Take(take_of(MESSAGE, 1))
+    store.append(task_id, take, 1, [b"1", b"2"], new=True)
+    store.mark(task_id, take.name, 2)
+    store.mark(task_id, take.name, 1)
+    assert store.marked(task_id) == (take.name, 1)
+    found = store.read(task_id)
+    assert found.parts == {take.name: [(1, b"1"), (2, b"2")]}
+    assert [each.name for each in found.takes] == [take.name]
+    assert store.forget(task_id) == 3
+    assert store.marked(task_id) == ("", 0)
+
+
+def test_a_mark_without_the_right_signature_is_refused(rows: RowStore) -> None:
+    signed, plain = PartStore(rows, MINE, SIGNING), PartStore(rows, MINE, PLAIN)
+    plain.mark("t", "take", 1)
+    with pytest.raises(ResultDamaged, match="stream of task t cannot be read"):
+        signed.marked("t")
+
+
 def test_the_take_of_the_newest_delivery_is_the_last_whenever_it_is_written(
     store: PartStore,
 ) -> None:

@@ -59,7 +59,7 @@ GROWTH: dict[str, dict[str, int]] = {
     "requests of Storage queues that cost less": {"lines of code": 103},
     "the first day": {"files": 2, "lines of code": 231},
     "limits with weights": {"lines of code": 300},
-    "streams": {"files": 3, "lines of code": 690, "files with one importer": 1},
+    "streams": {"files": 3, "lines of code": 740, "files with one importer": 1},
     "waits inside a task": {"lines of code": 181},
     "signals, children, and what wakes a task": {"files": 3, "lines of code": 1_050},
     "what the last merges of the house gave back": {"files": 1},

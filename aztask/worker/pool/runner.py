@@ -41,6 +41,7 @@ from aztask.errors import (
     WorkerStopping,
 )
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
+from aztask.steps.emitting import Emission, MemoryEmission
 from aztask.support.clock import boot_seconds
 from aztask.support.frozen import build
 from aztask.worker.pool.answers import Answers
@@ -242,7 +243,7 @@ class SlotRunner:
                 set_current_context(call.context)
                 self._loop.get().own(call.context)
                 with attempts.hooks(call.context):
-                    value = await _interruptible(call.begin(), run)
+                    value = await _interruptible(_written(call.begin(), call.context.emission), run)
             finally:
                 slot.end()
                 set_current_context(None)
@@ -252,6 +253,19 @@ class SlotRunner:
             return attempts.done(data, message.id)
         except BaseException as error:  # noqa: BLE001  # task code may raise anything at all
             return attempts.error(run.meaning(error), message)
+
+
+async def _written(awaitable: Awaitable[Any], emission: Emission | MemoryEmission) -> Any:
+    """Await a task, and then until what it emitted is written: on a thread, not on the loop."""
+    error: BaseException | None = None
+    try:
+        return await awaitable
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if emission.open:
+            await asyncio.to_thread(emission.end, error)
 
 
 async def _interruptible(awaitable: Awaitable[Any], run: CoroutineRun) -> Any:

@@ -6,6 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +15,13 @@ from typing import Any
 import pytest
 
 from aztask import App, Context, RetryPolicy, TaskFailed
-from aztask.errors import BrokerUnavailable, EncodeError, ResultTimeout
+from aztask.errors import BrokerUnavailable, EncodeError, ResultTimeout, StepError
 from aztask.message.message import TaskMessage
 from aztask.steps import emitting
 from aztask.steps.emitting import Emission
 from aztask.steps.parts import PartStore, parts_of
 from aztask.steps.stream import Listener, stream_of
-from aztask.steps.suspension import StepsUnavailable
+from aztask.steps.suspension import Parked, StepsUnavailable
 from aztask.stores.rows import Change
 
 MESSAGE = TaskMessage("t", "shop.ask", "default", b"")
@@ -57,6 +59,7 @@ def listener(app: App, after: int | str = 0) -> Listener:
 
 def seen(each: Listener) -> list[Any]:
     """What is new to a listener after one look: values, or "reset"."""
+    each.stream._asked_at = float("-inf")
     each.stream.look()
     each.stream._look_for_end = False
     return ["reset" if part.reset else part.value for part in each.new()]
@@ -197,6 +200,90 @@ def test_what_is_forgotten_has_no_stream(app: App) -> None:
         assert store_of(app).read(result.id).takes == []
 
 
+def test_a_failed_retry_after_a_sleep_is_a_reset(app: App) -> None:
+    runs: list[int] = []
+
+    @app.task_with_context
+    def ask(context: Context) -> None:
+        context.emit("one")
+        context.sleep(1.0)
+        runs.append(1)
+        context.emit(f"run {len(runs)}")
+        if len(runs) < 2:
+            raise OSError("the model is away")
+
+    with app.inline() as inline:
+        result = ask.delay()
+        inline.advance(2.0)
+        inline.advance(2.0)
+        assert [part.value for part in result.stream(timeout=30)] == ["one", "run 2"]
+        first, _ = store_of(app).read(result.id).takes[:2]
+        assert store_of(app).read(result.id).takes[-1].base == first.name
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_retry_that_emits_nothing_leaves_no_part_of_the_failed_attempt(
+    app: App, waits: bool
+) -> None:
+    runs: list[int] = []
+
+    @app.task_with_context
+    def ask(context: Context) -> None:
+        if waits:
+            context.emit("one")
+            context.sleep(1.0)
+        runs.append(1)
+        if len(runs) < 2:
+            context.emit("half")
+            raise OSError("the model is away")
+
+    kept = ["one"] if waits else []
+    with app.inline() as inline:
+        result = ask.delay()
+        for _ in range(3):
+            inline.advance(2.0)
+        assert result.get() is None
+        read = ["reset" if part.reset else part.value for part in result.stream()]
+        assert read == [*kept, "half", "reset", *kept], "the end tells that the half was dropped"
+        failed = store_of(app).read(result.id).takes[-1]
+        resumed = result.stream(after=f"{failed.token}.{len(kept) + 1}")
+        assert [part.reset or part.value for part in resumed] == [True, *kept]
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_step_emits_nothing(app: App, swallows: bool) -> None:
+    """A run that goes on takes its value from the record, and would not emit again."""
+
+    @app.task_with_context
+    def ask(context: Context) -> None:
+        def model() -> None:
+            try:
+                context.emit("word")
+            except StepError:
+                if not swallows:
+                    raise
+
+        context.step("ask", model)
+
+    @app.task_with_context
+    async def aask(context: Context) -> None:
+        async def model() -> None:
+            try:
+                await context.aemit("word")
+            except StepError:
+                if not swallows:
+                    raise
+
+        await context.step("ask", model)
+
+    with app.inline():
+        for task in (ask, aask):
+            result = task.delay()
+            with pytest.raises(TaskFailed, match="emit is called inside step 'ask"):
+                result.get()
+            assert store_of(app).read(result.id).takes == []
+
+
 def test_in_a_direct_call_the_parts_are_in_the_context() -> None:
     context = Context.for_testing()
     context.emit(1)
@@ -252,6 +339,28 @@ def test_a_part_is_written_at_once_after_a_quiet_time(app: App, counting: Counti
         while not counting.at and time.monotonic() < until:
             time.sleep(0.005)
         assert counting.at, "without another part, and without the end of the run"
+
+
+def test_the_end_of_a_run_waits_for_no_pause(
+    app: App, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emitting, "BATCH_SECONDS", 60.0)
+    began = time.monotonic()
+    with emission(app) as stream:
+        stream.emit(1)
+        stream.flush()
+        stream.emit(2)
+    assert time.monotonic() - began < 10.0
+    assert len(counting.at) == 2
+
+
+def test_after_the_end_of_a_run_nothing_is_emitted(app: App) -> None:
+    """As by a thread of the task's own, which would wait for room for ever."""
+    with emission(app) as stream:
+        stream.emit(1)
+    with pytest.raises(StepError, match="the run has ended"):
+        stream.emit(2)
+    assert seen(listener(app)) == [1]
 
 
 def test_while_the_store_is_away_parts_wait_and_none_is_lost(
@@ -342,10 +451,24 @@ def test_what_is_too_large_or_too_much_is_refused(
 # -- takes, and those who listen -------------------------------------------------------------
 
 
-def run(app: App, *values: Any, message: TaskMessage = MESSAGE, delivery: int = 1) -> None:
-    with emission(app, message, delivery) as stream:
+def run(
+    app: App,
+    *values: Any,
+    message: TaskMessage = MESSAGE,
+    delivery: int = 1,
+    waits: bool = False,
+) -> None:
+    """A run that emits these values, and ends, in whatever way, or waits."""
+    with suppress(Parked), emission(app, message, delivery) as stream:
         for value in values:
             stream.emit(value)
+        if waits:
+            raise Parked("a time", 60.0, 0.0)
+
+
+def hop(number: int) -> TaskMessage:
+    """The message of a run that goes on after a wait."""
+    return replace(MESSAGE, hop=number, continued=True)
 
 
 def test_another_delivery_is_a_reset_for_a_live_and_for_a_new_listener(app: App) -> None:
@@ -374,34 +497,82 @@ def test_a_frozen_delivery_that_goes_on_is_not_read(app: App) -> None:
     assert seen(live) == []
 
 
-def test_a_continuation_behind_a_damaged_part_is_a_reset(app: App) -> None:
-    run(app, 1, 2)
+def test_a_continuation_whose_mark_is_damaged_begins_anew(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(app, 1, 2, waits=True)
     store = store_of(app)
-    rows = list(store._pages("t", ""))
-    for row in rows:
-        store._rows.write(Change(row.place, {"data": b"\xc1"}, row))
-    run(app, 1, 2, 3, message=replace(MESSAGE, hop=1, continued=True))
-    for row in rows:
-        (now,) = store._rows.get([row.place])
-        store._rows.write(Change(row.place, None, now))
+    (mark,) = store._rows.range(store.owner, "t", "m", "n")
+    store._rows.write(Change(mark.place, {"data": b"\xc1"}, mark))
+    run(app, 1, 2, 3, message=hop(1))
+    assert "begins its stream anew" in caplog.text
     assert seen(listener(app)) == [1, 2, 3]
+    assert [take.base for take in store.read("t").takes] == ["", ""]
 
 
 def test_a_continuation_goes_on_and_one_that_is_killed_is_a_reset(app: App) -> None:
     live = listener(app)
-    run(app, 1, 2)
+    run(app, 1, 2, waits=True)
     assert seen(live) == [1, 2]
-    after = replace(MESSAGE, hop=1, continued=True)
-    run(app, 1, 2, 3, message=after)
+    run(app, 1, 2, 3, message=hop(1))
     assert seen(live) == [3]
     place = f"{live._place.token}.{live._place.number}"
-    run(app, 1, 2, 3, 4, message=after, delivery=2)
+    run(app, 1, 2, 3, 4, message=hop(1), delivery=2, waits=True)
     assert seen(live) == ["reset", 1, 2, 3, 4]
-    again = replace(MESSAGE, hop=2, continued=True)
-    run(app, 1, 2, 3, 4, 5, message=again)
+    run(app, 1, 2, 3, 4, 5, message=hop(2))
     assert seen(live) == [5]
     assert seen(listener(app)) == [1, 2, 3, 4, 5]
     assert seen(listener(app, place))[0] == "reset", "its third part belongs to no take here"
+
+
+def test_what_a_failed_attempt_behind_a_wait_has_emitted_is_no_part_of_the_stream(app: App) -> None:
+    """Its retry counts from the wait, not from the failed attempt."""
+    live = listener(app)
+    run(app, 1, 2, waits=True)
+    assert seen(live) == [1, 2]
+    run(app, 1, 2, "half", "lost", message=hop(1))
+    assert seen(live) == ["half", "lost"]
+    run(app, 1, 2, 3, message=hop(2))
+    assert seen(live) == ["reset", 1, 2, 3]
+    assert seen(listener(app)) == [1, 2, 3]
+    run(app, 1, 2, 3, 4, message=hop(3))
+    assert seen(live) == ["reset", 1, 2, 3, 4], "the second retry too"
+
+
+def test_a_run_that_waits_again_without_a_new_part_keeps_the_mark(app: App) -> None:
+    live = listener(app)
+    run(app, 1, 2, waits=True)
+    run(app, 1, 2, message=hop(1), waits=True)
+    run(app, 1, message=hop(2), waits=True)
+    run(app, 1, 2, 3, message=hop(3), waits=True)
+    run(app, 1, 2, 3, 4, message=hop(4))
+    assert seen(live) == [1, 2, 3, 4]
+
+
+def test_a_mark_of_a_wait_that_was_not_recorded_does_not_count(app: App) -> None:
+    """The worker died between the mark and the record of the wait: the hop starts again."""
+    live = listener(app)
+    run(app, 1, waits=True)
+    run(app, 1, 2, message=hop(1), waits=True)
+    assert seen(live) == [1, 2]
+    run(app, 1, 2, 3, message=hop(1), delivery=2)
+    assert seen(live) == ["reset", 1, 2, 3]
+
+
+def test_a_run_that_goes_on_reads_one_row_however_long_its_stream_is(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(app, *range(50), waits=True)
+    asked: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(PartStore, "read", lambda *_: pytest.fail("it reads the stream"))
+        marked = PartStore.marked
+        patched.setattr(
+            PartStore, "marked", lambda self, task: (asked.append(task), marked(self, task))[1]
+        )
+        run(app, *range(55), message=hop(1))
+    assert asked == ["t"]
+    assert seen(listener(app)) == list(range(55))
 
 
 def test_listeners_share_one_request_in_each_period(app: App) -> None:
@@ -415,3 +586,42 @@ def test_listeners_share_one_request_in_each_period(app: App) -> None:
                 each.stream.look()
                 asked += 1
     assert asked <= 0.35 / stream.seconds + 2
+
+
+def test_a_listener_that_is_due_and_never_looks_holds_up_no_other(app: App) -> None:
+    gone, other = listener(app), listener(app)
+    run(app, 1)
+    assert gone.stream.due() == 0.0
+    assert other.stream.due() == 0.0
+    assert seen(other) == [1]
+    assert other.stream.due() > 0.0
+
+
+def test_a_cancelled_reader_holds_up_no_other(app: App) -> None:
+    """It is cancelled while its request waits for a thread, so the request is never made."""
+
+    @app.task_with_context
+    def ask(context: Context) -> None:
+        context.emit(1)
+
+    async def scene(result: Any) -> list[int]:
+        release = threading.Event()
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as only:
+            loop.set_default_executor(only)
+            first = asyncio.ensure_future(anext(result.astream()))
+            await asyncio.sleep(0)
+            busy = loop.run_in_executor(None, release.wait)
+            await asyncio.sleep(0.1)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            release.set()
+            await busy
+            return [part.value async for part in result.astream(timeout=5)]
+
+    with app.inline():
+        result = ask.delay()
+        shared = stream_of(app.results, store_of(app), result.id)
+        assert asyncio.run(scene(result)) == [1]
+        assert shared.record is not None, "both had the same stream"

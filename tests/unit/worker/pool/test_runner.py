@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from datetime import timedelta
+from itertools import pairwise
 from types import SimpleNamespace
 
 import msgpack
@@ -14,15 +15,16 @@ import pytest
 
 from aztask import App, Reject, RetryPolicy, Snooze
 from aztask.context import TaskLease
-from aztask.errors import EncodeError
+from aztask.errors import EncodeError, TimeLimitExceeded
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.settlement import DeadLetter, Resubmit, from_record
+from aztask.steps.parts import PartStore
 from aztask.support.clock import boot_seconds
 from aztask.worker.logs import configure
 from aztask.worker.pool.attempt import ERROR_CHARACTERS, _described
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.eventloop import LazyLoop
-from aztask.worker.pool.interrupt import SIGNAL, InterruptSlot, MainThread
+from aztask.worker.pool.interrupt import SIGNAL, CoroutineRun, InterruptSlot, MainThread
 from aztask.worker.pool.leaseguard import STOP_GRACE, LeaseGuard
 from aztask.worker.pool.runner import SlotRunner
 
@@ -116,14 +118,14 @@ current = []
 class Bench:
     """A runner whose packets the test reads and answers."""
 
-    def __init__(self):
+    def __init__(self, of=app):
         self.board = Board.create(1)
         self.sent = []
         self.notes = []
         self.guard = LeaseGuard(os.eventfd(0))
         self.loop = LazyLoop(MainThread())
         outbox = SimpleNamespace(send=self.send)
-        self.runner = SlotRunner(app, self.board, outbox, self.guard, os.getpid(), self.loop)
+        self.runner = SlotRunner(of, self.board, outbox, self.guard, os.getpid(), self.loop)
         self.slot = InterruptSlot(0)
 
     def send(self, packet, *, wait=True):
@@ -132,15 +134,37 @@ class Bench:
         if packet[0] == "save":
             self.runner.handle("answer", packet[1], "", None)
 
-    def run(self, task, *args, lease=60.0, window=None, **fields):
+    def packet(self, task, *args, lease=60.0, **fields):
+        """The packet of a delivery."""
         body, content_type, encoding = app.codec.encode_arguments(args, {})
         message = TaskMessage(
             "id-1", f"shop.{task}", "default", body, content_type, encoding, **fields
         )
         values = [getattr(message, name) for name in MESSAGE_FIELDS]
-        packet = [7, values, 1, boot_seconds() + lease, 5.0]
+        return [7, values, 1, boot_seconds() + lease, 5.0]
+
+    def run(self, task, *args, window=None, **options):
+        packet = self.packet(task, *args, **options)
         self.runner.run(self.slot, packet if window is None else [*packet, None, window])
         return self.sent[-1]
+
+    def run_beside(self, other, task, *args):
+        """Run a coroutine on the loop, and another one beside it until the task has ended."""
+        loop = self.loop.get().loop
+
+        async def both():
+            run = CoroutineRun(MainThread(), loop, asyncio.current_task())
+            beside = loop.create_task(other(run))
+            await self.runner.run_coroutine(self.slot, self.packet(task, *args), run)
+            beside.cancel()
+
+        loop.run_until_complete(both())
+        return self.sent[-1]
+
+    def close(self):
+        self.loop.get().loop.close()
+        asyncio.set_event_loop(None)
+        self.board.close()
 
 
 @pytest.fixture
@@ -148,10 +172,63 @@ def bench():
     before = signal.getsignal(SIGNAL)
     made = Bench()
     yield made
-    made.loop.get().loop.close()
-    asyncio.set_event_loop(None)
+    made.close()
     signal.signal(SIGNAL, before)
-    made.board.close()
+
+
+@pytest.fixture
+def streaming(monkeypatch):
+    """A bench whose app has streams, in a store that takes half a second for each batch."""
+    shop = App("shop", broker="local://:memory:", results="local://:memory:")
+
+    @shop.task_with_context(name="shop.drip")
+    async def drip(context):
+        context.emit("word")
+        return "said"
+
+    append = PartStore.append
+
+    def slow(self, *args, **options):
+        time.sleep(0.5)
+        append(self, *args, **options)
+
+    monkeypatch.setattr(PartStore, "append", slow)
+    before = signal.getsignal(SIGNAL)
+    made = Bench(shop)
+    yield made
+    made.close()
+    signal.signal(SIGNAL, before)
+    shop.close()
+
+
+def test_the_end_of_a_coroutine_that_emits_does_not_hold_up_the_loop(streaming):
+    turns = []
+
+    async def others(_):
+        while True:
+            turns.append(time.monotonic())
+            await asyncio.sleep(0.01)
+
+    began = time.monotonic()
+    assert streaming.run_beside(others, "drip")[0] == "done"
+    assert time.monotonic() - began >= 0.5, "it ends when its part is written"
+    assert max(later - at for at, later in pairwise(turns)) < 0.4
+
+
+def test_a_coroutine_that_is_stopped_while_its_parts_are_written_ends_at_once(
+    streaming, monkeypatch
+):
+    """Its take does not count: the next start writes another one."""
+    monkeypatch.setattr(PartStore, "append", lambda *_, **__: time.sleep(3.0))
+
+    async def stop(run):
+        await asyncio.sleep(0.2)
+        run.interrupt_now(TimeLimitExceeded)
+
+    began = time.monotonic()
+    answer = streaming.run_beside(stop, "drip")
+    assert (answer[0], answer[5]) == ("failed", "TimeLimitExceeded")
+    assert time.monotonic() - began < 2.0
 
 
 def test_a_callable_lease_may_give_a_timedelta(bench):
