@@ -88,6 +88,8 @@ class Capabilities:
     native_dead_letter: dead letters are a sub-queue of the service.
     dead_by_position: ``receive_deferred`` of a dead-letter receiver leases any dead letter.
     peek_limit: how many messages a peek shows where it cannot go on behind them (`paged_peek`).
+    timer_numbers: a scheduled message is cancelled quickly by its number only, which `send_timer`
+    gives: by message id, the whole queue is searched.
     peeks_leases: a peek tells leased messages from waiting ones.
     purges_leased: a purge deletes leased messages too.
     remote: calls wait for a network, so callers keep several in progress.
@@ -120,6 +122,7 @@ class Capabilities:
     paged_peek: bool = False
     peek_limit: int = 32
     cancel_scheduled: bool = False
+    timer_numbers: bool = False
     peeks_leases: bool = False
     purges_leased: bool = False
     remote: bool = True
@@ -402,6 +405,17 @@ class Broker(Protocol):
 
     def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
         """Remove scheduled messages by message id; returns how many were removed."""
+        ...
+
+    def send_timer(self, queue: str, envelope: Envelope) -> int:
+        """Store one delayed message; returns the number by which `cancel_timer` removes it.
+
+        Raises what `send` raises, and CapabilityError without `Capabilities.timer_numbers`.
+        """
+        ...
+
+    def cancel_timer(self, queue: str, number: int) -> bool:
+        """Remove the scheduled message of this number: one request; False if it is not there."""
         ...
 
     def receiver(

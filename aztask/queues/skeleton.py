@@ -170,6 +170,22 @@ class BrokerSkeleton(ABC):
     def _cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
         raise NotImplementedError(f"{type(self).__name__} has the capability and not the step")
 
+    def send_timer(self, queue: str, envelope: Envelope) -> int:
+        """Store one delayed message; returns the number by which `cancel_timer` removes it.
+
+        Raises CapabilityError if the service numbers none.
+        """
+        raise self._no_numbers()
+
+    def cancel_timer(self, queue: str, number: int) -> bool:
+        """Remove the scheduled message of this number; see `send_timer`."""
+        raise self._no_numbers()
+
+    def _no_numbers(self) -> CapabilityError:
+        return CapabilityError(
+            f"{self.title}s cancel no delayed message by its number; use cancel_scheduled"
+        )
+
     def receiver(
         self,
         queue: str,

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from subjects import bodies, settle
@@ -115,6 +116,23 @@ def test_a_scheduled_message_can_be_cancelled_until_it_is_due(subject):
     subject.pass_time(3.0 + subject.coarse)
     assert sorted(bodies(subject.take(subject.receiver(queue), 2))) == [b"b", b"now"]
     assert subject.broker.cancel_scheduled(queue, ["b"]) == 0
+
+
+def test_a_timer_is_cancelled_by_its_number_until_it_is_due(subject):
+    queue, envelope = subject.queue(), Envelope(b"a", message_id="a", delay=3.0)
+    if not subject.can.timer_numbers:
+        with pytest.raises(CapabilityError):
+            subject.broker.send_timer(queue, envelope)
+        with pytest.raises(CapabilityError):
+            subject.broker.cancel_timer(queue, 1)
+        return
+    number = subject.broker.send_timer(queue, envelope)
+    other = subject.broker.send_timer(queue, replace(envelope, body=b"b", message_id="b"))
+    assert subject.broker.cancel_timer(queue, number)
+    assert not subject.broker.cancel_timer(queue, number)
+    subject.pass_time(3.0 + subject.coarse)
+    assert bodies(subject.take(subject.receiver(queue))) == [b"b"]
+    assert not subject.broker.cancel_timer(queue, other)
 
 
 def test_a_message_id_is_stored_once_within_the_window(subject):

@@ -50,7 +50,7 @@ from aztask.queues.servicebus.kind import CAPABILITIES, KIND, MESSAGE_LIMIT
 from aztask.queues.servicebus.lock import LockWatch
 from aztask.queues.servicebus.mailboxes import BusMailboxes
 from aztask.queues.servicebus.receiver import BusReceiver
-from aztask.queues.servicebus.senders import Senders
+from aztask.queues.servicebus.senders import Pair, Senders
 from aztask.queues.servicebus.session import BusSessionReceiver
 from aztask.queues.servicebus.wire import message_of
 from aztask.queues.skeleton import BrokerSkeleton
@@ -240,18 +240,22 @@ class ServiceBusBroker(BrokerSkeleton):
 
     def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
         """Store all envelopes; see `Broker.send` for the errors."""
+        if pairs := self._pairs(queue, envelopes):
+            self._senders_of(queue).send(pairs)
+
+    def _pairs(self, queue: str, envelopes: Sequence[Envelope]) -> list[Pair]:
+        """What is to be sent to a queue. Raises what shows that before it is sent."""
         if queue in self._senders:
             self._usable()
         else:
             self._usable_for(queue)
         if not envelopes:
-            return
+            return []
         if not self._service_clock.known and any(envelope.delay for envelope in envelopes):
             self._learn_time(queue, envelopes[0].session)
         now = self._service_clock.now()
         limit = self._capabilities.max_message_bytes
-        pairs = [(envelope, message_of(envelope, now, limit)) for envelope in envelopes]
-        self._senders_of(queue).send(pairs)
+        return [(envelope, message_of(envelope, now, limit)) for envelope in envelopes]
 
     def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
         """Refuse an envelope that could not be sent; see `Broker.check`."""
@@ -267,6 +271,16 @@ class ServiceBusBroker(BrokerSkeleton):
         )
         senders = self._senders_of(queue)
         return sum(senders.cancelled(int(each.position)) for each in found)
+
+    def send_timer(self, queue: str, envelope: Envelope) -> int:
+        """Schedule one message: a request of its own, which gives its sequence number."""
+        (pair,) = self._pairs(queue, [envelope])
+        return self._senders_of(queue).timed(pair[1])
+
+    def cancel_timer(self, queue: str, number: int) -> bool:
+        """Cancel by sequence number: one request."""
+        self._usable_for(queue)
+        return self._senders_of(queue).cancelled(number)
 
     def _receiver(self, options: ReceiverOptions, poll_ceiling: float | None) -> Receiver:
         """The queue's lock decides: the lease must equal it.

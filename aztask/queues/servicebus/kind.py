@@ -33,6 +33,7 @@ CAPABILITIES: Final = Capabilities(
     native_dead_letter=True,
     paged_peek=True,
     cancel_scheduled=True,
+    timer_numbers=True,
     remote=True,
     max_lease_seconds=300.0,
     max_message_bytes=MESSAGE_LIMIT,

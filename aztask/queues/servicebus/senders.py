@@ -348,6 +348,19 @@ class Senders:
                 [envelope for envelope, _ in pairs[sent:]],
             ) from None
 
+    def timed(self, message: ServiceBusMessage) -> int:
+        """Schedule one message for its time; returns its sequence number, 0 if there is none.
+
+        Raises BrokerError; the message may be stored if the connection has broken.
+        """
+        due = message.scheduled_enqueue_time_utc or datetime.now(UTC)
+        with self.sender() as sender:
+            try:
+                numbers = sender.schedule_messages(message, due, timeout=REQUEST_SECONDS)
+            except SDK_ERRORS as error:
+                raise error_of(error, self._queue) from None
+        return max(0, *numbers) if numbers else 0
+
     def cancelled(self, number: int) -> bool:
         """Cancel a scheduled message; False if it is due or was cancelled already."""
         with self.sender() as sender:
