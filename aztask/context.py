@@ -15,7 +15,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from aztask.errors import LeaseLost
 from aztask.message.headers import TIME_LIMIT
@@ -23,8 +23,9 @@ from aztask.message.message import TaskMessage
 from aztask.retry import RetryPolicy
 from aztask.session import Session
 from aztask.steps.emitting import Emission, MemoryEmission
-from aztask.steps.engine import RunSteps, StepOptions
+from aztask.steps.engine import RunSteps
 from aztask.steps.home import MemoryHome
+from aztask.steps.stepoptions import StartedTask, StepOptions
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 T = TypeVar("T")
@@ -477,20 +478,70 @@ class Context:
         in every later run, too. In a direct call without a worker it takes the signals of
         `for_testing`, and times out at once without one. Raises StepError where `sleep` does.
         """
-        return self.steps.wait_for((name,), _seconds(timeout), key)[1]
+        return self.steps.wait_for(name, _seconds(timeout), key)
 
     def wait_any(
-        self, *names: str, timeout: float | timedelta | None = None, key: str | None = None
-    ) -> tuple[str, Any]:
-        """Wait for the first signal of several names; returns its name and its value.
+        self,
+        *wanted: str | StartedTask,
+        timeout: float | timedelta | None = None,
+        key: str | None = None,
+    ) -> tuple[Any, Any]:
+        """Wait for the first of several signals and tasks; returns which one, and its value.
 
         ::
 
             name, value = context.wait_any("approved", "rejected", timeout=86_400)
 
-        Everything else is as in `wait_for`.
+            check = context.start(check_credit, order)
+            found, value = context.wait_any("approved", check)
+            if found is check: ...
+
+        * `wanted`: names of signals, and tasks that `start` has sent.
+
+        If several are there, a signal comes before a task, and a task before those that you name
+        behind it. If the task has failed, its error is raised, as in `call`. The others run on; a
+        later `wait_any` may wait for them. Everything else is as in `wait_for`.
         """
-        return self.steps.wait_for(names, _seconds(timeout), key)
+        return self.steps.wait_any(wanted, _seconds(timeout), key)
+
+    def start(self, task: Any, /, *args: Any, key: str | None = None, **kwargs: Any) -> StartedTask:
+        """Start another task, and go on; `wait_any` waits for its end.
+
+        ::
+
+            parcel = context.start(ship, order)
+            found, value = context.wait_any("cancelled", parcel, timeout=timedelta(days=3))
+
+        The parameters are those of `call`. Its id derives from the call, so no run of this task
+        starts it twice. In a direct call without a worker, its function is called.
+        """
+        return self.steps.start("start", task, args, kwargs, key)
+
+    def continue_with(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """End this run, and go on with other arguments, under the same task id.
+
+        ::
+
+            @app.task_with_context
+            def poll(context: Context, mailbox: str, seen: int) -> None:
+                seen += context.step("read", read_new, mailbox, seen)
+                context.sleep(3600)
+                context.continue_with(mailbox, seen)
+
+        For flows without an end: a new history of steps begins, and the former one is removed. So
+        neither `max_steps` nor the time that a replay takes limits them. The task is neither ended
+        nor failed: who waits for its result waits on, signals stay, and it gets all its retries
+        again. Its stream begins anew.
+
+        It does not return, and ``finally`` blocks run. Raises TypeError if the arguments do not
+        match the signature, EncodeError, and StepError where `sleep` does, in a branch of `gather`,
+        and in a direct call without a worker.
+
+        Crash window: if the worker dies before the new arguments are recorded, the task runs again
+        from its first line, in the same history, and comes here again. Once they are recorded, they
+        stand: a run that comes here again with others goes on with those.
+        """
+        self.steps.continue_with(args, kwargs)
 
     def call(self, task: Any, /, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
         """Run another task, wait for its end without a slot, and return its value.

@@ -243,6 +243,29 @@ class TaskMessage:
         """
         return replace(self, delivery_base=0, put_off_count=(PUT_OFF_SERIES + 1) * _OWN_SERIES + 1)
 
+    def renewed(self, arguments: TaskMessage, history: str) -> TaskMessage:
+        """The next hop of a run that continues with other arguments, in a history of its own.
+
+        The counts start at 0, so it gets all its retries again; neither the expiry, which is for
+        the first start, nor a checkpoint remains.
+
+        * `arguments`: has the new body. `history`: the name of the new history.
+        """
+        return replace(
+            arguments,
+            extra={**self.extra, HISTORY: history},
+            hop=self.hop + 1,
+            continued=False,
+            resubmit_count=0,
+            snooze_count=0,
+            expires=None,
+            unknown_since=None,
+            eta=None,
+            saved=None,
+            put_off_count=0,
+            slots=None,
+        )
+
     def chained(self, *, delivery_base: int = 0) -> TaskMessage:
         """The next link of a delay chain: the message arrived before its eta and is delayed again.
 

@@ -125,7 +125,12 @@ def _steps(app: App, task_id: str) -> Iterator[LogEntry]:
             )
 
 
-_WAITS: Final = {"wait": "wait", "signal": "wait for signal", "call": "wait for task"}
+_WAITS: Final = {
+    "wait": "wait",
+    "signal": "wait for signal",
+    "call": "wait for task",
+    "any": "wait for the first of",
+}
 
 
 def emitted(found: Found) -> Iterator[tuple[Take, LogEntry]]:

@@ -12,7 +12,15 @@ from aztask.operate.action import Action, Progress, Subject, results_of
 from aztask.settlement import DeadLetter
 from aztask.steps.history import IN_ORDER
 from aztask.steps.home import StepHome
-from aztask.steps.records import FAILED, ORDER, SIGNAL, WAITING, StepRecord, StepStore
+from aztask.steps.records import (
+    ARGUMENTS,
+    FAILED,
+    ORDER,
+    SIGNAL,
+    WAITING,
+    StepRecord,
+    StepStore,
+)
 from aztask.steps.signals import check_name, refuse
 from aztask.stores.records.base import RunRecord, State
 from aztask.stores.rows import Row
@@ -41,7 +49,7 @@ def steps(app: App, task_id: str) -> list[ShownStep]:
         _shown(app, history, record)
         for history in store.histories(task_id)
         for _, record in store.read(task_id, history)
-        if record.kind != ORDER
+        if record.kind not in (ORDER, ARGUMENTS)
     ]
     if not found:
         raise NotFound(f"task {task_id} has no recorded steps; see: aztask result {task_id}")

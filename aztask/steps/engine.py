@@ -20,13 +20,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from aztask.errors import (
     BrokerUnavailable,
@@ -47,13 +46,28 @@ from aztask.steps.history import (
     WantedEnd,
 )
 from aztask.steps.recorded import ChildEnd, encoded_error, error_from
-from aztask.steps.records import CALL, DONE, FAILED, RETRYING, SIGNAL, StepRecord
-from aztask.steps.suspension import StepDelayed, StepsUnavailable, Suspension, combined
-from aztask.support.display import safe_str, short_repr
+from aztask.steps.records import ANY, CALL, DONE, FAILED, RETRYING, SIGNAL, StepRecord
+from aztask.steps.stepoptions import (
+    NAME_CHARACTERS,
+    CallableTask,
+    StartedTask,
+    StepOptions,
+    check_call,
+    check_step,
+    close,
+    line_here,
+)
+from aztask.steps.suspension import (
+    BranchEnd,
+    StepDelayed,
+    StepsUnavailable,
+    Suspension,
+    values_of,
+)
+from aztask.support.display import safe_str
 
 T = TypeVar("T")
 
-NAME_CHARACTERS: Final = 200
 TEXT_CHARACTERS: Final = 500
 
 
@@ -63,20 +77,6 @@ class Fence(Protocol):
     def ensure(self) -> None:
         """Raise LeaseLost unless the lease is held."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class StepOptions:
-    """The options of a step.
-
-    * `key`: names this call, instead of its number among those of the same name.
-    * `retry`: retries the step by itself; None leaves that to the task.
-    * `record_errors`: record an error at once, also one that ends the run.
-    """
-
-    key: str | None = None
-    retry: RetryPolicy | None = None
-    record_errors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +99,10 @@ class Histories(Protocol):
         ...
 
 
-class CallableTask(Protocol):
-    """A task that `RunSteps.call` sends: `aztask.Task`, or an invocation with options."""
-
-    @property
-    def name(self) -> str:
-        """As workers know it, such as ``shop.ship``."""
-        ...
-
-    def delay(self, *args: Any, **kwargs: Any) -> Any:
-        """Send it; returns an `AsyncResult`."""
-        ...
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it here and now, in a direct call without a worker."""
-        ...
-
-
 class RunSteps:
     """The steps of one run, as its `Context` asks for them. A context manager around the run."""
 
-    __slots__ = ("_broken", "_fence", "_home", "_known", "_message", "_suspended")
+    __slots__ = ("_broken", "_direct", "_fence", "_home", "_known", "_message", "_suspended")
 
     def __init__(self, home: Histories, message: TaskMessage, fence: Fence) -> None:
         self._home = home
@@ -128,6 +111,7 @@ class RunSteps:
         self._known: RunHistory | None = None
         self._broken: StepError | None = None
         self._suspended: dict[str, Suspension] = {}
+        self._direct: dict[str, Any] = {}
 
     # -- the run -----------------------------------------------------------------------------
 
@@ -183,18 +167,18 @@ class RunSteps:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run a step, or return what was recorded. For a coroutine function: awaitable."""
-        _check(name, options)
-        _check_call(name, function, options)
+        check_step(name, options)
+        check_call(name, function, options)
         if inspect.iscoroutinefunction(function):
             return self._coroutine(name, function, options, args, kwargs)
-        found = self._begin(name, options, _line())
+        found = self._begin(name, options, line_here())
         if isinstance(found, StepRecord):
             return self._recorded(found)
         try:
             with self._inside(found):
                 value = function(*args, **kwargs)
                 if inspect.isawaitable(value):
-                    _close(value)
+                    close(value)
                     raise StepError(f"step {name!r} gave an awaitable: pass its async def itself")
         except BaseException as error:
             self._failed(found, error, options)
@@ -209,7 +193,7 @@ class RunSteps:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        found = await self._apart(self._begin, name, options, _line())
+        found = await self._apart(self._begin, name, options, line_here())
         if isinstance(found, StepRecord):
             return await self._apart(self._recorded, found)
         try:
@@ -361,10 +345,10 @@ class RunSteps:
     def sleep(self, seconds: float, key: str | None) -> None:
         """Return once this time has passed since the first call; see `Context.sleep`."""
         options = StepOptions(key)
-        _check(SLEEP, options)
+        check_step(SLEEP, options)
         self._may_wait("sleep")
         with self._reaching(self._branch_name):
-            branch = self._branch(SLEEP, options, _line())
+            branch = self._branch(SLEEP, options, line_here())
             most = self._history.longest
             if not 0 <= seconds <= most:
                 raise StepError(
@@ -373,26 +357,50 @@ class RunSteps:
             self._fence.ensure()
             self._history.sleep(branch, seconds, key)
 
-    def wait_for(
-        self, names: tuple[str, ...], seconds: float | None, key: str | None
-    ) -> tuple[str, Any]:
-        """Return the name and the value of the first signal; see `Context.wait_any`."""
-        what = "wait_for" if len(names) == 1 else "wait_any"
-        if not names:
-            raise StepError("wait_any takes the names of signals")
+    def wait_for(self, name: str, seconds: float | None, key: str | None) -> Any:
+        """Return the value of the first signal of a name; see `Context.wait_for`."""
+        return self._wait_any("wait_for", (name,), seconds, key)[1]
+
+    def wait_any(
+        self, wanted: tuple[str | StartedTask, ...], seconds: float | None, key: str | None
+    ) -> tuple[str | StartedTask, Any]:
+        """Return what came first, and its value; see `Context.wait_any`."""
+        if not wanted:
+            raise StepError("wait_any takes names of signals, and tasks of context.start")
+        return self._wait_any("wait_any", wanted, seconds, key)
+
+    def _wait_any(
+        self,
+        what: str,
+        wanted: tuple[str | StartedTask, ...],
+        seconds: float | None,
+        key: str | None,
+    ) -> tuple[str | StartedTask, Any]:
+        started = {each.id: each for each in wanted if isinstance(each, StartedTask)}
+        names = tuple(each for each in wanted if not isinstance(each, StartedTask))
         for each in names:
-            _check(each, StepOptions(key))
-        late = WaitTimeout(f"no signal {' or '.join(names)} came {_within(seconds)}")
-        wanted = WantedEnd(SIGNAL, "|".join(names), names, 0.0, b"")
-        name, value = self._wait(what, wanted, seconds, late, key)
-        return name, value
+            check_step(each, StepOptions(key))
+        texts = [f"no signal {' or '.join(names)} came"] if names else []
+        texts += [f"task {each.name} {each.id} did not end" for each in started.values()]
+        late = WaitTimeout(f"{', and '.join(texts)} {_within(seconds)}")
+        text = "|".join([*names, *(each.name for each in started.values())])[:NAME_CHARACTERS]
+        kind = ANY if started else SIGNAL
+        end = WantedEnd(kind, text, names, tuple(started), ChildEnd())
+        direct = next((each for each in started.values() if each.id in self._direct), None)
+        try:
+            found, value = self._wait(what, end, seconds, late, key)
+        except WaitTimeout:
+            if direct is None:
+                raise
+            return direct, self._direct[direct.id]
+        return started.get(found, found), value
 
     def _wait(
         self, what: str, wanted: WantedEnd, seconds: float | None, late: Exception, key: str | None
     ) -> Any:
         self._may_wait(what)
         with self._reaching(self._branch_name):
-            branch = self._branch(wanted.name, StepOptions(key), _line())
+            branch = self._branch(wanted.name, StepOptions(key), line_here())
             most = self._history.longest
             if seconds is not None and not 0 <= seconds <= most:
                 raise StepError(
@@ -408,15 +416,34 @@ class RunSteps:
         self, task: CallableTask, args: tuple[Any, ...], kwargs: dict[str, Any], key: str | None
     ) -> Any:
         """Send a task under an id of this step, and return its value; see `Context.call`."""
+        self._may_wait("call")
+        child = self.start("call", task, args, kwargs, key)
+        if child.id in self._direct:
+            return self._direct[child.id]
+        late = WaitTimeout(f"task {child.name} {child.id} did not end {_within(None)}")
+        wanted = WantedEnd(CALL, child.name, (), (child.id,), ChildEnd())
+        return self._wait("call", wanted, None, late, key)
+
+    def start(
+        self,
+        what: str,
+        task: CallableTask,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: str | None,
+    ) -> StartedTask:
+        """Send a task under an id of this step; see `Context.start`. what: the caller's name."""
         if not isinstance(getattr(task, "name", None), str) or not hasattr(task, "delay"):
             raise StepError(
-                f"call takes a task of the app and its arguments, not {type(task).__name__}"
+                f"{what} takes a task of the app and its arguments, not {type(task).__name__}"
             )
-        self._may_wait("call")
         with self._reaching(self._branch_name):
             parks = self._history.keeper.parks
         if not parks:
-            return self.step(task.name, task, StepOptions(key), args, kwargs)
+            value = self.step(task.name, task, StepOptions(key), args, kwargs)
+            child = f"direct-{len(self._direct) + 1}"
+            self._direct[child] = value
+            return StartedTask(child, task.name)
 
         def start() -> str:
             step = self.current
@@ -425,9 +452,18 @@ class RunSteps:
             return str(task.delay(*args, **kwargs).id)
 
         child = self.step(f"start {task.name}"[:NAME_CHARACTERS], start, StepOptions(key), (), {})
-        late = WaitTimeout(f"task {task.name} {child} did not end {_within(None)}")
-        wanted = WantedEnd(CALL, task.name, (child,), 0.0, b"", ChildEnd())
-        return self._wait("call", wanted, None, late, key)
+        return StartedTask(child, task.name)
+
+    def continue_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        """End the run, and go on with other arguments; see `Context.continue_with`."""
+        self._may_wait("continue_with")
+        if self._branch_name:
+            raise self._refused("continue_with is called in a branch of gather; call it behind it")
+        with self._reaching(""):
+            branch = self._branch("continue_with", StepOptions(), line_here())
+            self._fence.ensure()
+            self._history.renew(branch, args, kwargs)
+        raise AssertionError("it has raised Renewal")
 
     def _may_wait(self, what: str) -> None:
         if self.current is not None:
@@ -443,9 +479,9 @@ class RunSteps:
 
     def patched(self, name: str) -> bool:
         """True if this run takes the new way of a changed flow; see `Context.patched`."""
-        _check(name, StepOptions())
+        check_step(name, StepOptions())
         with self._reaching(self._branch_name):
-            branch = self._branch(name, StepOptions(), _line())
+            branch = self._branch(name, StepOptions(), line_here())
             return self._history.patched(branch, name)
 
     # -- branches ----------------------------------------------------------------------------
@@ -456,7 +492,7 @@ class RunSteps:
             return self._gather_awaitables(calls)
         if not all(callable(call) for call in calls):
             for call in calls:
-                _close(call)
+                close(call)
             raise TypeError("gather takes functions without arguments, or coroutines; not both")
         names = self._names(len(calls))
 
@@ -469,97 +505,32 @@ class RunSteps:
                 threads.submit(contextvars.copy_context().run, run, name, call)
                 for name, call in zip(names, calls, strict=True)
             ]
-            ends = [_End.of(future.result) for future in futures]
-        return _values(ends)
+            ends = [BranchEnd.of(future.result) for future in futures]
+        return values_of(ends)
 
     async def _gather_awaitables(self, calls: Sequence[Awaitable[Any]]) -> list[Any]:
-        names = await self._apart(self._names, len(calls), _line())
+        names = await self._apart(self._names, len(calls), line_here())
 
-        async def run(name: str, call: Awaitable[Any]) -> _End:
+        async def run(name: str, call: Awaitable[Any]) -> BranchEnd:
             _here.set(_Here(self, name))
             try:
-                return _End(await call)
+                return BranchEnd(await call)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # noqa: BLE001  # raised once all have ended
-                return _End(None, error)
+                return BranchEnd(None, error)
 
         tasks = [run(name, call) for name, call in zip(names, calls, strict=True)]
-        return _values(await asyncio.gather(*tasks))
+        return values_of(await asyncio.gather(*tasks))
 
     def _names(self, count: int, line: object = None) -> list[str]:
         """Names for the branches of a `gather`: the same in every run."""
         with self._reaching(self._branch_name):
-            branch = self._branch("gather", StepOptions(), line or _line())
+            branch = self._branch("gather", StepOptions(), line or line_here())
             self._history.flush(branch)
             branch.gathers += 1
             return [f"{branch.name}{branch.gathers}.{index + 1}/" for index in range(count)]
 
 
-def _check(name: object, options: StepOptions) -> None:
-    for what, text in (("name", name), ("key", "" if options.key is None else options.key)):
-        if (
-            not isinstance(text, str)
-            or len(text) > NAME_CHARACTERS
-            or (what == "name" and not text)
-        ):
-            raise StepError(
-                f"a step's {what} is a text of at most {NAME_CHARACTERS} characters, not {text!r}"
-            )
-
-
-def _check_call(name: str, function: object, options: StepOptions) -> None:
-    """Refuse what no retry of the task could call, before anything runs. Raises StepError."""
-    if not callable(function):
-        _close(function)
-        # Its type, not its value: this may be what the function returned, and it goes to the log.
-        raise StepError(
-            f"step {name!r} takes a function and its arguments, as in step({name!r}, charge, "
-            f"card), not a value of type {type(function).__name__}"
-        )
-    if options.retry is not None and not isinstance(options.retry, RetryPolicy):
-        raise StepError(
-            f"step {name!r}: retry takes a RetryPolicy, not {short_repr(options.retry)}"
-        )
-
-
 def _within(seconds: float | None) -> str:
     return "within max_wait" if seconds is None else f"within {seconds:g} s"
-
-
-def _line() -> object:
-    """The thread, and the asyncio task in it, if there is one."""
-    try:
-        return threading.get_ident(), asyncio.current_task()
-    except RuntimeError:
-        return threading.get_ident(), None
-
-
-def _close(value: Any) -> None:
-    if isinstance(value, Coroutine):
-        value.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """How a branch ended: with a value, or with an error that `gather` raises later."""
-
-    value: Any
-    error: BaseException | None = None
-
-    @classmethod
-    def of(cls, result: Callable[[], Any]) -> _End:
-        """The end that this call reports."""
-        try:
-            return cls(result())
-        except BaseException as error:  # noqa: BLE001  # raised once all have ended
-            return cls(None, error)
-
-
-def _values(ends: Sequence[_End]) -> list[Any]:
-    """The values; raises what ends the run, if anything does, else the first error."""
-    errors = [each.error for each in ends if each.error is not None]
-    suspended = [error for error in errors if isinstance(error, Suspension)]
-    for error in sorted(errors, key=lambda each: isinstance(each, Exception)):
-        raise combined(suspended) if isinstance(error, Suspension) else error
-    return [each.value for each in ends]

@@ -12,18 +12,20 @@ Rules
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol
 
-from aztask.address.owner import NO_OWNER
 from aztask.errors import CodecError, StepError
-from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.message.payload import StoredValue, names_in
+from aztask.message.payload import names_in
+from aztask.steps.keepers import Outside, Place, StepKeeper
 from aztask.steps.records import (
+    ANY,
+    ARGUMENTS,
     CALL,
     DONE,
     FAILED,
@@ -35,258 +37,25 @@ from aztask.steps.records import (
     WAIT,
     WAITING,
     StepRecord,
-    StepStore,
+    arguments_record,
     digest_of,
     history_of,
 )
-from aztask.steps.suspension import OrderChanged, Parked, StepDelayed
-from aztask.steps.waits import CHILD, SIGNALS, SLEEPS, Signal, Wait, WaitStore
-from aztask.stores.payloads.payloads import Payloads
-from aztask.stores.payloads.store import PayloadKind
-from aztask.stores.records.base import ResultStore, RunRecord
-from aztask.stores.rows import Place as RowPlace
-from aztask.stores.rows import Row
-from aztask.support.clock import Clock
-from aztask.support.failpoint import hit_in_pool
+from aztask.steps.suspension import OrderChanged, Parked, Renewal, StepDelayed
+from aztask.steps.waits import CHILD, SIGNALS, SLEEPS, Signal, Wait
+from aztask.stores.records.base import RunRecord
 
 SLEEP: Final = "sleep"
 EARLY_SECONDS: Final = 0.02
 """A service may deliver a message so much before its time: another hop would gain nothing."""
 
-APART_BYTES: Final = 16 * 1024
-"""Encoded values of more bytes are stored apart, where the app has a store for payloads."""
-
 NAMES: Final = "\n"
 """Between the names of signals for which a wait waits."""
 
-Place = tuple[str, str, str, str]
-IN_ORDER: Final = (STEP, WAIT, SIGNAL, CALL)
+CONTINUE_WITH: Final = "continue_with"
+
+IN_ORDER: Final = (STEP, WAIT, SIGNAL, CALL, ANY)
 """The kinds of what a task's code asks for in the same order in every run."""
-
-
-class StepKeeper(Protocol):
-    """Keeps the steps of one run: in a result store, or in memory for code without a worker.
-
-    * `remote`: calls wait for a network.
-    * `parks`: a worker runs the task, and goes on with it after a wait.
-    """
-
-    remote: bool
-    parks: bool
-
-    def now(self) -> float:
-        """The time that all who record agree on, UTC epoch seconds."""
-        ...
-
-    def read(self) -> list[StepRecord]:
-        """The recorded steps, in the order of their numbers."""
-        ...
-
-    def write(self, record: StepRecord) -> StepRecord:
-        """Record a step; returns the one that is recorded, which another delivery may have been."""
-        ...
-
-    def drop(self, place: Place) -> None:
-        """Delete a row, if it is as it was read."""
-        ...
-
-    def encode(self, value: Any) -> bytes:
-        """A value as bytes. Raises EncodeError."""
-        ...
-
-    def kept(self, data: bytes) -> bytes:
-        """These bytes, or a reference if they are stored apart."""
-        ...
-
-    def decode(self, data: bytes) -> Any:
-        """The value in these bytes. Raises CodecError."""
-        ...
-
-
-class StoredSteps:
-    """The steps of one task in the result store."""
-
-    parks = True
-
-    def __init__(
-        self,
-        store: StepStore,
-        message: TaskMessage,
-        codec: Codec,
-        payloads: Payloads | None,
-        worker: int,
-    ) -> None:
-        """payloads: where large values are stored apart. worker: its process id, for failpoints."""
-        self._worker = worker
-        self.remote = store.remote
-        self._store = store
-        self._task, self._history = message.id, history_of(message)
-        self._codec = codec
-        self._payloads = payloads
-        self._rows: dict[Place, Row] = {}
-
-    def now(self) -> float:
-        """The clock of the result store, which all workers share."""
-        return self._store.now()
-
-    def read(self) -> list[StepRecord]:
-        """All rows of the history: one request."""
-        found = self._store.read(self._task, self._history)
-        self._rows = {record.place: row for row, record in found}
-        return [record for _, record in found]
-
-    def write(self, record: StepRecord) -> StepRecord:
-        """One request. If another delivery of the task was faster, its record stands."""
-        before = self._rows.get(record.place)
-        hit_in_pool("step-ran", self._worker)
-        made = self._store.write(self._task, self._history, record, before)
-        if made is not None:
-            hit_in_pool("step-recorded", self._worker)
-            self._rows[record.place] = made
-            return record
-        found = self._store.get(self._task, self._history, record.place)
-        if found is None:  # aztask steps reset has removed it
-            self._rows.pop(record.place, None)
-            return self.write(record)
-        self._rows[record.place] = found[0]
-        open_still = found[1].state == WAITING and record.state != WAITING
-        if found[1].state == RETRYING or open_still:
-            return self.write(record)  # of this delivery before a lost answer, or of an ended one
-        return found[1]
-
-    def drop(self, place: Place) -> None:
-        """Delete it unless another delivery has changed it."""
-        row = self._rows.pop(place, None)
-        if row is not None:
-            self._store.remove([row])
-
-    def encode(self, value: Any) -> bytes:
-        """As the result of a task is encoded."""
-        return self._codec.encode_value(value, large=self._payloads is not None)
-
-    def kept(self, data: bytes) -> bytes:
-        """Long values go to the store of payloads.
-
-        Crash window: if the process dies before the row is written, nothing refers to the payload,
-        until ``aztask doctor --collect`` removes it.
-        """
-        if self._payloads is None or len(data) <= APART_BYTES:
-            return data
-        stored: StoredValue = self._payloads.keep(PayloadKind.CHECKPOINT, data, owner=self._task)
-        return self._codec.encode_value(stored)
-
-    def decode(self, data: bytes) -> Any:
-        """Fetches what is stored apart."""
-        return self._codec.decode_value(data)
-
-
-class MemorySteps:
-    """The steps of a function that is called without a worker: they end with its context."""
-
-    remote = False
-    parks = False
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._codec = Codec()
-        self._records: dict[Place, StepRecord] = {}
-
-    def now(self) -> float:
-        """The time of this machine."""
-        return self._clock.wall()
-
-    def read(self) -> list[StepRecord]:
-        """All that was recorded with this context."""
-        return list(self._records.values())
-
-    def write(self, record: StepRecord) -> StepRecord:
-        """Keep it until the context ends."""
-        self._records[record.place] = record
-        return record
-
-    def drop(self, place: Place) -> None:
-        """Forget the step of this place."""
-        self._records.pop(place, None)
-
-    def encode(self, value: Any) -> bytes:
-        """As a worker would, so that a test meets the values that no worker can record."""
-        return self._codec.encode_value(value)
-
-    def kept(self, data: bytes) -> bytes:
-        """They stay where they are."""
-        return data
-
-    def decode(self, data: bytes) -> Any:
-        """The value as a later run would get it."""
-        return self._codec.decode_value(data)
-
-
-class Outside(Protocol):
-    """What a run may wait for: signals, and the ends of other tasks."""
-
-    def signals(self, names: Collection[str], taken: Collection[str]) -> list[Signal]:
-        """Signals of these names for the task, the oldest first; those of keys `taken` are gone."""
-        ...
-
-    def take(self, signal: Signal) -> None:
-        """Remove a signal whose wait is recorded."""
-        ...
-
-    def child(self, task_id: str) -> RunRecord | None:
-        """The newest run of another task; None if it is not known."""
-        ...
-
-
-class StoredOutside:
-    """What the result store has for one task."""
-
-    def __init__(self, waits: WaitStore, results: ResultStore, task_id: str) -> None:
-        self._waits, self._results = waits, results
-        self._task = task_id
-
-    def signals(self, names: Collection[str], taken: Collection[str]) -> list[Signal]:
-        """One request.
-
-        Crash window: if the process dies between the record of a wait and the removal of its
-        signal, the next look removes it.
-        """
-        found = self._waits.read(self._task)
-        gone = [each.row for each in found.signals if each.key in taken]
-        if gone or found.dropped:
-            self._waits.remove([*gone, *found.dropped])
-        return [each for each in found.signals if each.name in names and each.key not in taken]
-
-    def take(self, signal: Signal) -> None:
-        """One request, which changes nothing if another delivery was faster."""
-        self._waits.remove([signal.row])
-
-    def child(self, task_id: str) -> RunRecord | None:
-        """One request. Raises ForeignId for the id of another app."""
-        return self._results.get(task_id)
-
-
-class MemoryOutside:
-    """The signals that a test gives to a function which it calls without a worker."""
-
-    def __init__(self, given: Mapping[str, Iterable[Any]] | None = None) -> None:
-        """given: values by name, in order."""
-        self._signals: list[Signal] = []
-        for name, values in (given or {}).items():
-            for value in values:
-                number = len(self._signals)
-                row = Row(RowPlace(NO_OWNER, "", f"{number}"), {}, "")
-                self._signals.append(Signal(name, Codec().encode_value(value), number, row))
-
-    def signals(self, names: Collection[str], taken: Collection[str]) -> list[Signal]:
-        """Those that the test gave."""
-        return [each for each in self._signals if each.name in names and each.key not in taken]
-
-    def take(self, signal: Signal) -> None:
-        """No later wait gets it."""
-        self._signals.remove(signal)
-
-    def child(self, task_id: str) -> RunRecord | None:
-        """There is none: children are called."""
 
 
 @dataclass(slots=True)
@@ -339,36 +108,57 @@ class WaitEnd(NamedTuple):
 class WantedEnd:
     """What a wait waits for.
 
-    * `kind`, `name`: of its record. `names`: of signals, or the id of the child.
-    * `seconds`: for how long. `late`: the encoded error if nothing comes.
+    * `kind`, `name`: of its record.
+    * `names`: of signals. `children`: the ids of tasks.
     * `ends`: gives the end of a child.
+    * `seconds`: for how long. `late`: the encoded error if nothing comes.
     """
 
     kind: str
     name: str
     names: tuple[str, ...]
-    seconds: float
-    late: bytes
-    ends: ChildEnds | None = None
+    children: tuple[str, ...]
+    ends: ChildEnds
+    seconds: float = 0.0
+    late: bytes = b""
 
     @property
-    def waits(self) -> str:
-        """The kind of its `Wait`."""
-        return SIGNALS if self.kind == SIGNAL else CHILD
+    def source(self) -> str:
+        """What its record says of it while it waits; see `waits_in`."""
+        if self.kind == ANY:
+            return json.dumps([self.names, self.children])
+        return NAMES.join(self.names or self.children)
 
     def end(self, keeper: StepKeeper, outside: Outside, taken: Collection[str]) -> WaitEnd | None:
-        """Its end, if what it waits for is there. taken: sources of the waits that have ended."""
-        if self.ends is not None:
-            record = outside.child(self.names[0])
+        """Its end, if what it waits for is there: a signal, else the first child that has ended.
+
+        * `taken`: sources of the waits that have ended.
+        """
+        if self.names and (found := outside.signals(self.names, taken)):
+            first = found[0]
+            data = keeper.encode([first.name, keeper.decode(first.value)])
+            return WaitEnd(DONE, data, first.key, first)
+        for child in self.children:
+            record = outside.child(child)
             if record is None or not record.state.final:
-                return None
-            return self.ends.end_of(keeper, record)
-        found = outside.signals(self.names, taken)
-        if not found:
-            return None
-        first = found[0]
-        data = keeper.encode([first.name, keeper.decode(first.value)])
-        return WaitEnd(DONE, data, first.key, first)
+                continue
+            end = self.ends.end_of(keeper, record)
+            if self.kind == ANY and end.state == DONE:
+                end = end._replace(data=keeper.encode([child, keeper.decode(end.data)]))
+            return end
+        return None
+
+
+def waits_in(record: StepRecord) -> tuple[Wait, ...]:
+    """What a recorded wait waits for."""
+    if record.kind == WAIT:
+        return (Wait(SLEEPS, (), record.due),)
+    if record.kind != ANY:
+        kind = CHILD if record.kind == CALL else SIGNALS
+        return (Wait(kind, tuple(record.source.split(NAMES)), record.due),)
+    signals, children = json.loads(record.source)
+    both = ((SIGNALS, signals), (CHILD, children))
+    return tuple(Wait(kind, tuple(names), record.due) for kind, names in both if names)
 
 
 class ChildEnds(Protocol):
@@ -412,6 +202,8 @@ class RunHistory:
         if self._known is None:
             records = self.keeper.read()
             self._known = {record.place: record for record in records}
+            if len(records) == 1 and records[0].kind == ARGUMENTS:
+                self.keeper.forget_former()
             for record in records:
                 self._number = max(self._number, record.number)
                 if record.kind in IN_ORDER and not record.keyed:
@@ -485,8 +277,7 @@ class RunHistory:
                 self._admit(branch, found)
                 due, early = self.keeper.now() + wanted.seconds, 0.0
                 value = _held_by(self._message)
-                source = wanted.names[0] if wanted.kind == CALL else NAMES.join(wanted.names)
-                found = replace(found, state=WAITING, due=due, value=value, source=source)
+                found = replace(found, state=WAITING, due=due, value=value, source=wanted.source)
             end = wanted.end(self.keeper, self._outside, {each.source for each in known.values()})
             now = self.keeper.now()
             if end is None and (now + early >= found.due or not self.keeper.parks):
@@ -496,8 +287,9 @@ class RunHistory:
                 if found.state in (DONE, FAILED):  # another delivery was faster
                     return found
             if end is None:
-                wait = Wait(wanted.waits, wanted.names, found.due)
-                raise Parked(f"it waits for {wait}", found.due, now, (wait,), found.at)
+                waits = waits_in(found)
+                text = " or ".join(map(str, waits))
+                raise Parked(f"it waits for {text}", found.due, now, waits, found.at)
             value = self.keeper.kept(end.data)
             made = self._write(replace(found, state=end.state, value=value, source=end.source))
             if end.signal is not None and made.source == end.source:
@@ -551,6 +343,22 @@ class RunHistory:
                 return False  # the old way was taken past this point
             self._write(replace(found, state=DONE))
             return True
+
+    def renew(self, branch: Branch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise Renewal, once the arguments of the next history are recorded.
+
+        A signal that a wait has taken may still be stored, and the next history does not know of
+        that wait: so it is removed before. Raises StepError, OrderChanged, EncodeError.
+        """
+        with self._lock:
+            known = self._load()
+            self.flush(branch)
+            self._check_order(branch, replace(arguments_record(self._message), name=CONTINUE_WITH))
+            taken = {each.source for each in known.values() if each.kind in (SIGNAL, ANY)}
+            if taken:
+                self._outside.forget(taken)
+            self.keeper.renew(args, kwargs)
+            raise Renewal
 
     def end(self, step: OpenStep, state: str, data: bytes, **more: Any) -> StepRecord:
         """Record how a step ended; returns what is recorded, see `StepKeeper.write`."""

@@ -9,13 +9,8 @@ from aztask.config import Settings
 from aztask.errors import StepError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.steps.history import (
-    MemoryOutside,
-    MemorySteps,
-    RunHistory,
-    StoredOutside,
-    StoredSteps,
-)
+from aztask.steps.history import RunHistory
+from aztask.steps.keepers import MemoryOutside, MemorySteps, StoredOutside, StoredSteps
 from aztask.steps.records import StepStore, steps_of
 from aztask.steps.waits import waits_of
 from aztask.stores.payloads.payloads import Payloads
@@ -68,7 +63,7 @@ class StepHome:
         store, results = self.store(), app.results
         waits = waits_of(results, app.codec)
         assert results is not None and waits is not None  # noqa: S101  # there is a store of steps
-        keeper = StoredSteps(store, message, app.codec, app.payloads, self._worker)
+        keeper = StoredSteps(store, message, app.codec, app.payloads, self._worker, task)
         outside = StoredOutside(waits, results, message.id)
         settings = app.settings
         return RunHistory(keeper, outside, message, settings.max_steps, settings.max_wait_seconds)

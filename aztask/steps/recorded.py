@@ -12,7 +12,8 @@ import sys
 from typing import Any, Final
 
 from aztask.errors import EncodeError, StepFailed, TaskCancelled, TaskExpired, TaskFailed
-from aztask.steps.history import StepKeeper, WaitEnd
+from aztask.steps.history import WaitEnd
+from aztask.steps.keepers import StepKeeper
 from aztask.steps.records import DONE, FAILED
 from aztask.stores.records.base import RunRecord, State
 from aztask.support.display import mask, safe_str, storable

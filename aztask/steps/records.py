@@ -5,7 +5,7 @@ Rules
    request. Neither generation nor hop is part of the key: a retry and a replay find the same rows.
 2. Each history of the task has a name (`history_of`), with which the keys of its rows begin.
    ``force=True`` and ``dlq replay --fresh`` begin a new one; rows of earlier ones stay until they
-   are purged.
+   are purged. ``context.continue_with`` begins one, too, whose first run removes the one before.
 3. A row is made if it is absent, and changed by compare-and-set. So a frozen worker and the one
    that took over record a step once.
 4. With signing keys, a row is signed for its task, its history and its step. A row that is not, or
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -78,6 +78,11 @@ WAIT: Final = "wait"
 SIGNAL: Final = "signal"
 CALL: Final = "call"
 PATCH: Final = "patch"
+ANY: Final = "any"
+"""Waits for signals and for the ends of tasks, see `RunSteps.wait_any`."""
+ARGUMENTS: Final = "arguments"
+"""Not a step: the arguments with which a task continues in this history, see `next_history`."""
+ARGUMENTS_PLACE: Final = (ARGUMENTS, "", "", "")
 ORDER: Final = "order"
 """Not a step: it says since when the code asks for steps in another order than the recorded one."""
 
@@ -88,11 +93,39 @@ def history_of(message: TaskMessage) -> str:
     return found if isinstance(found, str) and _NAME.fullmatch(found) else FIRST_HISTORY
 
 
+def arguments_record(message: TaskMessage) -> StepRecord:
+    """What `StepStore.arguments` reads: the arguments in a message."""
+    values = (message.body, message.content_type, message.content_encoding, message.payload)
+    packed = msgpack.packb([*values, message.argsrepr, message.kwargsrepr])
+    return StepRecord(ARGUMENTS, DONE, "", "", "", False, 0, packed, 0.0, queue=message.queue)
+
+
+def is_renewed(message: TaskMessage) -> bool:
+    """True if its task has continued with other arguments, see `next_history`."""
+    return "." in history_of(message)
+
+
+def next_history(name: str) -> str:
+    """The history in which a task continues with other arguments: ``0.1`` after ``0``.
+
+    Each is kept until the next one has begun.
+    """
+    first, _, number = name.partition(".")
+    return f"{first}.{int(number or 0) + 1}"
+
+
+def former_history(name: str) -> str:
+    """The history before that of `next_history`."""
+    first, _, number = name.partition(".")
+    return first if number in ("", "1") else f"{first}.{int(number) - 1}"
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """A step as it was recorded.
 
-    * `kind`: `STEP`, `WAIT` (a sleep), `SIGNAL` or `CALL` (waits for one), `PATCH` or `ORDER`.
+    * `kind`: `STEP`, `WAIT` (a sleep), `SIGNAL`, `CALL` or `ANY` (waits for one), `PATCH`, `ORDER`
+      or `ARGUMENTS`.
     * `state`: `DONE`, `FAILED`, `RETRYING`, or `WAITING` for a wait that has begun.
     * `name`: as the code names it. `branch`: "" for the main line, else the branch of a `gather`.
     * `key`: the number of this call among those of the same name in the branch, or the text that
@@ -213,6 +246,29 @@ class StepStore:
         """
         place = self._place(task_id, history, record.place)
         return self._rows.write(Change(place, {"data": self._closed(place, record)}, before))
+
+    def arguments(self, message: TaskMessage, history: str) -> TaskMessage | None:
+        """The message with the arguments with which its task continues in this history.
+
+        None if the history is gone. Raises StepsDamaged.
+        """
+        found = self.get(message.id, history, ARGUMENTS_PLACE)
+        if found is None:
+            return None
+        try:
+            values = msgpack.unpackb(found[1].value)
+            body, content_type, encoding, payload, args, kwargs = values
+        except ValueError as error:
+            raise StepsDamaged(f"the arguments of task {message.id} are damaged: {error}") from None
+        return replace(
+            message,
+            body=body,
+            content_type=content_type,
+            content_encoding=encoding,
+            payload=payload,
+            argsrepr=args,
+            kwargsrepr=kwargs,
+        )
 
     def remove(self, rows: Sequence[Row]) -> int:
         """Delete rows that did not change since they were read; returns how many."""

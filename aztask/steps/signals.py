@@ -3,8 +3,8 @@
 A process that wakes a task writes first and reads then, and so does the worker of a run that parks:
 
     signaller   its signal's row, then the row of the parked run: is it there, it sends the wake-up
-    worker      the outcome of the run, then its row, then the signals: is one there, the run's own
-                wake-up is due at once
+    worker      the outcome of the run, then its row, then the signals, the ends of its children and
+                its cancellation: is one there, the run's own wake-up is due at once
 
 Rules
 1. So one of both sees the other. A wake-up that both send makes one hop: the start row of that hop
@@ -12,13 +12,12 @@ Rules
 2. A wake-up only starts the next hop. What the wait gives is decided there, by compare-and-set on
    the wait's own row: a signal, or the end of its time.
 3. A signaller that dies between row and send, or that may not send, is replaced by housekeeping
-   (`repair`) after `UNSENT_SECONDS`.
+   (`repair`) after `UNSENT_SECONDS`. One worker looks at a task at a time.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -26,6 +25,7 @@ from typing import Any, Final, Protocol
 from aztask.errors import (
     AztaskError,
     BrokerError,
+    BrokerUnavailable,
     CapabilityError,
     CodecError,
     ConfigurationError,
@@ -35,12 +35,14 @@ from aztask.errors import (
     SignalRefused,
 )
 from aztask.message.codec import Codec
+from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.queues.base import Broker
 from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.settlement import DeadLetter
-from aztask.steps.engine import NAME_CHARACTERS
+from aztask.steps.stepoptions import NAME_CHARACTERS
 from aztask.steps.waits import (
+    CHILD_SECONDS,
     KEPT_SECONDS,
     LATE_SECONDS,
     MOST_SIGNALS,
@@ -52,15 +54,13 @@ from aztask.steps.waits import (
 )
 from aztask.stores.records.base import ResultStore, RunKey, RunRecord, State
 from aztask.stores.records.damage import Damaged
-from aztask.support import clock
+from aztask.stores.rows import Row
 from aztask.support.failpoint import hit
-from aztask.support.forks import fork_safe_lock
 
 logger = logging.getLogger(__name__)
 
 PAGE: Final = 200
-SWEEPS: Final = 20
-"""Looking for timers in a service takes at most so small a part of the time."""
+NOT_HERE: Final = "task %s is not woken here: %s"
 SIGNED: Final = "aztask-stored="
 """In the content type of a message that was stored with a signature."""
 
@@ -77,39 +77,6 @@ class Places(Protocol):
         ...
 
 
-class _Timers:
-    """Cancels the timers of runs that were woken by something else.
-
-    A timer that stays is harmless: it comes at its time, as a superfluous copy. A service finds it
-    by reading all that is scheduled. So several are cancelled together, where they come quickly.
-    """
-
-    def __init__(self) -> None:
-        self._lock = fork_safe_lock()
-        self._ids: dict[str, list[str]] = {}
-        self._next = 0.0
-
-    def cancel(self, broker: Broker, queue: str, message_id: str) -> None:
-        """Cancel this timer and those that are left, now or with a later one."""
-        if not broker.capabilities.cancel_scheduled:
-            return
-        with self._lock:
-            self._ids.setdefault(queue, []).append(message_id)
-            started = clock.monotonic()
-            if broker.capabilities.remote and started < self._next:
-                return
-            self._next = math.inf
-            due, self._ids = self._ids, {}
-        try:
-            for name, ids in due.items():
-                broker.cancel_scheduled(name, ids)
-        except (BrokerError, CapabilityError) as error:
-            logger.debug("timers of tasks that are awake stay: %s", error)
-        finally:
-            ended = clock.monotonic()
-            self._next = ended + SWEEPS * (ended - started)
-
-
 class TaskSignals:
     """Sends signals to the tasks of one app, and wakes them. Any thread may call.
 
@@ -120,7 +87,6 @@ class TaskSignals:
         self._places = places
         self._codec = codec
         self._store: tuple[object, WaitStore | None] = (None, None)
-        self._timers = _Timers()
         self.parks = False
 
     @property
@@ -165,15 +131,14 @@ class TaskSignals:
         refuse(task_id, results.get(task_id))
         sent = store.add(task_id, name, data)
         hit("signalled")
-        found = store.read(task_id)
-        before = sum(each.name == name and each.key < sent.key for each in found.signals)
+        before = store.before(task_id, sent)
         if before >= MOST_SIGNALS:
             store.remove([sent.row])
             raise SignalRefused(
                 f"{before} signals {name!r} wait for task {task_id} already, as many as one task "
                 "may have; let it take them first"
             )
-        parked = found.parked
+        parked = store.parked(task_id)
         if parked is None:
             return
         if not self._codec.signs and _signed(parked):
@@ -194,32 +159,53 @@ class TaskSignals:
         What this process may not send, housekeeping sends.
         """
         store = self.store
-        parked = store.read(task_id).parked if store is not None else None
+        parked = store.parked(task_id) if store is not None else None
         if store is None or parked is None:
             return False
-        if not self.send(parked) and parked.row is not None:
-            store.look_again(parked.row, store.now())
+        if not self.send(parked):
+            _soon(store, parked)
         return True
 
     def send(self, parked: ParkedRun) -> bool:
-        """Send the wake-up of a run, and cancel its timer; False if this process cannot.
-
-        The timer need not be cancelled: one that comes later is a superfluous copy.
-        """
+        """Send the wake-up of a run, and cancel its timer; False if this process cannot."""
         try:
-            message = self._message(parked)
+            return self._send(parked)
+        except BrokerUnavailable as error:
+            logger.info(NOT_HERE, parked.id, error)
+            return False
+
+    def _send(self, parked: ParkedRun) -> bool:
+        """As `send`. Raises BrokerUnavailable, which is no fault of this run."""
+        try:
+            message = self.message(parked)
             if message is None:
                 return False
             broker = self._places.broker()
             broker.send(parked.queue, [self._codec.to_envelope(message.woken())])
+        except BrokerUnavailable:
+            raise
         except (BrokerError, ConfigurationError) as error:
-            logger.info("task %s is not woken here: %s", parked.id, error)
+            logger.info(NOT_HERE, parked.id, error)
             return False
         hit("woken")
-        self._timers.cancel(broker, parked.queue, self._codec.message_id(message))
+        self._cancel_timer(broker, parked, message)
         return True
 
-    def _message(self, parked: ParkedRun) -> TaskMessage | None:
+    def _cancel_timer(self, broker: Broker, parked: ParkedRun, message: TaskMessage) -> None:
+        """Cancel the timer of a run that is awake, if that is one request.
+
+        One that stays is harmless: it comes at its time, as a superfluous copy.
+        """
+        can = broker.capabilities
+        try:
+            if can.timer_numbers and parked.timer:
+                broker.cancel_timer(parked.queue, parked.timer)
+            elif can.cancel_scheduled and not can.timer_numbers:
+                broker.cancel_scheduled(parked.queue, [self._codec.message_id(message)])
+        except (BrokerError, CapabilityError) as error:
+            logger.debug("the timer of task %s, which is awake, stays: %s", parked.id, error)
+
+    def message(self, parked: ParkedRun) -> TaskMessage | None:
         """The message of the hop that wakes a run, verified; None if it is refused."""
         if not self._codec.signs and _signed(parked):
             return None
@@ -236,13 +222,30 @@ class TaskSignals:
 
     # -- workers -----------------------------------------------------------------------------
 
+    def set_timer(self, run: ParkedRun, timer: Envelope, *, repeated: bool) -> int:
+        """Send the timer of a run that is about to park; returns the number that cancels it.
+
+        * `timer`: the message of its next hop, delayed.
+        * `repeated`: the run has ended in an earlier delivery, whose timer may be sent.
+
+        Crash window: if the worker dies before the number is in the row, the redelivery sends the
+        timer again, and the first one comes as a superfluous copy. Raises BrokerError.
+        """
+        known = self._results()[1].parked(run.id) if repeated else None
+        if known is not None and known.timer and _same_hop(known, run):
+            return known.timer
+        number = self._places.broker().send_timer(run.queue, timer)
+        hit("timed")
+        return number
+
     def park(self, run: ParkedRun, message: TaskMessage) -> bool:
         """Write the row of a run that waits. True if it is to wake at once.
 
         * `run`: without its message. `message`: of its next hop.
 
         Its outcome is recorded. Crash window: if the worker dies before the row is written, the
-        redelivery repeats the settlement, and this with it.
+        redelivery repeats the settlement, and this with it. A signal, the end of a child or a
+        cancellation that came before the row did not find it: so they are looked for afterwards.
         """
         results, store = self._results()
         stored = place_of(run.id, run.generation, run.hop)
@@ -252,9 +255,8 @@ class TaskSignals:
         store.park(replace(run, payload=payload_of(envelope)), due)
         self.parks = True
         hit("parked")
-        if not run.children and not any(run.waits_for(name) for name in _names(run)):
-            return False
-        return self._is_wanted(results, run, store.read(run.id))
+        record = _record(results, run.id)
+        return (record is not None and record.state.final) or self._is_wanted(results, store, run)
 
     def has_gone_on(self, key: RunKey) -> bool:
         """True if this run is not the newest of its task: something woke it already."""
@@ -267,25 +269,33 @@ class TaskSignals:
         if store is None:
             return
         found = store.read(task_id)
-        rows = list(found.dropped) if dead else [each.row for each in found.signals]
+        rows = list(found.dropped)
+        if not dead:
+            rows += [each.row for each in found.signals]
         if found.parked is not None and found.parked.row is not None:
             rows.append(found.parked.row)
         if rows:
             store.remove(rows)
 
     def child_ended(self, task_id: str, child: str) -> None:
-        """Wake a task if it waits for the end of this child, whose outcome is recorded."""
+        """Wake a task if it waits for the end of this child, whose outcome is recorded.
+
+        Raises BrokerUnavailable: it is tried again. What this process may not send, housekeeping
+        sends.
+        """
         store = self.store
-        parked = store.read(task_id).parked if store is not None else None
-        if parked is not None and child in parked.children:
-            self.send(parked)
+        parked = store.parked(task_id) if store is not None else None
+        if store is None or parked is None or child not in parked.children:
+            return
+        if not self._send(parked):
+            _soon(store, parked)
 
     def now(self) -> float:
         """The time of the result store, UTC epoch seconds."""
         return self._results()[1].now()
 
-    def _is_wanted(self, results: ResultStore, run: ParkedRun, found: TaskWaits) -> bool:
-        if any(run.waits_for(signal.name) for signal in found.signals):
+    def _is_wanted(self, results: ResultStore, store: WaitStore, run: ParkedRun) -> bool:
+        if any(store.oldest(run.id, name, ())[0] is not None for name in run.signals):
             return True
         records = (_record(results, child) for child in run.children)
         return any(record is not None and record.state.final for record in records)
@@ -295,26 +305,54 @@ class TaskSignals:
     def repair(self) -> int:
         """Wake the tasks whose signallers have died, or may not send; returns how many rows it saw.
 
-        A task that fails is looked at again later, and does not stop the others.
+        Each task is looked at by the worker that first moves the time of its next look. So rows
+        that cannot be repaired come last the next time, and do not stop the others. Crash window:
+        if the process dies after that, the task is looked at again after `LATE_SECONDS`. Raises
+        BrokerUnavailable: the rows keep their times.
         """
         store = self.store
         if store is None:
             return 0
         results, _ = self._results()
         rows = store.due(PAGE)
-        for task_id in dict.fromkeys(map(store.task_of, rows)):
-            mine = [row for row in rows if store.task_of(row) == task_id]
+        tasks, unknown = dict[str, Row](), list[Row]()
+        for row in rows:
+            if (task_id := store.task_of(row)) is None:
+                unknown.append(row)
+            else:
+                tasks.setdefault(task_id, row)
+        self._put_aside(store, unknown)
+        for task_id, first in tasks.items():
+            claimed = store.look_again(first, store.now() + LATE_SECONDS)
+            if claimed is None:
+                continue  # another worker looks at this task
             try:
-                if task_id is None:
-                    logger.error("%d signals are damaged or not signed, and dropped", len(mine))
-                    store.remove(mine)
-                else:
-                    self._repair(results, store, task_id)
+                self._repair(results, store, task_id)
+            except BrokerUnavailable:
+                store.look_again(claimed, first.values["due"])
+                raise
             except ForeignId:
-                store.remove(mine)
+                store.remove([claimed])
             except (AztaskError, ValueError) as error:
                 logger.warning("task %s is woken later: %s", task_id, error)
         return len(rows)
+
+    def _put_aside(self, store: WaitStore, rows: Sequence[Row]) -> None:
+        """Rows of which nothing tells their task: drop them, or leave them to a newer release."""
+        newer = [row for row in rows if store.is_newer(row)]
+        for row in newer:
+            store.look_again(row, store.now() + LATE_SECONDS)
+        if newer:
+            logger.warning(
+                "%d rows of waiting tasks are of a newer aztask, and left to its workers",
+                len(newer),
+            )
+        if damaged := [row for row in rows if row not in newer]:
+            logger.error(
+                "%d signals or waiting tasks are damaged or not signed, and dropped; the timers of "
+                "such tasks wake them", len(damaged),
+            )  # fmt: skip
+            store.remove(damaged)
 
     def _repair(self, results: ResultStore, store: WaitStore, task_id: str) -> None:
         record, found = results.get(task_id), store.read(task_id)
@@ -322,8 +360,9 @@ class TaskSignals:
             dead = record is not None and _is_dead(record)
             self.ended(task_id, dead=dead)
             if dead:
-                self._keep(store, found)
+                self._keep(store, found, store.now() + KEPT_SECONDS)
             return
+        self._put_aside(store, [*found.newer, *found.dropped])
         run, now = found.parked, store.now()
         waits = run is not None and _parked_at(record, run)
         sent = False
@@ -332,22 +371,42 @@ class TaskSignals:
             and waits
             and (
                 now >= run.due + LATE_SECONDS
-                or self._is_wanted(results, run, found)
+                or self._is_wanted(results, store, run)
                 or record.state.final  # it was cancelled
             )
         ):
-            sent = self.send(run)
+            sent = self._send(run)
         if run is not None and run.row is not None:
-            late = max(LATE_SECONDS, now - run.due) if sent or run.children else LATE_SECONDS
-            again = now + late if run.children or now >= run.due else run.due + LATE_SECONDS
-            store.look_again(run.row, again if waits else now + KEPT_SECONDS)
+            again = _next_look(run, now, sent=sent) if waits else now + KEPT_SECONDS
+            store.look_again(run.row, again)
         self._keep(store, found, now + LATE_SECONDS if sent else now + KEPT_SECONDS)
 
-    def _keep(self, store: WaitStore, found: TaskWaits, due: float | None = None) -> None:
+    def _keep(self, store: WaitStore, found: TaskWaits, due: float) -> None:
         """Signals that no wait has taken: look at them later."""
+        soon = store.now() + LATE_SECONDS  # this look has moved one of them to there
         for signal in found.signals:
-            if signal.row.values["due"] <= store.now():
-                store.look_again(signal.row, due or store.now() + KEPT_SECONDS)
+            if signal.row.values["due"] <= soon:
+                store.look_again(signal.row, due)
+
+
+def _next_look(run: ParkedRun, now: float, *, sent: bool) -> float:
+    """When housekeeping looks at a run again: the later, the longer it waits already."""
+    if now >= run.due:
+        return now + (max(LATE_SECONDS, now - run.due) if sent else LATE_SECONDS)
+    if run.children:
+        pause = min(max(LATE_SECONDS, now - run.since), CHILD_SECONDS)
+        return min(now + pause, run.due + LATE_SECONDS)
+    return run.due + LATE_SECONDS
+
+
+def _soon(store: WaitStore, parked: ParkedRun) -> None:
+    """Let housekeeping wake a run that this process cannot wake."""
+    if parked.row is not None:
+        store.look_again(parked.row, store.now())
+
+
+def _same_hop(one: ParkedRun, other: ParkedRun) -> bool:
+    return (one.generation, one.hop) == (other.generation, other.hop)
 
 
 def place_of(task_id: str, generation: int, hop: int) -> str:
@@ -394,10 +453,6 @@ def _parks(record: RunRecord) -> bool:
 
 def _signed(run: ParkedRun) -> bool:
     return SIGNED in envelope_of(run.payload).content_type
-
-
-def _names(run: ParkedRun) -> Sequence[str]:
-    return [name for wait in run.waits for name in wait.names]
 
 
 def _record(results: ResultStore, task_id: str) -> RunRecord | None:

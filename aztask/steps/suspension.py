@@ -6,9 +6,10 @@ catches them all the same, and returns, fails (`StepError`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from aztask.settlement import DeadLetter, Decision, Resubmit
 from aztask.steps.waits import Wait
@@ -97,6 +98,19 @@ def combined(found: Iterable[Suspension]) -> Suspension:
     return Parked(text, first.due, first.due - first.delay, waits, since)
 
 
+class Renewal(Suspension):
+    """The task continues with other arguments: its next hop begins a new history."""
+
+    kind = "Renewal"
+
+    def __init__(self) -> None:
+        super().__init__("it continues with other arguments")
+
+    def settlement(self, grace: float) -> Decision:
+        """The worker makes it: `aztask.worker.pipeline.decisions`."""
+        return Resubmit(counted=False, asked=True)
+
+
 class StepsUnavailable(Suspension):
     """The result store cannot be reached, so the run does not know its steps or record one."""
 
@@ -130,3 +144,28 @@ class OrderChanged(Suspension):
             )
         pause = min(LONGEST_ORDER_PAUSE, grace / ORDER_STEPS)
         return Resubmit(delay=pause, counted=False, asked=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchEnd:
+    """How a branch ended: with a value, or with an error that `gather` raises later."""
+
+    value: Any
+    error: BaseException | None = None
+
+    @classmethod
+    def of(cls, result: Callable[[], Any]) -> BranchEnd:
+        """The end that this call reports."""
+        try:
+            return cls(result())
+        except BaseException as error:  # noqa: BLE001  # raised once all have ended
+            return cls(None, error)
+
+
+def values_of(ends: Sequence[BranchEnd]) -> list[Any]:
+    """The values; raises what ends the run, if anything does, else the first error."""
+    errors = [each.error for each in ends if each.error is not None]
+    suspended = [error for error in errors if isinstance(error, Suspension)]
+    for error in sorted(errors, key=lambda each: isinstance(each, Exception)):
+        raise combined(suspended) if isinstance(error, Suspension) else error
+    return [each.value for each in ends]

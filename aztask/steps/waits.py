@@ -10,13 +10,14 @@ Rules
    died, and after its wake-up for a run.
 4. Signals of one name are taken in the order of the store's clock. With signing keys, a signal is
    signed for its task and its row; one that is not is dropped.
+5. A row of a newer release stays as it is: a worker of that release acts on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -88,7 +89,12 @@ MOST_ROWS: Final = 20_000
 UNSENT_SECONDS: Final = 3.0
 """After so long housekeeping wakes the task of a signal: its sender has died, or may not send."""
 LATE_SECONDS: Final = 60.0
-"""A run that is not awake so long after its time is sent its wake-up again."""
+"""A run that is not awake so long after its time is sent its wake-up again. A worker that looks at
+a task keeps the other workers from it for so long."""
+CHILD_SECONDS: Final = 3600.0
+"""The longest pause between two looks at a task that waits for another one, whose end wakes it."""
+QUEUED_PAGE: Final = 10
+"""So many signals of a name are read at once: usually the first one is taken."""
 KEPT_SECONDS: Final = 86400.0
 """Between two looks at a signal for which no wait has asked yet."""
 
@@ -121,6 +127,7 @@ class ParkedRun:
     * `queue`, `task`: where its message goes, and the task's name.
     * `generation`, `hop`: of the hop that wakes it. `since`, `due`: UTC epoch seconds.
     * `waits`: what it waits for. `payload`: the message of that hop, see rule 2.
+    * `timer`: the number of that message in the service, if only this cancels it; 0 else.
     """
 
     id: str
@@ -133,17 +140,24 @@ class ParkedRun:
     waits: tuple[Wait, ...]
     payload: bytes
     row: Row | None = None
+    timer: int = 0
 
     def pack(self) -> bytes:
         """The run as bytes; `_parked` reads them."""
         place = (self.id, self.task, self.queue, self.generation, self.hop)
         waits = [list(each) for each in self.waits]
-        packed: bytes = msgpack.packb([VERSION, *place, self.since, self.due, waits, self.payload])
+        more = (self.since, self.due, waits, self.payload, self.timer)
+        packed: bytes = msgpack.packb([VERSION, *place, *more])
         return packed
 
     def waits_for(self, name: str) -> bool:
         """True if a signal of this name wakes it."""
-        return any(wait.kind == SIGNALS and name in wait.names for wait in self.waits)
+        return name in self.signals
+
+    @property
+    def signals(self) -> list[str]:
+        """The names of the signals that wake it."""
+        return [name for wait in self.waits if wait.kind == SIGNALS for name in wait.names]
 
     @property
     def children(self) -> list[str]:
@@ -167,11 +181,19 @@ class Signal:
 
 
 class TaskWaits(NamedTuple):
-    """The rows of one task. `signals`: the oldest first. `dropped`: rows that nothing may read."""
+    """The rows of one task.
+
+    `signals`: the oldest first. `dropped`: rows that nothing may read. `newer`: see rule 5.
+    """
 
     parked: ParkedRun | None
     signals: list[Signal]
     dropped: list[Row]
+    newer: list[Row]
+
+
+class _OfNewerRelease(Damaged):
+    """A row that a newer release has written (rule 5)."""
 
 
 class WaitStore:
@@ -196,19 +218,26 @@ class WaitStore:
         return self._sorted(rows, task_id)
 
     def _sorted(self, rows: Iterable[Row], task_id: str) -> TaskWaits:
-        parked, signals, dropped = None, list[Signal](), list[Row]()
+        found = TaskWaits(None, [], [], [])
         for row in rows:
             try:
                 if row.place.key.endswith(":p"):
-                    parked = _parked(row, task_id)
+                    found = found._replace(parked=_parked(row, task_id))
                 else:
-                    signals.append(self._signal(row, task_id))
+                    found.signals.append(self._signal(row, task_id))
+            except _OfNewerRelease:
+                found.newer.append(row)
             except (CodecError, Damaged):
-                dropped.append(row)
-        signals.sort(key=lambda each: (each.at, each.key))
-        return TaskWaits(parked, signals, dropped)
+                found.dropped.append(row)
+        found.signals.sort(key=lambda each: (each.at, each.key))
+        return found
 
     # -- runs --------------------------------------------------------------------------------
+
+    def parked(self, task_id: str) -> ParkedRun | None:
+        """The run of a task that waits, without its signals: one request. None if none waits."""
+        (row,) = self._rows.get([self._place(task_id, "p")])
+        return None if row is None else self._sorted([row], task_id).parked
 
     def park(self, run: ParkedRun, due: float) -> bool:
         """Write the row of a run that waits; False if that of a later hop is there.
@@ -231,9 +260,9 @@ class WaitStore:
             if self._rows.write(change._replace(before=row)) is not None:
                 return True
 
-    def look_again(self, row: Row, due: float) -> None:
-        """Let housekeeping look at a row at another time, if it is as it was read."""
-        self._rows.write(Change(row.place, {**row.values, "due": due}, row))
+    def look_again(self, row: Row, due: float) -> Row | None:
+        """Let housekeeping look at a row at another time; None if it is not as it was read."""
+        return self._rows.write(Change(row.place, {**row.values, "due": due}, row))
 
     # -- signals -----------------------------------------------------------------------------
 
@@ -251,12 +280,43 @@ class WaitStore:
         assert made is not None  # noqa: S101  # no other row has this key
         return Signal(name, value, at, made)
 
+    def before(self, task_id: str, signal: Signal) -> int:
+        """How many older signals of its name are stored, at most `MOST_SIGNALS`.
+
+        One request, without their values.
+        """
+        first = self._named(task_id, signal.name)
+        place = signal.row.place
+        found = self._rows.range(
+            self.owner, place.partition, first, place.key, MOST_SIGNALS, short=True
+        )
+        return len(found)
+
+    def oldest(
+        self, task_id: str, name: str, taken: Collection[str]
+    ) -> tuple[Signal | None, list[Row]]:
+        """The oldest signal of a name, and the rows before it that go: usually one request.
+
+        * `taken`: the keys of signals whose waits are recorded. Their rows go, as those do that
+          nothing may read.
+        """
+        group, first = digest_of(task_id), self._named(task_id, name)
+        last, gone = f"{first[:-1]};", list[Row]()
+        while True:
+            rows = self._rows.range(self.owner, group, first, last, QUEUED_PAGE)
+            found = self._sorted(rows, task_id)
+            gone += found.dropped
+            for signal in found.signals:
+                if signal.name == name and signal.key not in taken:
+                    return signal, gone
+                gone.append(signal.row)
+            if len(rows) < QUEUED_PAGE:
+                return None, gone
+            first = f"{rows[-1].place.key}-"  # the least key behind it
+
     def _signal(self, row: Row, task_id: str) -> Signal:
-        data = self._opened(row)
-        found = Columns({"signal": data}).unpacked("signal")
-        if not isinstance(found, list) or found[:2] != [VERSION, task_id] or len(found) != 5:
-            raise Damaged("the signal is wrong; a newer aztask may know it")
-        columns = Columns(dict(zip(("name", "at", "value"), found[2:], strict=True)))
+        values = _values_of(self._opened(row), task_id, 3)
+        columns = Columns(dict(zip(("name", "at", "value"), values, strict=False)))
         return Signal(columns.text("name"), columns.data("value") or b"", columns.time("at"), row)
 
     def _opened(self, row: Row) -> bytes:
@@ -288,8 +348,14 @@ class WaitStore:
             found = Columns({"row": data}).unpacked("row")
         except (CodecError, Damaged):
             return None
-        known = isinstance(found, list) and len(found) > 1 and isinstance(found[1], str)
-        return found[1] if known else None
+        if not isinstance(found, list) or len(found) < 2 or not isinstance(found[1], str):
+            return None
+        # A row that was copied to another task's place belongs to none.
+        return found[1] if row.place.key.startswith(f"{digest_of(found[1])}:") else None
+
+    def is_newer(self, row: Row) -> bool:
+        """True if a newer release has written the row (rule 5)."""
+        return bool(self._sorted([row], "").newer)
 
     def runs(self, limit: int = 1_000) -> list[ParkedRun]:
         """Runs that wait, in no order."""
@@ -320,6 +386,10 @@ class WaitStore:
             return 0
         return move_rows(self._store, self._rows, old.of_broker, self.owner)
 
+    def _named(self, task_id: str, name: str) -> str:
+        """How the keys of the signals of one name begin."""
+        return f"{digest_of(task_id)}:s:{digest_of(name)}:"
+
     def _place(self, task_id: str, key: str) -> Place:
         group = digest_of(task_id)
         return Place(self.owner, group, f"{group}:{key}")
@@ -329,16 +399,33 @@ def _signed_for(key: str) -> str:
     return f"signal {key}"
 
 
+def _values_of(data: object, task_id: str, count: int) -> list[Any]:
+    """The values of a row behind its version and its task: so many, and those of later releases.
+
+    Raises Damaged.
+    """
+    found = Columns({"row": data}).unpacked("row")
+    if isinstance(found, list) and _is_newer(found):
+        raise _OfNewerRelease("a newer aztask knows the row of a waiting task")
+    if not isinstance(found, list) or found[:2] != [VERSION, task_id] or len(found) < count + 2:
+        raise Damaged("the row of a waiting task is wrong")
+    return found[2:]
+
+
+def _is_newer(found: list[Any]) -> bool:
+    return bool(found) and isinstance(found[0], int) and found[0] > VERSION
+
+
 def _parked(row: Row, task_id: str) -> ParkedRun:
     """The run in a row. Raises Damaged."""
-    found = Columns({"run": row.values["data"]}).unpacked("run")
-    if not isinstance(found, list) or found[:2] != [VERSION, task_id] or len(found) != 10:
-        raise Damaged("the row of a waiting task is wrong; a newer aztask may know it")
+    found = _values_of(row.values["data"], task_id, 8)
     names = ("task", "queue", "generation", "hop", "since", "due")
-    columns = Columns(dict(zip(names, found[2:8], strict=True)))
-    waits, payload = found[8:]
+    columns = Columns(dict(zip(names, found[:6], strict=True)))
+    waits, payload, timer = *found[6:8], found[8] if len(found) > 8 else 0
     if not isinstance(payload, bytes) or not isinstance(waits, list):
         raise Damaged("the row of a waiting task has no message")
+    if not isinstance(timer, int):
+        raise Damaged("the number of a waiting task's timer is wrong")
     return ParkedRun(
         task_id,
         columns.text("task"),
@@ -350,6 +437,7 @@ def _parked(row: Row, task_id: str) -> ParkedRun:
         tuple(wait_from(each) for each in waits),
         payload,
         row,
+        timer,
     )
 
 

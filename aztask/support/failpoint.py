@@ -48,11 +48,13 @@ The steps of a payload (a large argument or result that is stored apart):
 * ``removed``: after ``settled``, the payload is removed
 
 The steps of a task's own recorded step, in the pool process: ``step-ran`` (its function has
-returned, nothing is recorded) and ``step-recorded`` (it is recorded, the task has not gone on).
+returned, nothing is recorded), ``step-recorded`` (it is recorded, the task has not gone on) and
+``renewed`` (the arguments with which the task continues are recorded, its run has not ended).
 
-The steps of a task that waits: ``parked`` (in the worker, the row of the run is written, its next
-hop is not sent), ``signalled`` (in the signaller, the signal's row is written, the task is not
-woken) and ``woken`` (in the process that woke the task, its wake-up is sent).
+The steps of a task that waits: ``timed`` (in the worker, where a timer has a number: it is sent,
+the row of the run is not written), ``parked`` (the row is written, its message is not settled),
+``signalled`` (in the signaller, the signal's row is written, the task is not woken) and ``woken``
+(in the process that woke the task, its wake-up is sent).
 
 The steps of a workflow:
 
@@ -128,6 +130,8 @@ STEPS = (
     "result-stored",
     "step-ran",
     "step-recorded",
+    "renewed",
+    "timed",
     "parked",
     "signalled",
     "woken",

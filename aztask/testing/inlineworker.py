@@ -379,6 +379,8 @@ class InlineWorker:
             decisions.failed(item, from_record(record), error_type, error, trace)
         elif kind == "parked":
             decisions.parked(item, *details)
+        elif kind == "renewed":
+            decisions.renewed(item, *details)
         else:
             item.decide(Abandon())
 

@@ -19,7 +19,7 @@ from aztask.operate import owners as ownerfindings
 from aztask.operate.overview import Reader
 from aztask.settlement import Complete, DeadLetter
 from aztask.steps import signals
-from aztask.steps.history import StoredOutside
+from aztask.steps.keepers import StoredOutside
 from aztask.steps.keeping import StepPurge
 from aztask.steps.records import DONE, STEP, StepRecord, StepStore, steps_of
 from aztask.steps.waits import waits_of
@@ -337,7 +337,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.result.AsyncResult": async_result,
     "aztask.stores.records.watcher.ResultWatcher": watcher,
     "aztask.operate.overview.Reader": top,
-    "aztask.steps.history.StoredOutside": take_signals,
+    "aztask.steps.keepers.StoredOutside": take_signals,
     "aztask.steps.keeping.StepPurge": step_purge,
     "aztask.steps.signals.TaskSignals": take_signals,
     "aztask.steps.signals._record": take_signals,

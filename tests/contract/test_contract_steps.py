@@ -13,7 +13,7 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import StepsDamaged
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.steps.history import StoredSteps
+from aztask.steps.keepers import StoredSteps
 from aztask.steps.records import DONE, RETRYING, STEP, StepRecord, StepStore
 from aztask.stores.rows import RowStore
 

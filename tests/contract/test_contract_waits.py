@@ -12,8 +12,8 @@ from rowstores import Make
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.message.codec import Codec
-from aztask.steps.waits import SIGNALS, SLEEPS, ParkedRun, Wait, WaitStore
-from aztask.stores.rows import Change, RowStore
+from aztask.steps.waits import SIGNALS, SLEEPS, VERSION, ParkedRun, Wait, WaitStore
+from aztask.stores.rows import Change, Row, RowStore
 
 MINE, THEIRS = Owner("servicebus://mine"), Owner("servicebus://theirs")
 PLAIN, SIGNING = Codec(), Codec(signing_keys=[b"0123456789abcdef"])
@@ -64,7 +64,31 @@ def test_a_run_and_its_signals_are_read_together(store: WaitStore, task_id: str)
     assert replace(found.parked, row=None) == run
     assert [each.value for each in found.signals] == [bytes([number]) for number in range(5)]
     assert found.dropped == []
-    assert store.read("third") == (None, [], [])
+    assert store.read("third") == (None, [], [], [])
+    assert store.parked("third") is None
+    parked = store.parked(task_id)
+    assert parked is not None and replace(parked, row=None) == run
+
+
+def test_signals_are_counted_without_their_values_and_taken_one_by_one(store: WaitStore) -> None:
+    sent = [store.add("t", "a", bytes([number])) for number in range(25)]
+    store.add("t", "b", b"other")
+    counted: list[Row] = []
+    rows, ranged = store._rows, store._rows.range
+    rows.range = lambda *a, **k: counted.extend(ranged(*a, **k)) or counted  # type: ignore[method-assign]
+    try:
+        assert store.before("t", sent[20]) == 20
+    finally:
+        del rows.range
+    assert len(counted) == 20
+    assert not any(row.values.get("data") for row in counted)
+    assert store.before("t", sent[0]) == 0
+    taken = {each.key for each in sent[:15]}
+    first, gone = store.oldest("t", "a", taken)
+    assert first is not None and first.value == bytes([15])
+    assert {row.place.key for row in gone} == taken
+    assert store.oldest("t", "a", {each.key for each in sent})[0] is None
+    assert store.oldest("t", "c", ()) == (None, [])
 
 
 def test_a_later_hop_replaces_the_row_and_an_earlier_one_does_not(store: WaitStore) -> None:
@@ -122,22 +146,59 @@ def test_damaged_rows_are_dropped(store: WaitStore) -> None:
     parked = store.read("t").parked
     assert parked is not None and parked.row is not None
     row = parked.row
-    for data in (b"", b"\xc1", msgpack.packb([1, "u"]), msgpack.packb([9, "t"])):
+    for data in (b"", b"\xc1", msgpack.packb([1, "u"]), msgpack.packb([0, "t"])):
         made = store._rows.write(Change(row.place, {**row.values, "data": data}, row))
         assert made is not None
         row = made
-        assert store.read("t") == (None, [], [row])
+        assert store.read("t") == (None, [], [row], [])
+        assert store.parked("t") is None
     assert store.park(RUN, 1e10), "it is written anew"
     assert store.read("t").parked is not None
+
+
+def test_rows_of_a_newer_release_are_told_from_damaged_ones(store: WaitStore) -> None:
+    store.park(RUN, 1e10)
+    signal = store.add("t", "a", b"1")
+    parked = store.parked("t")
+    assert parked is not None and parked.row is not None
+    for row in (parked.row, signal.row):
+        newer = msgpack.packb([VERSION + 1, "t", "what no one knows today"])
+        made = store._rows.write(Change(row.place, {**row.values, "data": newer}, row))
+        assert made is not None and store.is_newer(made)
+        assert store.task_of(made) == "t"
+    found = store.read("t")
+    assert (found.parked, found.signals, found.dropped, len(found.newer)) == (None, [], [], 2)
+    assert store.oldest("t", "a", ()) == (None, [])
+
+
+def test_a_later_release_may_add_to_a_row(store: WaitStore) -> None:
+    store.park(replace(RUN, timer=2**40), 1e10)
+    parked = store.parked("t")
+    assert parked is not None and parked.row is not None and parked.timer == 2**40
+    row = parked.row
+    more = [*msgpack.unpackb(row.values["data"]), {"more": 1}]
+    assert store._rows.write(Change(row.place, {**row.values, "data": msgpack.packb(more)}, row))
+    again = store.parked("t")
+    assert again is not None and replace(again, row=row) == parked
+
+
+def test_a_row_that_was_copied_to_another_task_is_of_none(store: WaitStore) -> None:
+    store.park(RUN, 1e10)
+    parked = store.parked("t")
+    assert parked is not None and parked.row is not None
+    place = store._place("u", "p")
+    made = store._rows.write(Change(place, parked.row.values))
+    assert made is not None and store.task_of(made) is None
+    assert store.parked("u") is None
 
 
 def test_rows_are_adopted_from_another_owner(rows: RowStore) -> None:
     theirs, mine = WaitStore(rows, THEIRS, PLAIN), WaitStore(rows, MINE, PLAIN)
     theirs.park(RUN, 1e10)
     theirs.add("t", "a", b"1")
-    assert mine.read("t") == (None, [], [])
+    assert mine.read("t") == (None, [], [], [])
     assert THEIRS in mine.owners()
     assert mine.adopt(THEIRS) == 2
     found = mine.read("t")
     assert found.parked is not None and len(found.signals) == 1
-    assert theirs.read("t") == (None, [], [])
+    assert theirs.read("t") == (None, [], [], [])

@@ -113,6 +113,16 @@ def long_flow(context: Context, key: str) -> list[object]:
     return made
 
 
+@app.task_with_context
+def rounds(context: Context, key: str, left: int, made: list[str]) -> list[str]:
+    """An action in each round, and each round in a history of its own."""
+    note("start", key)
+    made = [*made, context.step("act", acted, key, f"round-{left}")]
+    if left > 1:
+        context.continue_with(key, left - 1, made)
+    return made
+
+
 @app.task
 def waits_once(key: str) -> str:
     """The first run never ends."""

@@ -127,6 +127,45 @@ def test_the_signaller_dies(site: Site, failpoint: str) -> None:
     assert worker.stop() == 0, worker.log
 
 
+@pytest.mark.parametrize(
+    "site", ["two files", "storage", "detection", "no detection"], indirect=True
+)
+@pytest.mark.parametrize("dies", [False, True])
+def test_cancelled_between_the_outcome_and_the_row_of_a_wait(site: Site, dies: bool) -> None:
+    """The cancellation finds no row, so the worker that writes the row looks for it."""
+    site.app().send(approval.name, ["a", LONG], task_id="a")
+    first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT="recorded:STOP")
+    wait_until(first.stopped, 20, "its end is recorded")
+    assert parked(site)
+    assert site.app().result("a").cancel()
+    first.signal(signal.SIGKILL if dies else signal.SIGCONT)
+    worker = site.worker(*ARGUMENTS) if dies else first
+    wait_until(lambda: len(site.app().results.history("a")) == 2, LEASE + 15, "it is awake")
+    wait_until(lambda: left(site) == 0, LEASE + 15, "all is settled")
+    assert site.app().results.history("a")[-1].state is State.CANCELLED
+    assert site.counts("start")["a"] == 1, "its function did not run again"
+    assert worker.stop() == 0, worker.log
+
+
+@pytest.mark.parametrize("site", ["detection", "no detection"], indirect=True)
+def test_a_timer_is_cancelled_without_a_search(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a queue with many messages the search would take minutes."""
+    app = site.app()
+    app.send(approval.name, ["a", LONG], task_id="a")
+    worker = site.worker(*ARGUMENTS)
+    wait_until(lambda: left(site) == 1 and parked(site), 20, "its timer waits")
+    store = app.sends.signals.store
+    assert store is not None
+    wait_until(lambda: (run := store.parked("a")) is not None and run.timer > 0, 5, "has a number")
+    for name in ("cancel_scheduled", "peek"):
+        monkeypatch.setattr(app.broker, name, lambda *_, **__: pytest.fail("it searches"))
+    app.result("a").signal("approved", "yes")
+    monkeypatch.undo()
+    assert app.result("a").get(timeout=20) == ["yes"]
+    wait_until(lambda: left(site) == 0, 5, "its timer is cancelled")
+    assert worker.stop() == 0, worker.log
+
+
 def test_two_signals_at_once_are_for_two_waits(site: Site) -> None:
     site.app().send(approval.name, ["a", LONG, 2], task_id="a")
     worker = site.worker(*ARGUMENTS)

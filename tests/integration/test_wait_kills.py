@@ -78,14 +78,15 @@ def test_killed_around_a_sleep(site: Site, failpoint: str) -> None:
     assert second.stop() == 0, second.log
 
 
+@pytest.mark.parametrize("failpoint", ["timed:KILL", "parked:KILL"])
 @pytest.mark.parametrize("options", [DETECTING, PLAIN], ids=["detection", "no detection"])
 def test_killed_between_the_wake_up_and_the_completion(
-    options: object, bus: RunningEmulator, tmp_path: Path
+    options: object, failpoint: str, bus: RunningEmulator, tmp_path: Path
 ) -> None:
-    """The redelivery sends the wake-up again, under its id: one of the two makes the hop."""
+    """If its number is not in the row, the redelivery sends it again: one of both makes the hop."""
     with bus_site(tmp_path / "site", bus, options) as site:  # type: ignore[arg-type]
         site.app().send(sleeper.name, ["a", SLEEP], task_id="a")
-        first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT="cloned:KILL")
+        first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=failpoint)
         assert first.wait() == -signal.SIGKILL, first.log
         second = site.worker(*ARGUMENTS)
         assert_gone_on(site, "a")

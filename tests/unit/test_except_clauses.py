@@ -106,6 +106,8 @@ GIVEN_UP = "the connection is given up already, and the error behind that was to
 TABLE = "the module tells by type and place what is a broken connection, and raises the rest"
 
 ALLOWED = {
+    "aztask.operate.stepcheck:main": SHOWN,
+    "aztask.operate.stepcheck:replayed": SHOWN,
     "aztask.azure.access:default_credential": "azure-identity's constructor; told as configuration",
     "aztask.azure.connection:_number": PARSED,
     "aztask.queues.local.payload:envelope_of": FROM_BYTES,

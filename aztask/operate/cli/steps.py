@@ -18,7 +18,9 @@ from aztask.operate.cli.options import (
     yes_option,
 )
 from aztask.operate.cli.output import iso_time, local_time, print_json, print_table, to_json
-from aztask.operate.cli.target import open_app
+from aztask.operate.cli.target import app_spec, open_app
+from aztask.operate.stepcheck import check as checked
+from aztask.operate.stepcheck import open_tasks
 from aztask.operate.steps import ShownStep, reset, steps
 from aztask.support.display import one_line, plural, visible
 
@@ -26,10 +28,47 @@ LONGEST = 80
 """Characters of a value in the table."""
 
 
-@click.group("steps", cls=CliGroup)
+@click.group("steps", cls=CliGroup, invoke_without_command=True)
 @app_option
-def command() -> None:
-    """Show the recorded steps of a task, and go back to one of them."""
+@click.option("--check", is_flag=True, help="Check that open tasks fit the code that is here.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=1_000, help="Check at most so many tasks."
+)
+@yes_option
+@click.pass_context
+def command(ctx: click.Context, check: bool, limit: int, yes: bool) -> None:
+    """Show the recorded steps of a task, and go back to one of them.
+
+    With --check, call open tasks with the code that is here, before you deploy it. Each is called
+    in a child process without network, gets its recorded steps, and is ended at the first step
+    that is not recorded: no function of a step runs. The lines between steps run. The exit code is
+    1 if a task asks for other steps than it has recorded, or fails.
+    """
+    if check and ctx.invoked_subcommand is None:
+        _check(ctx, limit, yes=yes)
+    elif check:
+        raise click.UsageError("--check takes no command: aztask steps --check")
+    elif ctx.invoked_subcommand is None:
+        raise click.UsageError("name a command, such as aztask steps show ID, or give --check")
+
+
+def _check(ctx: click.Context, limit: int, *, yes: bool) -> None:
+    with open_app(required="aztask steps --check", reads=True) as app:
+        tasks = open_tasks(app, limit)
+    count = sum(bool(each.call) for each in tasks)
+    what = f"run the lines between the steps of {plural(count, 'open task')} here"
+    if count and not confirm(f"{what}, in a process without network", dry_run=False, yes=yes):
+        return
+    found = list(checked(app_spec() or "", tasks))
+    print_table(
+        ["id", "task", "end", "what"],
+        [
+            [visible(each.task_id), visible(each.task), each.end, one_line(each.text, LONGEST)]
+            for each in sorted(found, key=lambda each: not each.bad)
+        ],
+    )
+    if any(each.bad for each in found):
+        ctx.exit(1)
 
 
 @command.command("show")

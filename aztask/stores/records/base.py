@@ -62,6 +62,9 @@ PARKED: Final = "(waiting)"
 """The `Outcome.error_type` of a run that waits inside its task. No error has this name. A release
 that does not know it reads the outcome all the same, as that of a snoozed run."""
 
+RENEWED: Final = "(continues)"
+"""The same for a run whose task continues with other arguments: its next hop has them."""
+
 LOST: Final = "lost"
 """The `Outcome.error_type` of an at-most-once run that ended with its worker: it has no dead
 letter."""
@@ -137,6 +140,12 @@ class Outcome:
         """True if the task waits: its next hop, which the settlement sends, goes on."""
         resubmitted = isinstance(self.settlement, Resubmit)
         return self.state is State.SNOOZED and self.error_type == PARKED and resubmitted
+
+    @property
+    def renewed(self) -> bool:
+        """True if the task continues with other arguments, in a new history of steps."""
+        resubmitted = isinstance(self.settlement, Resubmit)
+        return self.state is State.SNOOZED and self.error_type == RENEWED and resubmitted
 
 
 @dataclass(frozen=True, slots=True)

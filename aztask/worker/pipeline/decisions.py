@@ -19,6 +19,7 @@ from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
 from aztask.steps.waits import wait_from
 from aztask.stores.records.base import (
     PARKED,
+    RENEWED,
     Cancelled,
     Foreign,
     OtherTask,
@@ -231,6 +232,11 @@ class Decisions:
         item.waits_for = Waits(since, tuple(wait_from(each) for each in waits))
         settlement = replace(self._redelivery.resubmit(delay, counted=False), asked=True)
         self._conclude(item, State.SNOOZED, settlement, PARKED, what)
+
+    def renewed(self, item: WorkItem, what: str) -> None:
+        """Decide for a task that continues with other arguments: its next hop is due at once."""
+        settlement = replace(self._redelivery.resubmit(0.0, counted=False), asked=True)
+        self._conclude(item, State.SNOOZED, settlement, RENEWED, what)
 
     def died(self, item: WorkItem, error_type: str, error: str) -> None:
         """Decide for a task whose process died or was killed at a limit."""

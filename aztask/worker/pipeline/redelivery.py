@@ -35,6 +35,7 @@ from aztask.retry import EXPIRED
 from aztask.sending.sessionrules import strategy_in_session
 from aztask.settlement import (
     Abandon,
+    Complete,
     DeadLetter,
     Decision,
     Defer,
@@ -215,12 +216,17 @@ class Redelivery:
         """
         settlement = item.settlement
         assert not isinstance(settlement, Hold | Lapse)  # noqa: S101  # waiting items are not settled
+        if item.timer:
+            return Complete()  # its clone is in the queue already
         if not isinstance(settlement, Resubmit):
             return settlement
+        envelope = self.clone_envelope(item, settlement)
+        return with_envelope(settlement, envelope, envelope.delay)
+
+    def clone_envelope(self, item: WorkItem, settlement: Resubmit) -> Envelope:
+        """The message of the next hop, delayed for the time that is left."""
         clone = self.clone(item, settlement)
-        delay = self._left(settlement)
-        envelope = self._app.codec.to_envelope(clone, delay=delay)
-        return with_envelope(settlement, envelope, delay)
+        return self._app.codec.to_envelope(clone, delay=self._left(settlement))
 
     def pointer(self, item: WorkItem) -> Envelope:
         """The pointer to an item that is about to be deferred, under a deterministic id."""

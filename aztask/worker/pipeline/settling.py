@@ -277,9 +277,12 @@ class PayloadRemoval:
 
 
 def _ended(item: WorkItem, message: TaskMessage) -> Iterator[str]:
-    """The names of the payloads that belong to an item's task, if it has ended for good."""
+    """The names of the payloads that belong to an item's task, if it has ended for good.
+
+    A task that continues with other arguments does not need those before.
+    """
     outcome = item.outcome
-    if not item.settled or outcome is None or not outcome.state.final:
+    if not item.settled or outcome is None or not (outcome.state.final or outcome.renewed):
         return
     at_most_once = item.task is not None and item.task.delivery == "at-most-once"
     if isinstance(item.settlement, DeadLetter) and not at_most_once:

@@ -2,26 +2,34 @@
 
 Rules
 1. A run that has parked gets its row, which holds the message of its next hop. Then the signals are
-   read: if one that it waits for is there, or its child has ended, its next hop is due at once. Who
-   sends a signal writes first and reads then, so one of both sees the other
-   (`aztask.steps.signals`).
+   read: if one that it waits for is there, its child has ended, or it was cancelled, then its next
+   hop is due at once. Who sends a signal writes first and reads then, so one of both sees the other
+   (`aztask.steps.signals`). Where the timer's number is needed to cancel it, the timer is sent
+   before the row that holds this number, and the settlement only completes the message.
 2. A task that has ended loses its rows, and wakes the task that called it.
-3. A repeated settlement repeats all of this.
+3. The next hop of a task that continues with other arguments gets these from its new history.
+4. A repeated settlement repeats all of this.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aztask.app import App
 from aztask.errors import AztaskError, BrokerUnavailable, StepError
 from aztask.message.message import CALLER
 from aztask.settlement import DeadLetter, Resubmit
-from aztask.steps.history import NAMES
+from aztask.steps.history import waits_in
 from aztask.steps.home import StepHome
-from aztask.steps.records import CALL, SIGNAL, WAITING, history_of
-from aztask.steps.waits import CHILD, SIGNALS, SLEEPS, ParkedRun, Wait
+from aztask.steps.records import (
+    FIRST_HISTORY,
+    WAITING,
+    history_of,
+    next_history,
+)
+from aztask.steps.waits import ParkedRun
 from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.work import Waits, WorkItem, message_of
 
@@ -32,6 +40,7 @@ class Waking:
     """Parks runs, and wakes those that others wait for. Any thread may call."""
 
     def __init__(self, app: App, redelivery: Redelivery) -> None:
+        self._app = app
         self._signals = app.sends.signals
         self._steps = StepHome(app)
         self._redelivery = redelivery
@@ -44,7 +53,7 @@ class Waking:
         """
         for item in items:
             outcome = item.outcome
-            if outcome is None or not (outcome.parked or outcome.state.final):
+            if outcome is None or not (outcome.parked or outcome.renewed or outcome.state.final):
                 continue
             message = message_of(item)
             caller = message.extra.get(CALLER)
@@ -52,7 +61,10 @@ class Waking:
                 if outcome.parked:
                     self._park(item)
                     continue
-                if message.continued:
+                if outcome.renewed:
+                    self._renew(item)
+                    continue
+                if message.continued or history_of(message) != FIRST_HISTORY:
                     dead = isinstance(outcome.settlement, DeadLetter)
                     self._signals.ended(message.id, dead=dead)
                 if isinstance(caller, str):
@@ -74,8 +86,29 @@ class Waking:
         due = settlement.due or self._signals.now()
         place = (message.id, message.task, item.queue, clone.generation, clone.hop)
         run = ParkedRun(*place, since, due, waits, b"")
-        if self._signals.park(run, clone):
+        if self._app.broker.capabilities.timer_numbers and not item.timer:
+            timer = self._redelivery.clone_envelope(item, settlement)
+            item.timer = self._signals.set_timer(run, timer, repeated=repeated)
+        if not self._signals.park(replace(run, timer=item.timer), clone):
+            return
+        if item.timer:
+            self._signals.wake(run.id)
+        else:
             item.hurry()
+
+    def _renew(self, item: WorkItem) -> None:
+        """Let the next hop have the arguments with which the task continues.
+
+        They are in its new history. Where they are gone, a later hop has ended: it would find that
+        its message comes too late.
+        """
+        message = message_of(item)
+        history = next_history(history_of(message))
+        found = self._steps.store().arguments(message, history)
+        if found is not None and item.decided is not None:
+            base = self._redelivery.delivery_base(item)
+            clone = replace(message.renewed(found, history), delivery_base=base)
+            item.decided = replace(item.decided, clone=clone)
 
     def _recorded(self, item: WorkItem) -> Waits:
         """What the run waits for, from its recorded waits: it ended in another delivery."""
@@ -85,9 +118,5 @@ class Waking:
         except StepError:
             return Waits(0.0, ())
         waiting = [each for _, each in found if each.state == WAITING]
-        kinds = {CALL: CHILD, SIGNAL: SIGNALS}
-        waits = [
-            Wait(kinds.get(each.kind, SLEEPS), tuple(each.source.split(NAMES)), each.due)
-            for each in waiting
-        ]
+        waits = [wait for each in waiting for wait in waits_in(each)]
         return Waits(min((each.at for each in waiting), default=0.0), tuple(waits))

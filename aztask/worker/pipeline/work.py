@@ -252,7 +252,7 @@ class WorkItem:
     * weighed: its slots of limits with a cost, by the limits' names; spent: what its run says it
       has used of them.
     * parked: it waits in hand for a permit; parked_at: since when, on the clock of the deadlines.
-    * waits_for: of a run that has just parked.
+    * waits_for: of a run that has just parked. timer: its number, if it is sent already.
     """
 
     number: int
@@ -289,6 +289,7 @@ class WorkItem:
     parked: AwaitsPermit | None = None
     parked_at: float | None = None
     waits_for: Waits | None = None
+    timer: int = 0
     notes: list[tuple[str, str]] = field(default_factory=list)
 
     def change(self, step: Step) -> None:

@@ -45,7 +45,8 @@ from aztask.settlement import REASON_LIMIT, DeadLetter, Decision, to_record
 from aztask.steps.emitting import Emission, drained
 from aztask.steps.engine import RunSteps
 from aztask.steps.home import StepHome
-from aztask.steps.suspension import Parked, Suspension
+from aztask.steps.records import is_renewed
+from aztask.steps.suspension import Parked, Renewal, Suspension
 from aztask.stores.payloads.store import PayloadKind
 from aztask.support.display import mask, safe_str, storable, traceback_of
 from aztask.support.failpoint import hit_in_pool
@@ -144,7 +145,7 @@ class RunReader:
             if task is None:
                 raise EncodeError(f"the pool process has not registered the task {message.task!r}")
             args, kwargs = self.fetching.arguments(task, message)
-            if delivery.given:
+            if delivery.given and not is_renewed(message):
                 args = (first_argument(self._app.codec, *delivery.given[0]), *args)
             args, kwargs = task.conversion.read(args, kwargs)
             saved = self._app.codec.decode_value(message.saved) if message.saved else None
@@ -211,6 +212,8 @@ class RunReader:
         self.check_fork(message)
         if isinstance(error, Parked):
             return ["parked", error.delay, str(error), error.since, list(error.waits)]
+        if isinstance(error, Renewal):
+            return ["renewed", str(error)]
         settlement = error.settlement(self._app.settings.unknown_task_grace_seconds)
         dead = isinstance(settlement, DeadLetter)
         text, follows = safe_str(error, ERROR_CHARACTERS), "dead-lettered" if dead else "continued"

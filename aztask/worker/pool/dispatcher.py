@@ -194,7 +194,7 @@ class PoolDispatcher:
     def _take(self, process: PoolProcess, answer: list[Any], concluded: list[WorkItem]) -> None:
         """Handle one answer. concluded: gets the item if it has an outcome now."""
         kind, *rest = answer
-        if kind in ("done", "failed", "parked", "lost", "stopped"):
+        if kind in ("done", "failed", "parked", "renewed", "lost", "stopped"):
             number, started_at, seconds, *details = rest
             item = process.items.pop(number, None)
             process.ran += 1
@@ -261,6 +261,8 @@ class PoolDispatcher:
             self._decisions.failed(item, from_record(record), error_type, error, trace)
         elif kind == "parked":
             self._decisions.parked(item, *details)
+        elif kind == "renewed":
+            self._decisions.renewed(item, *details)
         else:
             self._gone(
                 item,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from aztask import (
@@ -19,15 +20,18 @@ from aztask import (
     TaskFailed,
     WaitTimeout,
 )
-from aztask.errors import ContentRefused, NotFound
+from aztask.errors import BrokerUnavailable, ContentRefused, DecodeError, NotFound
 from aztask.message.message import CALLER, PUT_OFF_SERIES, TaskMessage
 from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters.actions import replay as replaying
 from aztask.operate.steps import steps
 from aztask.queues.local.payload import envelope_of
 from aztask.steps import signals as signalling
+from aztask.steps.history import waits_in
+from aztask.steps.keepers import StoredOutside
 from aztask.steps.suspension import Parked, StepDelayed, combined
-from aztask.steps.waits import SIGNALS, SLEEPS, Wait
+from aztask.steps.waits import SIGNALS, SLEEPS, VERSION, Wait
+from aztask.stores.rows import Change
 
 DAY = 86400.0
 
@@ -115,6 +119,27 @@ def test_a_signal_during_parking_wakes_at_once(app: App) -> None:
 
     with app.inline():
         assert order.delay().get(0) == "between"
+
+
+def test_a_cancellation_during_parking_ends_the_task_at_once(app: App) -> None:
+    """It found no row of a parked run, and so woke none."""
+    runs = []
+
+    @app.task_with_context
+    def order(context: Context) -> None:
+        runs.append(context.message.hop)
+        try:
+            context.sleep(10 * DAY)
+        finally:
+            assert app.result(context.task_id).cancel()
+
+    with app.inline():
+        result = order.delay()
+        with pytest.raises(TaskCancelled):
+            result.get(0)
+        assert app.results is not None
+        assert [each.key.hop for each in app.results.history(result.id)] == [0, 1]
+        assert (runs, scheduled(app), rows(app, result.id)) == ([0], 0, 0)
 
 
 def test_the_time_of_a_wait_ends(app: App) -> None:
@@ -284,6 +309,107 @@ def test_how_a_child_fails(app: App) -> None:
         ]
 
 
+def test_the_first_of_a_signal_and_tasks(app: App) -> None:
+    ran = []
+
+    @app.task
+    def quick(card: str) -> str:
+        ran.append(card)
+        return f"checked {card}"
+
+    @app.task_with_context
+    def slow(context: Context, card: str) -> str:
+        context.sleep(DAY)
+        return f"parcel for {card}"
+
+    @app.task_with_context
+    def order(context: Context, card: str) -> Any:
+        parcel, check = context.start(slow, card), context.start(quick, card)
+        found = []
+        waited: list[Any] = ["cancelled", parcel, check]
+        while waited:
+            first, value = context.wait_any(*waited, timeout=2 * DAY)
+            waited.remove(first)
+            found.append([getattr(first, "name", first), value])
+        return found
+
+    with app.inline() as inline:
+        result = order.delay("visa")
+        assert result.state == "waiting"
+        result.signal("cancelled", "by ann")
+        assert result.state == "waiting", "a task is left"
+        inline.advance(DAY)
+        assert result.get(0) == [
+            ["shop.quick", "checked visa"],
+            ["cancelled", "by ann"],
+            ["shop.slow", "parcel for visa"],
+        ]
+        assert ran == ["visa"]
+        kinds = [each.record.kind for each in steps(app, result.id)]
+        assert kinds == ["step", "step", "any", "any", "any"]
+        assert rows(app, result.id) == 0
+
+
+def test_a_wait_for_tasks_ends_with_its_time_or_their_error(app: App) -> None:
+    @app.task_with_context
+    def slow(context: Context) -> None:
+        context.sleep(DAY)
+
+    @app.task(retry=RetryPolicy(0))
+    def broken() -> None:
+        raise ValueError("no")
+
+    @app.task_with_context
+    def order(context: Context) -> Any:
+        child, found = context.start(slow), []
+        for wanted in ((child, "stop"), (context.start(broken), child)):
+            try:
+                found.append(context.wait_any(*wanted, timeout=60))
+            except (WaitTimeout, TaskFailed) as error:
+                found.append(str(error).replace(child.id, "ID"))
+        return found
+
+    with app.inline() as inline:
+        result = order.delay()
+        inline.advance(61)
+        late, failed = result.get(0)
+        assert late == "no signal stop came, and task shop.slow ID did not end within 60 s"
+        assert failed.startswith("ValueError: no")
+
+
+def test_what_a_task_with_several_waits_for_is_shown(app: App) -> None:
+    @app.task_with_context
+    def slow(context: Context) -> None:
+        context.sleep(DAY)
+
+    @app.task_with_context
+    def order(context: Context) -> Any:
+        return context.wait_any("stop", context.start(slow))
+
+    with app.inline() as inline:
+        result = order.delay()
+        child = inline.sent_to("shop.slow")[0].id
+        store = app.sends.signals.store
+        assert store is not None
+        parked = store.parked(result.id)
+        assert parked is not None
+        assert [str(each) for each in parked.waits] == ["signal stop", f"task {child}"]
+        (record,) = [each.record for each in steps(app, result.id) if each.record.kind == "any"]
+        assert waits_in(record) == parked.waits
+
+
+def test_a_direct_call_runs_started_tasks(app: App) -> None:
+    @app.task
+    def double(number: int) -> int:
+        return 2 * number
+
+    context = Context.for_testing(signals={"stop": ["now"]})
+    child = context.start(double, 4)
+    assert context.wait_any("stop", child) == ("stop", "now")
+    assert context.wait_any("stop", child) == (child, 8)
+    assert context.call(double, 5) == 10
+
+
 def test_a_cancelled_task_ends_at_once(app: App) -> None:
     @app.task_with_context
     def order(context: Context) -> None:
@@ -407,6 +533,168 @@ def test_housekeeping_wakes_for_a_signaller_that_may_not_send(
         assert woken.get(0) == 1
         assert other.state == "waiting"
         assert signals.repair() == 0, "it is not looked at again soon"
+
+
+class Broken:
+    """A result store that does not give the runs of some tasks, and counts who asks."""
+
+    def __init__(self, app: App, error: Exception, *broken: str) -> None:
+        self._results = app.results
+        self.error, self.broken = error, broken
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._results, name)
+
+    def get(self, task_id: str) -> Any:
+        self.asked.append(task_id)
+        if task_id in self.broken:
+            raise self.error
+        return self._results.get(task_id)  # type: ignore[union-attr]
+
+
+class BrokenPlaces(Places):
+    def __init__(self, app: App, results: Broken) -> None:
+        super().__init__(app, app.broker)
+        self._results = results
+
+    def results(self) -> Any:
+        return self._results
+
+
+def waiting_order(app: App) -> Any:
+    @app.task_with_context
+    def order(context: Context) -> Any:
+        return context.wait_for("a")
+
+    return order
+
+
+def signalled(app: App, unable: Callable[[], signalling.TaskSignals], *ids: str) -> list[Any]:
+    """Tasks with signals whose signallers could not wake them."""
+    order = app.tasks["shop.order"] if "shop.order" in app.tasks else waiting_order(app)
+    found = [order.with_options(task_id=each).delay() for each in ids]
+    for each in ids:
+        unable().signal(each, "a", each)
+    return found
+
+
+def test_what_cannot_be_repaired_does_not_stop_the_others(
+    app: App,
+    unable: Callable[[], signalling.TaskSignals],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+) -> None:
+    monkeypatch.setattr(signalling, "PAGE", 2)
+    with app.inline() as inline:
+        found = signalled(app, unable, "bad-1", "bad-2", "bad-3", "good")
+        places = BrokenPlaces(app, Broken(app, DecodeError("damaged"), "bad-1", "bad-2", "bad-3"))
+        signals = signalling.TaskSignals(places, app.codec)  # type: ignore[arg-type]
+        inline._worker._time.move(4)
+        assert [signals.repair() for _ in range(3)] == [2, 2, 0]
+        inline.run()
+        assert found[-1].get(0) == "good"
+        assert caplog.text.count("is woken later: damaged") == 3
+        places._results.broken = ()
+        inline._worker._time.move(61)
+        assert [signals.repair() for _ in range(3)] == [2, 1, 0]
+        inline.run()
+        assert [each.get(0) for each in found] == ["bad-1", "bad-2", "bad-3", "good"]
+
+
+def test_an_unreachable_store_is_no_fault_of_a_row(
+    app: App, unable: Callable[[], signalling.TaskSignals], caplog: Any
+) -> None:
+    with app.inline() as inline:
+        (task,) = signalled(app, unable, "t")
+        away = BrokenPlaces(app, Broken(app, BrokerUnavailable("away"), "t"))
+        inline._worker._time.move(4)
+        with pytest.raises(BrokerUnavailable):
+            signalling.TaskSignals(away, app.codec).repair()  # type: ignore[arg-type]
+        assert "woken later" not in caplog.text
+        assert app.sends.signals.repair() == 1, "its time is as it was"
+        inline.run()
+        assert task.get(0) == "t"
+
+
+def test_an_unreachable_broker_is_no_fault_of_a_row(
+    app: App, unable: Callable[[], signalling.TaskSignals]
+) -> None:
+    class Away(NoRight):
+        def send(self, queue: str, envelopes: Any) -> None:
+            raise BrokerUnavailable("away")
+
+    with app.inline() as inline:
+        (task,) = signalled(app, unable, "t")
+        away = signalling.TaskSignals(Places(app, Away(app.broker)), app.codec)  # type: ignore[arg-type]
+        assert away.wake("t"), "it is stored, and housekeeping is to wake it"
+        inline._worker._time.move(4)
+        with pytest.raises(BrokerUnavailable):
+            away.repair()
+        assert app.sends.signals.repair() >= 1
+        inline.run()
+        assert task.get(0) == "t"
+
+
+def test_one_worker_looks_at_a_task(app: App, unable: Callable[[], signalling.TaskSignals]) -> None:
+    """Both have seen that it is due."""
+    with app.inline() as inline:
+        signalled(app, unable, "t")
+        inline._worker._time.move(4)
+        store = app.sends.signals.store
+        assert store is not None
+        due = store.due(10)
+        assert app.sends.signals.repair() == 1
+        results = Broken(app, ValueError())
+        late = signalling.TaskSignals(BrokenPlaces(app, results), app.codec)  # type: ignore[arg-type]
+        assert late.store is not None
+        late.store.due = lambda limit: due  # type: ignore[method-assign]
+        late.repair()
+        assert results.asked == []
+
+
+def test_a_row_of_a_newer_release_stays(
+    app: App, unable: Callable[[], signalling.TaskSignals], caplog: Any
+) -> None:
+    """Its workers wake the task; a wait of this release, and housekeeping, keep it as it is."""
+    with app.inline() as inline:
+        signalled(app, unable, "t")
+        store = app.sends.signals.store
+        assert store is not None and app.results is not None
+        parked = store.parked("t")
+        assert parked is not None and parked.row is not None
+        data = msgpack.packb([VERSION + 1, "t", {"waits": []}])
+        newer = store._rows.write(Change(parked.row.place, {"due": 0.0, "data": data}, parked.row))
+        StoredOutside(store, app.results, "t").signals(["a"], ())
+        inline._worker._time.move(4)
+        assert app.sends.signals.repair() == 2
+        (kept,) = store.read("t").newer
+        assert newer is not None and kept.values["data"] == data
+        assert "1 rows of waiting tasks are of a newer aztask" in caplog.text
+        assert app.sends.signals.repair() == 0, "it does not stop other rows"
+
+
+def test_a_parent_is_seldom_looked_at_while_its_child_runs(app: App) -> None:
+    @app.task_with_context
+    def ship(context: Context) -> str:
+        context.sleep(10 * 3600)
+        return "parcel"
+
+    @app.task_with_context
+    def order(context: Context) -> Any:
+        return context.call(ship)
+
+    with app.inline() as inline:
+        result = order.delay()
+        results = Broken(app, ValueError())
+        signals = signalling.TaskSignals(BrokenPlaces(app, results), app.codec)  # type: ignore[arg-type]
+        for _ in range(9 * 60):
+            inline._worker._time.move(60)
+            signals.repair()
+        looks = results.asked.count(result.id)
+        assert 9 <= looks <= 16, "soon at first, then every hour"
+        inline.advance(2 * 3600)
+        assert result.get(0) == "parcel", "its child has woken it"
 
 
 def test_housekeeping_sends_a_timer_that_is_lost(app: App) -> None:
@@ -554,7 +842,7 @@ def test_with_keys_signals_and_wake_ups_are_signed(signed: App, caplog: Any) -> 
         assert not forged.wake(result.id) or scheduled(signed) == 1
         inline._worker._time.move(4)
         signed.sends.signals.repair()
-        assert "1 signals are damaged or not signed, and dropped" in caplog.text
+        assert "1 signals or waiting tasks are damaged or not signed, and dropped" in caplog.text
         result.signal("a", 2)
         assert result.get(0) == [1, 2]
 

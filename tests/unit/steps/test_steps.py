@@ -14,7 +14,7 @@ from aztask import App, Context, EncodeError, RetryPolicy, StepError, StepFailed
 from aztask.operate.deadletters.actions import replay
 from aztask.operate.deadletters.letters import Selection
 from aztask.steps import recorded
-from aztask.steps.history import MemorySteps
+from aztask.steps.keepers import MemorySteps
 from aztask.support.clock import SYSTEM_CLOCK
 
 Calls = list[str]

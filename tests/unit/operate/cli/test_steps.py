@@ -2,8 +2,8 @@ import json
 import time
 
 from aztask.message.message import TaskMessage
-from aztask.steps.history import StoredSteps
 from aztask.steps.home import StepHome
+from aztask.steps.keepers import StoredSteps
 from aztask.steps.records import DONE, FAILED, RETRYING, STEP, StepRecord
 from aztask.stores.records.base import RunKey, Start
 
