@@ -58,7 +58,9 @@ def test_killed_around_the_next_history(site: Site, failpoint: str) -> None:
     wait_until(lambda: left(site) == 0, LEASE + 15, "all is settled")
     states = [run.state for run in app.results.history("a")]
     assert states == [State.SNOOZED, State.SNOOZED, State.SUCCEEDED]
-    repeated = failpoint == "step-ran:KILL:2"
-    assert sorted(actions(site).values()) == ([1, 1, 2] if repeated else [1, 1, 1])
+    made = actions(site)
+    assert len(made) == 3, "a step that ran twice had the same key"
+    # The pool process may record the step before it notices that its worker is dead.
+    assert sum(made.values()) <= (4 if failpoint == "step-ran:KILL:2" else 3)
     assert app.broker.stats("default").dead == 0
     assert second.stop() == 0, second.log
