@@ -247,7 +247,7 @@ def _class(annotation: Any, kind: Any) -> tuple[Shape, Sequence[Any]]:
     name: str = kind.__name__
     record: RecordShape
     if typing.is_typeddict(kind):
-        record = TypedDictShape(kind, name, _members(kind))
+        record = TypedDictShape(kind, name, _keys(kind, hints_of(kind)))
     elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
         record = NamedTupleShape(kind, name, _members(kind))
     elif "__dataclass_fields__" in vars(kind):  # a plain subclass adds what no field holds
@@ -291,9 +291,7 @@ def _init_only(kind: Any) -> list[str]:
 
 
 def _members(kind: Any) -> list[Member]:
-    """The fields of a class."""
-    if typing.is_typeddict(kind):
-        return [Member(name, name in kind.__required_keys__) for name in sorted(_keys(kind))]
+    """The fields of a dataclass or a named tuple."""
     if issubclass(kind, tuple):
         return [Member(name, name not in kind._field_defaults) for name in kind._fields]
     missing, fields = dataclasses.MISSING, dataclasses.fields(kind)
@@ -308,9 +306,22 @@ def _members(kind: Any) -> list[Member]:
     return found
 
 
-def _keys(kind: Any) -> frozenset[str]:
-    keys: frozenset[str] = kind.__required_keys__ | kind.__optional_keys__
-    return keys
+def _keys(kind: Any, hints: Mapping[str, Any]) -> list[Member]:
+    """The keys of a typed dict."""
+    required: frozenset[str] = kind.__required_keys__
+    return [
+        Member(name, _is_required(hints.get(name), otherwise=name in required))
+        for name in sorted(required | kind.__optional_keys__)
+    ]
+
+
+def _is_required(hint: Any, *, otherwise: bool) -> bool:
+    """Of a key. A class does not see the ``NotRequired`` in an annotation that is text."""
+    while (origin := get_origin(hint)) is Annotated or origin in _WRAPPERS:
+        if origin in (typing.Required, typing.NotRequired):
+            return origin is typing.Required
+        hint = get_args(hint)[0]
+    return otherwise
 
 
 def _substituted(hint: Any, variables: Mapping[Any, Any]) -> Any:

@@ -12,7 +12,16 @@ from enum import Enum
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    Required,
+    TypedDict,
+)
 from uuid import UUID
 
 import msgspec
@@ -225,6 +234,27 @@ def test_unknown_fields_are_ignored_and_missing_ones_get_their_defaults():
 def test_a_typed_dict_keeps_unknown_keys():
     found = read(Options, {"width": 1, "folder": "a", "later": 2}, strict=True)
     assert found == {"width": 1, "folder": Path("a"), "later": 2}
+
+
+class Late(TypedDict):
+    """As in a module with ``from __future__ import annotations``."""
+
+    width: "int"
+    folder: "NotRequired[Path]"
+    other: "Annotated[NotRequired[Path], 1]"
+
+
+class Partial(TypedDict, total=False):
+    width: "Required[int]"
+    folder: "Path"
+
+
+@pytest.mark.parametrize("annotation", [Late, Partial])
+def test_keys_that_are_not_required_may_be_missing(annotation):
+    assert written(annotation, {"width": 1}, strict=True) == {"width": 1}
+    assert read(annotation, {"width": 1, "folder": "a"}, strict=True)["folder"] == Path("a")
+    with pytest.raises(EncodeError, match=r"value\.width is missing"):
+        written(annotation, {"folder": Path("a")}, strict=True)
 
 
 def test_a_library_follows_its_own_settings():

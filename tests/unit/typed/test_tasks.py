@@ -440,3 +440,23 @@ def test_a_call_with_types_that_were_sent_before_is_still_checked_for_its_number
             with pytest.raises(TypeError):
                 add.delay(1, a=2)
         assert len(inline.sent) == 4
+
+
+def test_calls_of_several_types_are_each_looked_at(app, caplog):
+    """The types of the usual plain call stand for that call alone."""
+
+    @app.task
+    def add(a: int | Path, b: int = 0) -> None: ...
+
+    with app.inline(run=False) as inline:
+        for _ in range(2):
+            add.delay(1)
+            add.delay(Path("a"))
+            add.delay(1, 2)
+            add.delay(1, b=2)
+            with pytest.raises(EncodeError):
+                add.delay(object())
+        assert [sent.args for sent in inline.sent] == [(1,), (Path("a"),), (1, 2), (1,)] * 2
+        assert [each.kwargs for each in inline.sent] == [{}, {}, {}, {"b": 2}] * 2
+        inline.run()
+    assert len(caplog.messages) >= 1
