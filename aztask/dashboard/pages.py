@@ -134,6 +134,7 @@ def run_list(site: Site, ask: Ask) -> Shown:
     found = find_runs(site.app, chosen, limit=PAGE_SIZE, after=ask.text("after"))
     rows = [(each, ended_at(each), settlement_of(each)) for each in found.runs]
     values = {"found": found, "rows": rows, "chosen": asdict(chosen), "states": STATES}
+    values |= {"mine": site.app.owner.broker}
     return Shown("runs", "Runs", values)
 
 

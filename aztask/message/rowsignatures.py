@@ -37,6 +37,7 @@ class Purpose(StrEnum):
     WORKFLOW = "workflow"
     PIECE = "piece"
     CONTROL = "control"
+    CHECKPOINT = "checkpoint"
     ADOPTION = "adoption"
 
 

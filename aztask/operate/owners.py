@@ -23,6 +23,8 @@ from aztask.support.display import plural
 from aztask.support.finding import Finding, failed, fine, warning
 
 _ON: Final = " on "
+NEWEST: Final = 1_000
+"""Outcomes among which one with a signature is looked for."""
 
 
 def owner_findings(app: App, store: ResultStore) -> Iterator[Finding]:
@@ -88,7 +90,18 @@ def adoption(app: App, old: str) -> AdoptRows:
         )
     if given in (mine, mine.of_broker):
         raise ConfigurationError(f"the rows of {old} are this app's already")
+    if not app.codec.signs and _is_signed(results_of(app), given.broker):
+        raise ConfigurationError(
+            f"the rows of {old} are signed, and this program has no signing keys: a worker with "
+            "keys would not believe them. Set AZTASK_SIGNING_KEYS, and adopt them again"
+        )
     return AdoptRows(app, len(meant), given)
+
+
+def _is_signed(store: ResultStore, broker: str) -> bool:
+    """Whether one of the newest outcomes of a broker is signed; this program has no keys."""
+    newest = store.recent(limit=NEWEST, everyone=True)
+    return any(run.unverified and run.broker == broker for run in newest)
 
 
 def _of_broker(given: Owner, each: Owner) -> bool:

@@ -15,7 +15,7 @@ Rules
 2. A row of parts has its position as its key, so an append whose answer was lost doubles nothing.
 3. A run that goes on after a wait continues the take of the mark: parts that it emits again have
    the numbers of those, and are not written.
-4. With signing keys, each row is signed for its place.
+4. With signing keys, each row is signed for its place (`aztask.steps.signedrows`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import AztaskError, BrokerUnavailable, CodecError, ResultDamaged
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.queues.local.payload import envelope_of, payload_of
+from aztask.steps.signedrows import SignedRows
 from aztask.stores.layout import SqlLayout, TablesLayout
+from aztask.stores.records.damage import Damaged
 from aztask.stores.records.owners import is_other_broker
 from aztask.stores.rows import Change, KeepsRows, Kind, Place, Row, RowStore, move_rows
 from aztask.support import chance
@@ -129,7 +130,7 @@ class PartStore:
         self.remote = store.remote
         self._store = store
         self._rows = store.of(PARTS)
-        self._codec = codec
+        self._signed = SignedRows(codec, "part")
 
     def append(
         self, task_id: str, take: Take, first: int, parts: Sequence[bytes], *, new: bool
@@ -233,24 +234,17 @@ class PartStore:
         return move_rows(self._store, self._rows, old.of_broker, self.owner)
 
     def _change(self, task_id: str, key: str, record: list[object]) -> Change:
-        place, data = Place(self.owner, task_id, key), msgpack.packb(record)
-        if self._codec.signs:
-            message = TaskMessage(task_id, "part", "", data)
-            data = payload_of(self._codec.to_envelope(message, stored=_signed_for(place)))
-        return Change(place, {"data": data})
+        place = Place(self.owner, task_id, key)
+        return Change(place, {"data": self._signed.closed(task_id, place, msgpack.packb(record))})
 
     def _opened(self, row: Row) -> list[Any]:
-        data = row.values["data"]
-        if self._codec.signs:
-            envelope, place = envelope_of(data), _signed_for(row.place)
-            data = self._codec.from_envelope(envelope, "", any_age=True, stored=place).body
-        record: list[Any] = msgpack.unpackb(data)
+        record: list[Any] = msgpack.unpackb(self._signed.opened(row))
         if not isinstance(record, list) or record[:1] != [VERSION]:
             raise ValueError("a newer aztask may know it")
         return record[1:]
 
 
-_DAMAGE: Final = (CodecError, ValueError, TypeError, msgpack.UnpackException)
+_DAMAGE: Final = (CodecError, Damaged, ValueError, TypeError, msgpack.UnpackException)
 
 
 def _damaged(task_id: str, error: Exception) -> ResultDamaged:
@@ -267,10 +261,6 @@ def _is_known(results: Knows, task_id: str) -> bool:
         raise
     except AztaskError:  # another owner uses the id, or its row is damaged
         return True
-
-
-def _signed_for(place: Place) -> str:
-    return f"part {place.key} of {place.partition}"
 
 
 def parts_of(results: object, codec: Codec) -> PartStore | None:

@@ -8,8 +8,8 @@ Rules
    are purged. ``context.continue_with`` begins one, too, whose first run removes the one before.
 3. A row is made if it is absent, and changed by compare-and-set. So a frozen worker and the one
    that took over record a step once.
-4. With signing keys, a row is signed for its task, its history and its step. A row that is not, or
-   that was copied from another place, is refused: the run fails with `StepsDamaged`.
+4. With signing keys, a row is signed for its task, its history and its step
+   (`aztask.steps.signedrows`). If one is refused, the run fails with `StepsDamaged`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import CodecError, StepsDamaged
 from aztask.message.codec import Codec
 from aztask.message.message import HISTORY, TaskMessage
-from aztask.queues.local.payload import envelope_of, payload_of
+from aztask.steps.signedrows import SignedRows
 from aztask.stores.layout import SqlLayout, TablesLayout
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.owners import is_other_broker
@@ -218,7 +218,7 @@ class StepStore:
         self.remote = store.remote
         self._store = store
         self._rows = store.of(STEPS)
-        self._codec = codec
+        self._signed = SignedRows(codec, "step")
 
     def now(self) -> float:
         """The store's time, UTC epoch seconds."""
@@ -310,30 +310,16 @@ class StepStore:
         return Place(self.owner, task_id, f"{history}:{digest_of(*place)}")
 
     def _closed(self, place: Place, record: StepRecord) -> bytes:
-        data = record.pack()
-        if not self._codec.signs:
-            return data
-        message = TaskMessage(place.partition, "step", "", data)
-        return payload_of(self._codec.to_envelope(message, stored=_signed_for(place)))
+        return self._signed.closed(place.partition, place, record.pack())
 
     def _opened(self, row: Row) -> StepRecord:
-        found = row.values["data"]
-        data = found if isinstance(found, bytes) else b""
         try:
-            if self._codec.signs:
-                envelope = envelope_of(data)
-                place = _signed_for(row.place)
-                data = self._codec.from_envelope(envelope, "", any_age=True, stored=place).body
-            return read_record(data)
+            return read_record(self._signed.opened(row))
         except (CodecError, Damaged) as error:
             raise StepsDamaged(
                 f"a recorded step of task {row.place.partition} cannot be read ({error}); replay "
                 "it with aztask dlq replay --fresh, or see aztask steps show"
             ) from None
-
-
-def _signed_for(place: Place) -> str:
-    return f"step {place.key} of {place.partition}"
 
 
 def steps_of(results: object, codec: Codec) -> StepStore | None:

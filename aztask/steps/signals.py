@@ -37,6 +37,7 @@ from aztask.errors import (
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
+from aztask.message.signatures import STORED
 from aztask.queues.base import Broker
 from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.settlement import DeadLetter
@@ -61,8 +62,6 @@ logger = logging.getLogger(__name__)
 
 PAGE: Final = 200
 NOT_HERE: Final = "task %s is not woken here: %s"
-SIGNED: Final = "aztask-stored="
-"""In the content type of a message that was stored with a signature."""
 
 
 class Places(Protocol):
@@ -452,7 +451,7 @@ def _parks(record: RunRecord) -> bool:
 
 
 def _signed(run: ParkedRun) -> bool:
-    return SIGNED in envelope_of(run.payload).content_type
+    return STORED in envelope_of(run.payload).content_type
 
 
 def _record(results: ResultStore, task_id: str) -> RunRecord | None:

@@ -9,7 +9,7 @@ Rules
 3. Each row has a time from which housekeeping looks at it: soon for a signal whose sender may have
    died, and after its wake-up for a run.
 4. Signals of one name are taken in the order of the store's clock. With signing keys, a signal is
-   signed for its task and its row; one that is not is dropped.
+   signed for its task and its row (`aztask.steps.signedrows`); one that is refused is dropped.
 5. A row of a newer release stays as it is: a worker of that release acts on it.
 """
 
@@ -24,9 +24,8 @@ import msgpack
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import CodecError
 from aztask.message.codec import Codec
-from aztask.message.message import TaskMessage
-from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.steps.records import digest_of
+from aztask.steps.signedrows import SignedRows
 from aztask.stores.layout import Shards, SqlLayout, shard_of
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.owners import is_other_broker
@@ -204,7 +203,7 @@ class WaitStore:
         self.owner = owner.of_broker
         self._store = store
         self._rows = store.of(WAITS)
-        self._codec = codec
+        self._signed = SignedRows(codec, "signal")
         self._last = 0.0
 
     def now(self) -> float:
@@ -272,10 +271,7 @@ class WaitStore:
         key = f"s:{digest_of(name)}:{at:017.6f}-{chance.below(2**32):08x}"
         place = self._place(task_id, key)
         data: bytes = msgpack.packb([VERSION, task_id, name, at, value])
-        if self._codec.signs:
-            message = TaskMessage(task_id, "signal", "", data)
-            data = payload_of(self._codec.to_envelope(message, stored=_signed_for(place.key)))
-        values = {"due": at + UNSENT_SECONDS, "data": data}
+        values = {"due": at + UNSENT_SECONDS, "data": self._signed.closed(task_id, place, data)}
         made = self._rows.write(Change(place, values))
         assert made is not None  # noqa: S101  # no other row has this key
         return Signal(name, value, at, made)
@@ -315,18 +311,9 @@ class WaitStore:
             first = f"{rows[-1].place.key}-"  # the least key behind it
 
     def _signal(self, row: Row, task_id: str) -> Signal:
-        values = _values_of(self._opened(row), task_id, 3)
+        values = _values_of(self._signed.opened(row), task_id, 3)
         columns = Columns(dict(zip(("name", "at", "value"), values, strict=False)))
         return Signal(columns.text("name"), columns.data("value") or b"", columns.time("at"), row)
-
-    def _opened(self, row: Row) -> bytes:
-        data = row.values["data"]
-        if not isinstance(data, bytes):
-            raise Damaged("the signal has no data")
-        if not self._codec.signs:
-            return data
-        stored = _signed_for(row.place.key)
-        return self._codec.from_envelope(envelope_of(data), "", any_age=True, stored=stored).body
 
     # -- all ---------------------------------------------------------------------------------
 
@@ -344,7 +331,7 @@ class WaitStore:
         try:
             data = row.values["data"]
             if not row.place.key.endswith(":p"):
-                data = self._opened(row)
+                data = self._signed.opened(row)
             found = Columns({"row": data}).unpacked("row")
         except (CodecError, Damaged):
             return None
@@ -393,10 +380,6 @@ class WaitStore:
     def _place(self, task_id: str, key: str) -> Place:
         group = digest_of(task_id)
         return Place(self.owner, group, f"{group}:{key}")
-
-
-def _signed_for(key: str) -> str:
-    return f"signal {key}"
 
 
 def _values_of(data: object, task_id: str, count: int) -> list[Any]:

@@ -352,8 +352,20 @@ WINDOW: Final = 500
 """Rows that are moved in one transaction, where the store has them: workers go on in between."""
 
 
-def move_rows(store: RowStore, rows: Rows, old: Owner, new: Owner) -> int:
+def _as_they_are(row: Row, place: Place) -> Values:
+    return row.values
+
+
+def move_rows(
+    store: RowStore,
+    rows: Rows,
+    old: Owner,
+    new: Owner,
+    values: Callable[[Row, Place], Values] = _as_they_are,
+) -> int:
     """Make all rows of an owner those of another one; returns how many were found.
+
+    * `values`: of a row at its new place.
 
     A row that the new owner has already stays, and the other one is deleted. Crash window: where
     the store has no transaction, both exist; the next call deletes the old one. If the process dies
@@ -368,7 +380,7 @@ def move_rows(store: RowStore, rows: Rows, old: Owner, new: Owner) -> int:
                 return moved
             for row in found:
                 place = row.place._replace(owner=new)
-                made = rows.write(Change(place, row.values, beside=True))
+                made = rows.write(Change(place, values(row, place), beside=True))
                 if made is None and rows.get([place]) == [None]:
                     break
                 moved += rows.write(Change(row.place, None, row)) is not None

@@ -123,25 +123,28 @@ class Mailer:
         queue, envelope = self._graphs.messages(workflow, root, [node])[node]
         return self._verified(workflow, node, queue, envelope)
 
-    def sign_anew(self, workflow: str) -> None:
+    def sign_anew(self, workflow: str) -> bool:
         """Sign what a release before 0.2 has stored of a workflow, where it lies.
 
         Its messages are signed for their places, so that no queue accepts them any longer, and its
-        documents as those of this release are. A document that another process changes is left
-        for the next call. Raises Damaged, and CodecError for a message with a wrong signature.
+        documents as those of this release are. False if
+        another process has changed one of them in between: call it again.
+
+        Raises Damaged for a document that is refused, or one of whose pieces is, and CodecError for
+        such a message: nothing of the workflow is signed then.
         """
         store = self._graphs.store
         names = store.unsigned_documents(workflow)
         found = store.read([(workflow, name) for name in names])
-        store.write(
-            [
-                DocumentChange(
-                    workflow, name, self._signed_anew(workflow, name, each.data), each.tag
-                )
-                for name, each in zip(names, found, strict=True)
-                if each is not None
-            ]
-        )
+        refused = [each.refused for each in found if each is not None and each.refused]
+        if refused:
+            raise Damaged(refused[0])
+        changes = [
+            DocumentChange(workflow, name, self._signed_anew(workflow, name, each.data), each.tag)
+            for name, each in zip(names, found, strict=True)
+            if each is not None
+        ]
+        return not changes or None not in store.write(changes)
 
     def _signed_anew(self, workflow: str, name: str, data: bytes) -> bytes:
         if not is_part(name):

@@ -64,7 +64,7 @@ class _Watched:
       queue was empty all the time.
     * `resent`: nodes that were sent again.
     * `rootless`: since when it has parts and no root, on the same clock.
-    * `signed`: nothing of it is unsigned.
+    * `signed`: all of it is signed, or some of it is refused, and this worker signs nothing of it.
     """
 
     seen: int = -1
@@ -184,10 +184,10 @@ class Repair:
         watched = self._watched.setdefault(workflow, _Watched())
         if watched.signed:
             return
-        watched.signed = True
         try:
-            self._engine.mailer.sign_anew(workflow)
+            watched.signed = self._engine.mailer.sign_anew(workflow)
         except (CodecError, Damaged) as error:
+            watched.signed = True  # no key comes while this worker runs
             logger.error("workflow %s is not signed anew: %s", workflow, error)
 
     def _take_over(self, workflow: str, root: Root) -> bool:

@@ -330,6 +330,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.operate.workers._record": list_workers,
     "aztask.operate.workers._without_ended": list_workers,
     "aztask.operate.workers.heartbeats": list_workers,
+    "aztask.operate.owners._is_signed": adoption,
     "aztask.operate.owners._owned": adoption,
     "aztask.operate.owners._owners": adoption,
     "aztask.operate.owners.owner_findings": owner_findings,

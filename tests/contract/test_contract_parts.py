@@ -14,11 +14,13 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import BrokerUnavailable, ResultDamaged
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
+from aztask.message.signatures import SignatureRules
 from aztask.steps.parts import PAGE, PARTS, PartStore, Take, take_of
 from aztask.stores.rows import Change, RowStore
 
 MINE = Owner("servicebus://mine.servicebus.windows.net", "shop")
 PLAIN, SIGNING = Codec(), Codec(signing_keys=[b"0123456789abcdef"])
+STRICT = Codec(signing_keys=[b"0123456789abcdef"], signatures=SignatureRules(old=False))
 MESSAGE = TaskMessage("t", "shop.ask", "q", b"")
 TASKS = ["t", "a/b?c#d", "ä" * 300, "x:0"]
 
@@ -90,7 +92,7 @@ def test_the_mark_of_a_wait_is_the_newest_and_no_part(store: PartStore, task_id:
 
 
 def test_a_mark_without_the_right_signature_is_refused(rows: RowStore) -> None:
-    signed, plain = PartStore(rows, MINE, SIGNING), PartStore(rows, MINE, PLAIN)
+    signed, plain = PartStore(rows, MINE, STRICT), PartStore(rows, MINE, PLAIN)
     plain.mark("t", "take", 1)
     with pytest.raises(ResultDamaged, match="stream of task t cannot be read"):
         signed.marked("t")
@@ -133,8 +135,22 @@ def test_only_old_streams_of_unknown_tasks_are_purged(store: PartStore, rows: Ro
     assert len(store.read("known").takes) == 1
 
 
-def test_a_part_without_the_right_signature_is_refused(rows: RowStore) -> None:
+def test_unsigned_parts_count_until_old_signatures_end_and_signed_ones_are_read_without_keys(
+    rows: RowStore,
+) -> None:
     signed, plain = PartStore(rows, MINE, SIGNING), PartStore(rows, MINE, PLAIN)
+    take = Take(take_of(MESSAGE, 1))
+    plain.append("a", take, 1, [b"1"], new=True)
+    signed.append("b", take, 1, [b"1"], new=True)
+    for task_id in ("a", "b"):
+        for reader in (signed, plain):
+            assert reader.read(task_id).parts == {take.name: [(1, b"1")]}
+    with pytest.raises(ResultDamaged, match="not signed, and old_signatures is False"):
+        PartStore(rows, MINE, STRICT).read("a")
+
+
+def test_a_part_without_the_right_signature_is_refused(rows: RowStore) -> None:
+    signed, plain = PartStore(rows, MINE, STRICT), PartStore(rows, MINE, PLAIN)
     other = PartStore(rows, MINE, Codec(signing_keys=[b"another key of it"]))
     for number, writer in enumerate((plain, other)):
         writer.append(f"t{number}", Take(take_of(MESSAGE, 1)), 1, [b"1"], new=True)

@@ -6,17 +6,23 @@ The attacker writes into the store past aztask, and has no key.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from damaging import ABSENT
 from stores import Store
 
-from aztask.address.owner import Owner
+from aztask.address.owner import NO_OWNER, Owner
+from aztask.message.codec import Codec
 from aztask.message.rowsignatures import RowSignatures
 from aztask.settlement import Complete, Resubmit
 from aztask.stores.records.base import (
+    Cancelled,
     Finish,
+    Foreign,
     Outcome,
     Owned,
     Recorded,
@@ -26,9 +32,15 @@ from aztask.stores.records.base import (
     StartAnswer,
     State,
     Unreadable,
+    WorkerRecord,
 )
-from aztask.stores.records.controls import ControlStore, EntryChange
+from aztask.stores.records.controls import ENTRIES, ControlStore, EntryChange
+from aztask.stores.records.damage import Damaged
 from aztask.stores.records.workflows import Addition, DocumentChange, WorkflowStore
+from aztask.stores.rows import Place
+from aztask.support.clock import SYSTEM_CLOCK
+from aztask.workflows.graph import Graphs
+from aztask.workflows.mailing import Mailer
 
 KEY, OTHER = b"a-key-that-no-attacker-knows-0123456789", b"another-key-0123456789-0123456789"
 OURS, THEIRS = Owner("servicebus://shop.example"), Owner("servicebus://other.example")
@@ -63,6 +75,10 @@ def start(results: ResultStore, key: RunKey = RUN, owner: str = "one") -> StartA
 
 def ended(value: bytes = b"\xc3", at: float = 5.25) -> Outcome:
     return Outcome(State.SUCCEEDED, Complete(), value, at=at, duration=0.125)
+
+
+def worker(name: str) -> WorkerRecord:
+    return WorkerRecord(name, 1.0, 2.0, ("default",), 0, 0)
 
 
 def record(results: ResultStore, key: RunKey = RUN, value: bytes = b"\xc3") -> None:
@@ -207,6 +223,101 @@ def test_an_outcome_of_another_key_is_in_quarantine(store: Store, ours: ResultSt
     refused(ours)
 
 
+def test_a_row_comes_back_from_quarantine_when_its_key_is_there(
+    store: Store, ours: ResultStore
+) -> None:
+    """Also in between, and for a program without keys, it is listed with its reason."""
+    record(store.of(OURS, RowSignatures([OTHER])))
+    refused(ours)
+    (listed,) = store.of(OURS).recent(state=State.UNREADABLE)
+    assert "sign" in listed.damage
+    assert start(store.of(OURS), owner="two") == Recorded(ended())
+    refused(ours)
+    rotated = store.of(OURS, RowSignatures([KEY, OTHER], old=False))
+    assert rotated.recent(state=State.UNREADABLE) == []
+    assert start(rotated, owner="two") == Recorded(ended())
+    assert rotated.recent(state=State.UNREADABLE) == []
+    assert store.of(OURS).recent(state=State.UNREADABLE) == []
+    (found,) = rotated.recent()
+    assert (found.outcome, found.damage, found.unverified) == (ended(), "", False)
+
+
+def test_an_unsigned_row_comes_back_from_quarantine_with_old_signatures(
+    ours: ResultStore, lenient: ResultStore, keyless: ResultStore
+) -> None:
+    record(keyless)
+    refused(ours)
+    assert start(lenient, owner="two") == Recorded(ended())
+    assert lenient.recent(state=State.UNREADABLE) == []
+
+
+def test_a_changed_value_stays_in_quarantine_also_without_keys(
+    store: Store, ours: ResultStore, keyless: ResultStore
+) -> None:
+    """Its digest needs no key."""
+    record(ours)
+    record(ours, RunKey("forged"), b"\xc2")
+    column = "value" if store.name == "local" else "body"
+    store.outsider.damage_run(RUN, {column: store.outsider.raw(RunKey("forged"))[column]})
+    refused(keyless)
+    refused(ours)
+
+
+def test_a_row_of_another_owner_with_other_keys_is_left_alone(store: Store) -> None:
+    """One that is received by mistake, such as with a task id that both use."""
+    theirs = store.of(THEIRS, RowSignatures([OTHER], old=False))
+    record(theirs)
+    for signatures in (STRICT, LENIENT, None):
+        ours = store.of(OURS, signatures)
+        assert start(ours, owner="two") == Foreign(THEIRS.broker)
+        assert ours.bury(theirs.history("paid")) == [False]
+        assert ours.recent(state=State.UNREADABLE, everyone=True) == []
+    assert theirs.recent(state=State.UNREADABLE, everyone=True) == []
+    assert start(theirs, owner="two") == Recorded(ended())
+
+
+def test_rows_of_others_are_listed_as_theirs_and_not_verified(store: Store) -> None:
+    record(store.of(THEIRS, RowSignatures([OTHER], old=False)))
+    record(store.of(OURS, STRICT), RunKey("own"))
+    store.of(THEIRS).heartbeat(worker("theirs"))
+    store.of(OURS).heartbeat(worker("ours"))
+    for signatures, verified in ((STRICT, True), (LENIENT, True), (None, False)):
+        found = store.of(OURS, signatures).recent(everyone=True)
+        assert {
+            each.key.task_id: (each.broker, each.state, each.damage, each.unverified)
+            for each in found
+        } == {
+            "paid": (THEIRS.broker, State.SUCCEEDED, "", True),
+            "own": (OURS.broker, State.SUCCEEDED, "", not verified),
+        }
+    both = RowSignatures([KEY, OTHER], old=False)
+    assert [each.unverified for each in store.of(OURS, both).recent(everyone=True)] == [False] * 2
+
+
+def test_what_was_signed_without_an_owner_is_believed_by_all(store: Store) -> None:
+    """It was written before its program knew its broker's name."""
+    ownerless, ours = store.of(NO_OWNER, STRICT), store.of(OURS, STRICT)
+    record(ownerless)
+    ownerless.workflows.write([DocumentChange("w", "plan", b"plan")])
+    ownerless.workflows.append([Addition("w", "plan", {"a": b"+a"})])
+    assert start(ours, owner="two") == Recorded(ended())
+    assert read(ours.workflows, "plan") == b"plan+a"
+
+
+def test_a_time_whose_last_bit_is_another_is_the_same(store: Store, ours: ResultStore) -> None:
+    """A service may write doubles with 15 digits. More than that is a change."""
+    at = 1_764_326_307.1234567
+    start(ours)
+    assert ours.record([Finish(RUN, "one", ended(at=at))]) == [True]
+    raw = store.outsider.raw(RUN)
+    if store.name == "tables":
+        store.outsider.damage_run(RUN, {"ended_at": math.nextafter(at, 0.0)})
+        assert start(ours, owner="two") == Recorded(ended(at=math.nextafter(at, 0.0)))
+    assert raw["ended_at"] == at
+    store.outsider.damage_run(RUN, {"duration": 0.126})
+    refused(ours)
+
+
 def test_a_long_value_that_a_stranger_changed_is_not_believed(
     store: Store, ours: ResultStore
 ) -> None:
@@ -249,11 +360,45 @@ def test_no_signature_shows_that_an_outcome_was_deleted(ours: ResultStore) -> No
     assert start(ours, owner="two") == Owned(1)
 
 
-def test_no_signature_covers_a_checkpoint(store: Store, ours: ResultStore) -> None:
+@pytest.mark.parametrize("state", [b"honest", LONG], ids=["short", "long"])
+def test_a_checkpoint_is_believed_by_all_with_the_key(store: Store, state: bytes) -> None:
+    start(store.of(OURS, STRICT))
+    assert store.of(OURS, STRICT).save(RUN, "one", state)
+    assert start(store.of(OURS), owner="two") == Owned(2, state)
+    assert start(store.of(OURS, STRICT), owner="three") == Owned(3, state)
+
+
+def test_a_forged_checkpoint_is_not_obeyed_and_its_task_begins_anew(
+    store: Store, ours: ResultStore, lenient: ResultStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("paid", "other"):
+        start(ours, RunKey(name))
+        assert ours.save(RunKey(name), "one", name.encode())
+    other = store.outsider.raw(RunKey("other"))
+    names = ("saved", "saved_signature")
+    store.outsider.damage_run(RUN, {name: other[name] for name in names})
+    assert start(ours, owner="two") == Owned(2, None)
+    assert start(lenient, owner="three") == Owned(3, None)
+    assert "checkpoint of task paid is not obeyed: its signature does not fit" in caplog.text
+    store.outsider.damage_run(RUN, {"saved": b"forged", "saved_signature": ABSENT})
+    assert start(ours, owner="four") == Owned(4, None)
+    assert start(lenient, owner="five") == Owned(5, b"forged")
+
+
+def test_a_checkpoint_of_a_former_release_is_an_unsigned_one(
+    store: Store, ours: ResultStore, lenient: ResultStore
+) -> None:
+    """In a file it leaves the signature of the one before."""
     start(ours)
-    assert ours.save(RUN, "one", b"honest")
-    store.outsider.damage_run(RUN, {"saved": b"forged"})
-    assert start(ours, owner="two") == Owned(2, b"forged")
+    assert ours.save(RUN, "one", b"before")
+    store.outsider.damage_run(RUN, {"saved": b"by a former release"})
+    assert start(lenient, owner="two") == Owned(2, b"by a former release")
+    assert start(ours, owner="three") == Owned(3, None)
+
+
+def test_no_signature_covers_a_cancellation(ours: ResultStore, keyless: ResultStore) -> None:
+    keyless.cancel("paid", 1.0)
+    assert isinstance(start(ours), Cancelled)
 
 
 def _plain(value: object) -> object:
@@ -345,6 +490,31 @@ def test_unsigned_documents_and_those_with_unsigned_pieces_are_found(store: Stor
     assert ours.unsigned_documents("w") == keyless.unsigned_documents("w") == []
 
 
+def test_nothing_that_was_refused_is_signed_anew(store: Store) -> None:
+    """What a release before has left unsigned is read first, and what is refused is empty."""
+    lenient, keyless = (store.of(OURS, each).workflows for each in (LENIENT, None))
+    lenient.write([DocumentChange("w", "bits", b"honest"), DocumentChange("w", "late", b"honest")])
+    keyless.write([DocumentChange("w", "plan", b"unsigned")])
+    lenient.append([Addition("w", "late", {"b": b"+b"})])
+    if store.name == "tables":  # in a file, an unsigned piece makes all of a document unsigned
+        keyless.append([Addition("w", name, {"a": b"+a"}) for name in ("bits", "late")])
+    store.outsider.forge_piece("w", "late", b"forged")
+    store.outsider.damage_document("w", "bits", {"data": b"forged"})
+    names = [("w", name) for name in ("bits", "late")]
+    before = keyless.read(names)
+    assert all(each is not None and each.refused for each in lenient.read(names))
+    codec = Codec(signing_keys=[KEY])
+    mailer = Mailer(unsent, codec, Graphs(lenient, SYSTEM_CLOCK), SYSTEM_CLOCK, print)
+    with suppress(Damaged):
+        assert mailer.sign_anew("w")
+    assert keyless.read(names) == before
+    assert all(each is not None and each.refused for each in lenient.read(names))
+
+
+def unsent() -> Any:
+    raise AssertionError("nothing is sent")
+
+
 def test_a_document_in_the_place_of_another_is_damaged(store: Store) -> None:
     workflows = store.of(OURS, STRICT).workflows
     workflows.write([DocumentChange("w", "plan-a", b"a"), DocumentChange("w", "plan-b", b"a")])
@@ -380,6 +550,31 @@ def test_a_control_entry_that_a_stranger_changed_is_not_obeyed(store: Store) -> 
     assert found is not None
     assert ours.write([EntryChange("control", b"resumed", found.tag)]) != [None]
     assert entry(ours) == b"resumed"
+
+
+def test_an_entry_of_another_app_of_the_broker_is_not_obeyed(store: Store) -> None:
+    """Limits belong to the app. An entry that another owner has is not in the place of ours."""
+    shop, other = (store.of(Owner(OURS.broker, app), STRICT).controls for app in ("shop", "other"))
+    other.write([EntryChange("limit-a", b"theirs")])
+    rows = store.results.rows.of(ENTRIES)  # type: ignore[attr-defined]
+    (row,) = rows.get([Place(other.owner, "limit-a")])
+    rows.put(Place(shop.owner, "limit-a"), row.values)
+    assert entry(shop, "limit-a") == b""
+
+
+def test_adopted_entries_are_signed_anew(store: Store) -> None:
+    old, new = Owner(THEIRS.broker, "old"), Owner(OURS.broker, "new")
+    theirs = store.of(old, STRICT)
+    names = ["control", "limit-a", "limit-b"]
+    theirs.controls.write([EntryChange(name, name.encode()) for name in names])
+    store.outsider.damage_entry("limit-b", {"data": b"forged"})
+    ours = store.of(new, STRICT)
+    ours.adopt(old)
+    ours.controls.adopt(old)
+    assert [entry(ours.controls, name) for name in names] == [b"control", b"limit-a", b""]
+    renamed = store.of(Owner(OURS.broker, "newer"), STRICT)
+    renamed.controls.adopt(new)
+    assert [entry(renamed.controls, name) for name in names] == [b"control", b"limit-a", b""]
 
 
 def test_a_former_release_leaves_an_unsigned_control_entry(store: Store) -> None:

@@ -13,6 +13,7 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import StepsDamaged
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
+from aztask.message.signatures import SignatureRules
 from aztask.steps.keepers import StoredSteps
 from aztask.steps.records import DONE, RETRYING, STEP, StepRecord, StepStore
 from aztask.stores.rows import RowStore
@@ -21,6 +22,7 @@ MINE = Owner("servicebus://mine.servicebus.windows.net", "shop")
 KEY = b"0123456789abcdef"
 RECORD = StepRecord(STEP, DONE, "charge", "", "1", False, 1, b"\x01", 1_800_000_000.0)
 PLAIN, SIGNING = Codec(), Codec(signing_keys=[KEY])
+STRICT = Codec(signing_keys=[KEY], signatures=SignatureRules(old=False))
 
 
 @pytest.fixture(scope="module", params=sorted(rowstores.FACTORIES))
@@ -109,7 +111,7 @@ def test_only_unchanged_rows_are_removed(store: StepStore) -> None:
 
 
 def test_a_row_that_was_not_signed_for_its_place_is_refused(rows: RowStore) -> None:
-    signed, plain = StepStore(rows, MINE, SIGNING), StepStore(rows, MINE, PLAIN)
+    signed, plain = StepStore(rows, MINE, STRICT), StepStore(rows, MINE, PLAIN)
     other = StepStore(rows, MINE, Codec(signing_keys=[b"another key of it"]))
     for forger, task_id in ((plain, "a"), (other, "b")):
         forger.write(task_id, "0", RECORD, None)
@@ -125,6 +127,19 @@ def test_a_row_that_was_not_signed_for_its_place_is_refused(rows: RowStore) -> N
         with pytest.raises(StepsDamaged):
             signed.read(place.partition, place.key.partition(":")[0])
     assert signed.read("c", "0")
+
+
+def test_unsigned_steps_count_until_old_signatures_end_and_signed_ones_are_read_without_keys(
+    rows: RowStore,
+) -> None:
+    signed, plain = StepStore(rows, MINE, SIGNING), StepStore(rows, MINE, PLAIN)
+    plain.write("a", "0", RECORD, None)
+    signed.write("b", "0", RECORD, None)
+    for task_id in ("a", "b"):
+        for reader in (signed, plain):
+            assert [record for _, record in reader.read(task_id, "0")] == [RECORD]
+    with pytest.raises(StepsDamaged, match="not signed, and old_signatures is False"):
+        StepStore(rows, MINE, STRICT).read("a", "0")
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\x92\x01\x02", b"\x91\x02"])

@@ -12,11 +12,13 @@ from rowstores import Make
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.message.codec import Codec
+from aztask.message.signatures import SignatureRules
 from aztask.steps.waits import SIGNALS, SLEEPS, VERSION, ParkedRun, Wait, WaitStore
 from aztask.stores.rows import Change, Row, RowStore
 
 MINE, THEIRS = Owner("servicebus://mine"), Owner("servicebus://theirs")
 PLAIN, SIGNING = Codec(), Codec(signing_keys=[b"0123456789abcdef"])
+STRICT = Codec(signing_keys=[b"0123456789abcdef"], signatures=SignatureRules(old=False))
 RUN = ParkedRun(
     "t",
     "shop.order",
@@ -123,8 +125,24 @@ def test_all_runs_are_listed(store: WaitStore) -> None:
     assert len(store.runs(limit=2)) == 2
 
 
-def test_only_signed_signals_are_read_and_only_in_their_place(rows: RowStore) -> None:
+def test_unsigned_signals_count_until_old_signatures_end_and_signed_ones_are_read_without_keys(
+    rows: RowStore,
+) -> None:
     signed, plain = WaitStore(rows, MINE, SIGNING), WaitStore(rows, MINE, PLAIN)
+    plain.add("t", "a", b"unsigned")
+    signed.add("t", "a", b"signed")
+    for reader in (signed, plain):
+        found = reader.read("t")
+        assert sorted(each.value for each in found.signals) == [b"signed", b"unsigned"]
+        assert found.dropped == []
+        assert {reader.task_of(each.row) for each in found.signals} == {"t"}
+    strict = WaitStore(rows, MINE, STRICT).read("t")
+    assert [each.value for each in strict.signals] == [b"signed"]
+    assert len(strict.dropped) == 1
+
+
+def test_only_signed_signals_are_read_and_only_in_their_place(rows: RowStore) -> None:
+    signed, plain = WaitStore(rows, MINE, STRICT), WaitStore(rows, MINE, PLAIN)
     other = WaitStore(rows, MINE, Codec(signing_keys=[b"another key of it"]))
     good = signed.add("t", "a", b"good")
     plain.add("t", "a", b"unsigned")

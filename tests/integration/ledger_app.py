@@ -10,14 +10,26 @@ import contextlib
 import contextvars
 import ctypes
 import json
+import logging
 import os
 import re
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
-from aztask import App, Context, Reject, Retry, RetryPolicy, Snooze, WaitTimeout, current_context
+from aztask import (
+    App,
+    Context,
+    Reject,
+    Retry,
+    RetryPolicy,
+    Secret,
+    Snooze,
+    WaitTimeout,
+    current_context,
+)
 from aztask.hooks import WorkerInfo
 from aztask.stores.events import Event
 from aztask.worker import pausing
@@ -249,6 +261,15 @@ def silent(secret: str, how: str = "", reversed_text: str = "") -> str | None:
     if how == "quotes":
         raise ValueError(f"the card {secret} was refused")
     return reversed_text[::-1] if how == "returns" else None
+
+
+@app.task(retry=RetryPolicy(max_retries=1, delay=0.05, jitter=False))
+def private(secret: Annotated[str, Secret], how: str = "") -> str:
+    """Take an argument that is marked as secret, log it, and quote it in an error."""
+    logging.getLogger("ledger").warning("charging %s", secret)
+    if how == "rejects":
+        raise Reject(f"no {secret}", f"the card {secret} was refused")
+    raise ValueError(f"the card {secret} was refused")
 
 
 @app.task(retry=RetryPolicy(max_retries=1, delay=0.05, jitter=False))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from harness import Site, site_in
-from ledger_app import attacked, silent, work
+from ledger_app import attacked, private, silent, work
 
 from aztask import App, AsyncResult, chain
 from aztask.address.owner import Owner
@@ -305,11 +305,15 @@ def test_with_keys_alone_a_writer_of_results_cannot_pretend_that_a_task_has_run(
     strict: None, site: Site
 ) -> None:
     app = site.app()
-    result = pretend(site, app)
+    pretend(site, app)
     burst(site)
     assert site.counts("start") == {}
-    with pytest.raises(ResultDamaged, match="it is not signed"):
-        result.get(timeout=5)
+    places = {"broker": site.broker, "results": site.results}
+    with (
+        closing(App("ledger", **places, old_signatures=False)) as reader,
+        pytest.raises(ResultDamaged, match="it is not signed"),
+    ):
+        reader.result("never").get(timeout=5)
     (letter,) = DeadLetters(app, "default").list()
     assert letter.reason == "unreadable-record"
 
@@ -322,7 +326,7 @@ def test_a_writer_of_results_changes_no_outcome(keys: None, site: Site) -> None:
         forged = Codec().encode_value("invented")
         assert connection.execute("UPDATE runs SET value = ?", (forged,)).rowcount == 1
     connection.close()
-    with pytest.raises(ResultDamaged, match="its signature does not fit"):
+    with pytest.raises(ResultDamaged, match="its value does not fit its signature"):
         result.get(timeout=5)
 
 
@@ -484,6 +488,25 @@ def test_an_error_that_quotes_an_argument_takes_it_everywhere(site: Site) -> Non
         result.get(timeout=5)
     app.close()
     assert places(site, log) == {"queues", "results", "events", "log"}
+
+
+def test_an_error_that_quotes_a_secret_argument_is_masked_everywhere(site: Site) -> None:
+    """And so is a line of the log, while the task runs."""
+    app = site.app()
+    result = app.send(private.name, [MARK], task_id="quotes")
+    app.send(private.name, [MARK, "rejects"], task_id="rejects")
+    log = burst(site)
+    assert log.count("charging ****") == 3
+    letters = {each.id: each for each in DeadLetters(app, "default").list()}
+    assert letters["quotes"].description.startswith("ValueError: the card **** was refused")
+    assert (letters["rejects"].reason, letters["rejects"].description) == (
+        "no ****",
+        "the card **** was refused",
+    )
+    with pytest.raises(TaskFailed, match=r"the card \*\*\*\* was refused"):
+        result.get(timeout=5)
+    app.close()
+    assert places(site, log) == {"queues"}
 
 
 def test_the_results_hold_the_arguments_of_steps_whose_turn_has_not_come(site: Site) -> None:

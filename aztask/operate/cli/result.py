@@ -40,6 +40,7 @@ from aztask.operate.tasks import (
 from aztask.support.display import mask, one_line, visible
 
 NOT_VERIFIED = "no: the result is signed, and AZTASK_SIGNING_KEYS is not set here"
+UNVERIFIED = "not verified"
 LONGEST = 500
 """Characters of an entry of a task's history that are shown."""
 
@@ -107,11 +108,13 @@ def _print_recent(runs: Sequence[RunRecord], *, as_json: bool) -> None:
         for run in runs:
             print_json(_summary(run))
         return
-    several = len({run.broker for run in runs if run.broker}) > 1
+    unverified = any(run.unverified for run in runs)
+    several = unverified or len({run.broker for run in runs if run.broker}) > 1
     print_table(
         [
             *("id", "task", "state", "queue", "starts", "started", "seconds", "error"),
             *(["owner"] if several else []),
+            *(["verified"] if unverified else []),
         ],
         [
             [
@@ -124,6 +127,7 @@ def _print_recent(runs: Sequence[RunRecord], *, as_json: bool) -> None:
                 run.outcome.duration if run.outcome else None,
                 _error_line(run),
                 *([run.broker] if several else []),
+                *([UNVERIFIED if run.unverified else ""] if unverified else []),
             ]
             for run in runs
         ],

@@ -267,7 +267,8 @@ class RunRecord:
 
     `broker`: whose run it is (rule 7); "" if that is not known. A store fills it in.
 
-    `unverified`: its outcome is signed, and this program has no signing keys.
+    `unverified`: this program cannot verify its outcome: it has no signing keys, or the run is
+    another owner's, and is not signed for that owner with a key that is configured here.
     """
 
     key: RunKey

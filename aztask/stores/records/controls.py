@@ -11,8 +11,9 @@ Rules
 4. Entries belong to an owner, see `scope_of`: pauses to the broker, limits and breakers to the app.
    A store reads and changes those of its owner only. `ControlStore.of` gives those of another one,
    and with `NO_OWNER` those that a release before 0.2 wrote.
-5. With signing keys, each entry is signed with its name. One that is not, or not rightly, is read
-   without data, as one that another program wrote.
+5. With signing keys, each entry is signed with its name, and with its app if it belongs to one. One
+   that is not, or not rightly, is read without data, as one that another program wrote. What is
+   adopted is signed anew, unless it was not rightly signed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.message.rowsignatures import Purpose, RowSignatures
 from aztask.stores.layout import SqlLayout, TablesLayout
 from aztask.stores.records.rowsigning import RowSigner
-from aztask.stores.rows import Change, Kind, Place, Row, Rows, RowStore, StoreTime, move_rows
+from aztask.stores.rows import (
+    Change,
+    Kind,
+    Place,
+    Row,
+    Rows,
+    RowStore,
+    StoreTime,
+    Values,
+    move_rows,
+)
 from aztask.support.clock import monotonic
 
 _STEPS: Final = (
@@ -187,7 +198,7 @@ class ControlStore:
         if not isinstance(data, bytes):
             return Entry(b"", row.tag)
         signature = row.values["signature"]
-        if reason := self._signer.objection(Purpose.CONTROL, [name], signature, data):
+        if reason := self._signer.objection(Purpose.CONTROL, _named(row.place), signature, data):
             self._signer.refuse(f"control entry {name}", reason)
             return Entry(b"", row.tag)
         return Entry(data, row.tag)
@@ -203,7 +214,7 @@ class ControlStore:
     def _changed(self, change: EntryChange) -> Change:
         place = self._place(change.name)
         before = None if change.tag is None else Row(place, {}, change.tag)
-        signature = self._signer.sign(Purpose.CONTROL, [change.name], change.data)
+        signature = self._signer.sign(Purpose.CONTROL, _named(place), change.data)
         return Change(place, {"data": change.data, "signature": signature}, before)
 
     def remove(self, name: str, tag: str) -> bool:
@@ -240,10 +251,20 @@ class ControlStore:
         """
         heirs = {each: heir_of(each, old, self.owner) for each in self._rows.owners() if each.known}
         return sum(
-            move_rows(self._store, self._rows, each, heir)
+            move_rows(self._store, self._rows, each, heir, self._signed_anew)
             for each, heir in heirs.items()
             if heir is not None
         )
+
+    def _signed_anew(self, row: Row, place: Place) -> Values:
+        """The values of an entry at its new place; what was refused, or not signed, stays that."""
+        former = RowSigner(self._signatures, row.place.owner, self._store)
+        signature, data = row.values["signature"], row.values["data"]
+        if not self._signer or signature is None or not isinstance(data, bytes):
+            return row.values
+        if former.objection(Purpose.CONTROL, _named(row.place), signature, data):
+            return row.values
+        return {**row.values, "signature": self._signer.sign(Purpose.CONTROL, _named(place), data)}
 
     def owners(self) -> set[Owner]:
         """Whose entries are in the store; with `NO_OWNER` if pauses without an owner are."""
@@ -252,6 +273,12 @@ class ControlStore:
 
     def _place(self, name: str) -> Place:
         return Place(self.owner if name.startswith(OF_THE_APP) else self._broker, name)
+
+
+def _named(place: Place) -> list[str]:
+    """What the signature of an entry covers of its place: the owner's mark is in it anyway."""
+    app = place.owner.app
+    return [place.partition, app] if app else [place.partition]
 
 
 @runtime_checkable

@@ -1,18 +1,29 @@
 """The signatures of workflows' documents and of the pieces that are appended to them.
 
-A document whose signature does not fit is read as empty, which is damaged. A piece whose signature
-does not fit is skipped, and the others count: the task that a forged bit is about still sets it.
+Rules
+1. A document whose signature does not fit is read as empty, which is damaged.
+2. A piece whose signature does not fit is skipped, and the others count: the task that a forged bit
+   is about still sets it.
+3. Both say so (`Believed.refused`), so that nothing is signed anew that was refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgpack
 
 from aztask.message.rowsignatures import Purpose
 from aztask.stores.records.rowsigning import CHANGED, RowSigner
 from aztask.stores.records.workflows import Addition, DocumentChange
+
+
+class Believed(NamedTuple):
+    """What is believed of a document. `refused`: why the rest is not; "" if all of it is."""
+
+    data: bytes
+    refused: str = ""
 
 
 class SignedDocuments:
@@ -42,19 +53,23 @@ class SignedDocuments:
 
     def believed_parts(
         self, place: tuple[str, str], parts: Sequence[tuple[bytes, bytes | None]]
-    ) -> bytes:
+    ) -> Believed:
         """A document and its pieces, each with its signature: what is believed of them, joined."""
         (data, signature), *pieces = parts
         if reason := self._signer.objection(Purpose.WORKFLOW, place, signature, data):
-            self._signer.refuse(f"document {place[1]} of workflow {place[0]}", reason)
-            return b""
-        return b"".join([data, *(self._piece(place, *each) for each in pieces)])
+            return self._refused(place, reason)
+        believed, refused = [data], ""
+        for piece, each in pieces:
+            if reason := self._signer.objection(Purpose.PIECE, place, each, piece):
+                self._signer.refuse(f"piece of document {place[1]} of workflow {place[0]}", reason)
+                refused = reason
+            else:
+                believed.append(piece)
+        return Believed(b"".join(believed), refused)
 
-    def _piece(self, place: tuple[str, str], piece: bytes, signature: bytes | None) -> bytes:
-        if reason := self._signer.objection(Purpose.PIECE, place, signature, piece):
-            self._signer.refuse(f"piece of document {place[1]} of workflow {place[0]}", reason)
-            return b""
-        return piece
+    def _refused(self, place: tuple[str, str], reason: str) -> Believed:
+        self._signer.refuse(f"document {place[1]} of workflow {place[0]}", reason)
+        return Believed(b"", reason)
 
     # -- all in one column -------------------------------------------------------------------
 
@@ -71,10 +86,10 @@ class SignedDocuments:
         signed = self.of_pieces(addition)
         return data, b"".join(_entry(addition.pieces[name], each) for name, each in signed.items())
 
-    def believed(self, place: tuple[str, str], data: object, signatures: object) -> bytes:
+    def believed(self, place: tuple[str, str], data: object, signatures: object) -> Believed:
         """What is believed of a document with its pieces, and of what `joined` made of them."""
         if not isinstance(data, bytes):
-            return b""
+            return Believed(b"", "its data are no bytes")
         if not self._signer or not isinstance(signatures, bytes):
             return self.believed_parts(place, [(data, None if signatures is None else b"")])
         parts, at = [], 0
@@ -82,8 +97,7 @@ class SignedDocuments:
             parts.append((data[at : at + length], signature))
             at += length
         if at != len(data) or not parts:
-            self._signer.refuse(f"document {place[1]} of workflow {place[0]}", CHANGED)
-            return b""
+            return self._refused(place, CHANGED)
         return self.believed_parts(place, parts)
 
 

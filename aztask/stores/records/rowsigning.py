@@ -1,24 +1,31 @@
 """What one result store signs, and what it believes of what is signed.
 
 Rules
-1. With keys, outcomes of runs, documents of workflows, pieces that are appended to them, and
-   control entries are signed as they are written (`aztask.message.rowsignatures`), each alone: many
-   writers change one document, and no signature of one could cover what another one wrote.
-2. A row whose signature does not fit is damaged: it is not obeyed, and is kept as it is. Unsigned
-   rows are obeyed until ``old_signatures=False``.
+1. With keys, outcomes and checkpoints of runs, documents of workflows, pieces that are appended to
+   them, and control entries are signed as they are written (`aztask.message.rowsignatures`), each
+   alone: many writers change one document, and no signature of one could cover what another wrote.
+2. A row whose signature does not fit is damaged: it is not obeyed, and is kept as it is. Each read
+   decides that anew, since a key that is configured later makes it fit (`REVISED`). Unsigned rows
+   are obeyed until ``old_signatures=False``.
 3. The digest of an outcome's value is within the signature: a long value, in a blob of its own,
-   is checked when it is read.
+   is checked when it is read, also without keys.
 4. A program without keys reads everything. It cannot verify it, and its log says so once.
-5. When an owner adopts the rows of another one, their signatures stay those of the former owner;
+5. What a program without an owner signed is believed by all owners, as its rows are read by all.
+6. A row of another owner is only shown. It is compared with that owner's mark, and is never damaged
+   by its signature: whose rows that owner adopted, and its other keys, are not known here.
+7. When an owner adopts the rows of another one, their signatures stay those of the former owner;
    the new owner keeps a signed note of that.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
-from typing import Final
+from struct import Struct
+from typing import Final, NamedTuple
 
 import msgpack
 
@@ -28,6 +35,7 @@ from aztask.settlement import to_record
 from aztask.stores.layout import SqlLayout, TablesLayout
 from aztask.stores.records.base import Outcome, RunKey
 from aztask.stores.records.damage import Damaged
+from aztask.stores.records.owners import is_foreign
 from aztask.stores.rows import Kind, Place, RowStore
 from aztask.support.clock import monotonic
 from aztask.support.floodlog import FloodLog
@@ -58,14 +66,23 @@ ADOPTIONS: Final = Kind(
 
 LOOK_AGAIN_SECONDS: Final = 10.0
 DIGEST_BYTES: Final = 32
+SAME_SECONDS: Final = 1e-5
+"""Two times that differ by less are the same: a service may give a double with another last bit."""
+_TIMES: Final = Struct(">dd")
 CHANGED: Final = (
     "its signature does not fit: it was changed or copied from another place, or its writer signs"
     " with a key that is not configured here"
+)
+VALUE_CHANGED: Final = (
+    "its value does not fit its signature: it was changed, or copied from another place"
 )
 UNSIGNED: Final = (
     "it is not signed, and old_signatures is False: a program without signing keys wrote it, or a"
     " release before 0.2"
 )
+REVISED: Final = frozenset({CHANGED, UNSIGNED})
+"""Reasons that end with the settings of the reader: a mark of the quarantine with one of them only
+lists the row."""
 NOT_VERIFIED: Final = (
     "the results of this store are signed, but this program has no signing keys: it reads them, and"
     " they are not verified"
@@ -118,7 +135,8 @@ class RowSigner:
         if not self._signatures.matches(purpose, place, parts, signature):
             return CHANGED
         mark = mark_in(signature)
-        return "" if mark == self._mark or not self._mark or self._knows(mark) else CHANGED
+        known = mark in ("", self._mark) or not self._mark or self._knows(mark)
+        return "" if known else CHANGED
 
     def refuse(self, what: str, reason: str) -> None:
         """Log that a row is not obeyed."""
@@ -136,24 +154,68 @@ class RowSigner:
         if not self._signatures:
             return None
         digest = sha256(body or b"").digest()
-        signature = self.sign(Purpose.RESULT, _place_of(key), _head_of(outcome), digest)
-        return None if signature is None else signature + digest
+        core = self.sign(Purpose.RESULT, _place_of(key), _head_of(outcome), digest)
+        times = _TIMES.pack(outcome.at, outcome.duration)
+        return None if core is None else core + times + digest
 
-    def check_outcome(self, key: RunKey, outcome: Outcome, signature: bytes | None) -> None:
-        """Check all of an outcome but its body. Raises Damaged."""
-        core, digest = signature, b""
-        if signature is not None:
-            core, digest = signature[:-DIGEST_BYTES], signature[-DIGEST_BYTES:]
-        reason = self.objection(Purpose.RESULT, _place_of(key), core, _head_of(outcome), digest)
-        if reason:
+    def check_outcome(
+        self, key: RunKey, outcome: Outcome, signature: bytes | None, broker: str = ""
+    ) -> bool:
+        """Check all of an outcome but its body; returns True if it cannot be verified here.
+
+        broker: whose row it is, "" if it has no owner. Raises Damaged, but not for another owner's.
+        """
+        if not self._signatures:
+            if signature is not None:
+                self._tell()
+            return signature is not None
+        foreign = is_foreign(self._owner, broker)
+        reader = RowSigner(self._signatures, Owner(broker)) if foreign else self
+        reason = reader._objection_to(key, outcome, signature)
+        if reason and not foreign:
             raise Damaged(reason)
+        return bool(reason)
+
+    def _objection_to(self, key: RunKey, outcome: Outcome, signature: bytes | None) -> str:
+        """Why an outcome is not believed; "" if it is."""
+        if signature is None:
+            return self.objection(Purpose.RESULT, _place_of(key), None)
+        found = _parts_of(signature)
+        if found is None or not found.fits(outcome):
+            return CHANGED
+        signed = replace(outcome, at=found.at, duration=found.duration)
+        head = _head_of(signed)
+        return self.objection(Purpose.RESULT, _place_of(key), found.core, head, found.digest)
 
     def check_body(self, body: bytes | None, signature: bytes | None) -> None:
-        """Check the body of an outcome whose other parts were checked. Raises Damaged."""
-        if not self._signatures or signature is None:
-            return
-        if sha256(body or b"").digest() != signature[-DIGEST_BYTES:]:
-            raise Damaged(CHANGED)
+        """Check the body of an outcome, which needs no key. Raises Damaged."""
+        if signature is not None and sha256(body or b"").digest() != signature[-DIGEST_BYTES:]:
+            raise Damaged(VALUE_CHANGED)
+
+    # -- checkpoints -------------------------------------------------------------------------
+
+    def sign_saved(self, key: RunKey, state: bytes) -> bytes | None:
+        """The signature of a checkpoint, and behind it its digest; None without keys."""
+        core = self.sign(Purpose.CHECKPOINT, _place_of(key), state)
+        return None if core is None else core + sha256(state).digest()
+
+    def believed_saved(self, key: RunKey, state: bytes | None, signature: object) -> bytes | None:
+        """A checkpoint; None if it is refused, so that the task begins anew.
+
+        A release that knows no signatures leaves that of an earlier checkpoint, whose digest is
+        another one: its own is unsigned.
+        """
+        if state is None:
+            return None
+        core = signature
+        if isinstance(signature, bytes):
+            core, digest = signature[:-DIGEST_BYTES], signature[-DIGEST_BYTES:]
+            core = core if digest == sha256(state).digest() else None
+        reason = self.objection(Purpose.CHECKPOINT, _place_of(key), core, state)
+        if reason:
+            self.refuse(f"checkpoint of task {key.task_id}", reason)
+            return None
+        return state
 
     # -- adoption ----------------------------------------------------------------------------
 
@@ -203,6 +265,29 @@ def pack_body(outcome: Outcome) -> bytes | None:
 
 def _place_of(key: RunKey) -> tuple[str, int, int]:
     return key.task_id, key.generation, key.hop
+
+
+class _Parts(NamedTuple):
+    """What `RowSigner.sign_outcome` made: a signature, the times that it covers, and a digest."""
+
+    core: bytes
+    at: float
+    duration: float
+    digest: bytes
+
+    def fits(self, outcome: Outcome) -> bool:
+        """True if the times of the outcome are those that were signed."""
+        pairs = (self.at, outcome.at), (self.duration, outcome.duration)
+        return all(math.isclose(a, b, rel_tol=0.0, abs_tol=SAME_SECONDS) for a, b in pairs)
+
+
+def _parts_of(signature: bytes) -> _Parts | None:
+    """Its parts; None if it is too short."""
+    core, tail = signature[: -_TIMES.size - DIGEST_BYTES], signature[-_TIMES.size - DIGEST_BYTES :]
+    if not core:
+        return None
+    at, duration = _TIMES.unpack(tail[: _TIMES.size])
+    return _Parts(core, at, duration, tail[_TIMES.size :])
 
 
 def _head_of(outcome: Outcome) -> bytes:

@@ -33,12 +33,16 @@ class Document:
 
     `tag`: names this version of it. `pieces`: how many were appended since the last write.
     `broker`: whose it is; "" if that is not known (rule 4).
+
+    `refused`: why it, or one of its pieces, is damaged or not rightly signed; "" if all is well.
+    Such a document has no data, and such a piece is skipped.
     """
 
     data: bytes
     tag: str
     pieces: int = 0
     broker: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dashboardshop import PAYLOAD, start_schedules
 from recordedruns import record_run
 from starlette.routing import Route
 
+from aztask import App
 from aztask.dashboard.guard import PUBLIC
 from aztask.dashboard.pages import MENU, PAGES
 from aztask.dashboard.server import Dashboard
@@ -191,6 +192,25 @@ def test_a_page_that_does_not_exist_is_404_and_one_that_fails_says_why(shop, mon
 
 def ids_of(text):
     return re.findall(r'/task\?id=([^"]+)"', text)
+
+
+def test_runs_of_another_owner_are_named_and_not_verified(shop, tmp_path):
+    keys, place = ["a-key-that-no-attacker-knows-0123456789"], f"local://{tmp_path}/queues.db"
+    other = App(
+        "other", broker="local://:memory:", results=place, owner="theirs", signing_keys=keys
+    )
+    record_run(other, RunKey("signed"), State.SUCCEEDED, Complete())
+    record_run(shop.app, RunKey("own"), State.SUCCEEDED, Complete())
+    other.close()
+    page = shop.as_("read").get("/runs").text
+    rows = {
+        name: line
+        for line in page.split("<tr>")
+        for name in ("signed", "own")
+        if f">{name}<" in line
+    }
+    assert "not verified" in rows["signed"] and "of theirs" in rows["signed"]
+    assert "not verified" not in rows["own"] and "of " not in rows["own"]
 
 
 def test_runs_page_by_key_and_a_new_run_moves_nothing(shop, monkeypatch):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from aztask import App, chain, chord
-from aztask.errors import CodecError, ContentRefused
+from aztask.errors import BrokerUnavailable, CodecError, ContentRefused
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.headers import STORED_ONLY
@@ -184,6 +185,51 @@ def test_workers_sign_a_schedule_of_an_old_release_anew_where_it_lies(state: str
         assert engine.view("shop.nightly").tag == after.tag, "once"  # type: ignore[union-attr]
 
 
+def test_a_schedule_with_a_wrong_signature_is_not_signed_anew() -> None:
+    with (
+        closing(make(signing_keys=[KEY])) as app,
+        closing(make(signing_keys=["another-key-0123456789"], results=app.results)) as other,
+    ):
+        app.schedules.create("nightly", app.tasks["shop.ship"].si(1), every=3600)
+        engine = app.schedules.engine
+        view = engine.view("shop.nightly")
+        assert view is not None
+        message = engine.definition(view).message
+        old = app.codec.to_envelope(replace(message, extra={SPEC: engine.definition(view).spec}))
+        before = replace(view.schedule, template=payload_of(old))
+        assert engine.commit(view, before, ()) is not None
+        with suppress(CodecError):
+            other.schedules.runner("w1").turn()
+        after = engine.view("shop.nightly")
+        assert after is not None
+        assert after.schedule.template == before.template
+
+
+SIGNING_ANEW = {
+    "aztask/schedules/engine.py": "test_a_schedule_with_a_wrong_signature_is_not_signed_anew",
+    "aztask/schedules/runner.py": "test_a_schedule_with_a_wrong_signature_is_not_signed_anew",
+    "aztask/stores/records/controls.py": "test_adopted_entries_are_signed_anew",
+    "aztask/workflows/mailing.py": "test_nothing_that_was_refused_is_signed_anew",
+    "aztask/workflows/repair.py": "test_signing_anew_is_tried_again_until_it_has_succeeded",
+}
+"""What signs again something that it has read, and the test that it signs nothing it refused."""
+
+
+def test_every_place_that_signs_anew_is_tested() -> None:
+    root = Path(__file__).parents[3]
+    found = {
+        str(path.relative_to(root))
+        for path in (root / "aztask").rglob("*.py")
+        if re.search(r"def _?sign(ed)?_anew", path.read_text())
+    }
+    assert found == set(SIGNING_ANEW)
+    tests = "".join(
+        path.read_text()
+        for path in (Path(__file__), *(root / "tests" / "contract").glob("*signed.py"))
+    )
+    assert all(f"def {name}(" in tests for name in SIGNING_ANEW.values())
+
+
 def workflow_of_an_old_release(path: str) -> None:
     """A workflow whose steps are signed as they would be sent, and whose rows are not signed."""
     with (
@@ -207,14 +253,15 @@ def workflow_of_an_old_release(path: str) -> None:
         assert None not in store.write(found)
 
 
-def look(app: App) -> None:
-    """What the housekeeping of a worker does for open workflows."""
+def repair_of(app: App) -> Repair:
+    """What looks after open workflows in a worker."""
     engine = app.workflows.engine
     starter = WorkflowLauncher(engine, app.broker, app.codec, SYSTEM_CLOCK)
-    repair = Repair(
-        engine, starter, app.broker.stats, SYSTEM_CLOCK, at_most_once=lambda name: False
-    )
-    repair.look()
+    return Repair(engine, starter, app.broker.stats, SYSTEM_CLOCK, at_most_once=lambda name: False)
+
+
+def look(app: App) -> None:
+    repair_of(app).look()
 
 
 def test_workers_sign_a_workflow_of_an_old_release_anew_where_it_lies(tmp_path: Path) -> None:
@@ -254,6 +301,36 @@ def test_a_step_with_a_wrong_signature_is_not_signed_anew(
         look(app)
         assert STORED not in step(app, "w", 1).content_type
         assert "workflow w is not signed anew: " in caplog.text
+
+
+class Interrupted:
+    """Fails the first writes of a store's documents, as an outage or another writer does."""
+
+    def __init__(self, store: Any, failures: list[Any]) -> None:
+        self._write, self._failures = store.write, failures
+        store.write = self
+
+    def __call__(self, changes: Any) -> Any:
+        if not self._failures:
+            return self._write(changes)
+        failure = self._failures.pop(0)
+        if isinstance(failure, Exception):
+            raise failure
+        return failure
+
+
+@pytest.mark.parametrize("failure", [BrokerUnavailable("away"), [None, None, None]])
+def test_signing_anew_is_tried_again_until_it_has_succeeded(tmp_path: Path, failure: Any) -> None:
+    path = f"local://{tmp_path}/results.db"
+    workflow_of_an_old_release(path)
+    with closing(make(signing_keys=[KEY], results=path, owner="one")) as app:
+        Interrupted(app.workflows.engine.store, [failure])
+        repair = repair_of(app)
+        with suppress(BrokerUnavailable):
+            repair.look()
+        assert STORED not in step(app, "w", 1).content_type
+        repair.look()
+        assert STORED in step(app, "w", 1).content_type
 
 
 def test_what_a_worker_sends_from_the_store_is_signed_for_its_queue(shop: App) -> None:

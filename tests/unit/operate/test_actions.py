@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import get_type_hints
@@ -14,7 +15,7 @@ from recordedruns import record_run
 import aztask.operate
 from aztask import App, group
 from aztask.address.owner import Owner
-from aztask.errors import AztaskError, BrokerUnavailable, NotFound
+from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, NotFound
 from aztask.limits.breakers import Breakers, OpenBreaker
 from aztask.operate import controls, orphans, owners, queues, schedules, steps, tasks, workflows
 from aztask.operate.action import Action
@@ -516,3 +517,20 @@ def test_a_worker_that_runs_is_scaled_and_its_tasks_are_cancelled(shop):
     shop.app.results.heartbeat(WorkerRecord("w", now, now, ("default",), 1, 0, tasks=(task,)))
     assert controls.scale(shop.app, 3, workers=["w"]).count == 1
     assert tasks.cancel_chosen(shop.app, tasks.Chosen("shop.add", running=True)).count == 1
+
+
+def test_signed_rows_are_adopted_with_keys_alone(tmp_path):
+    """Without them, no worker would believe the rows: a signed note says that they were adopted."""
+    keys = ["a-key-that-no-attacker-knows-0123456789"]
+
+    def opened(owner, **options):
+        places = {"broker": f"local://{tmp_path}/{owner}.db", "results": f"local://{tmp_path}/r.db"}
+        return closing(App("shop", owner=owner, **places, **options))
+
+    with opened("old", signing_keys=keys) as old, opened("new") as keyless:
+        record_run(old, RunKey("a"), State.SUCCEEDED, Complete())
+        with pytest.raises(ConfigurationError, match=r"are signed.*Set AZTASK_SIGNING_KEYS"):
+            owners.adoption(keyless, "old")
+        with opened("new", signing_keys=keys) as new:
+            assert owners.adoption(new, "old").act() >= 1
+            assert new.result("a").state == "succeeded"

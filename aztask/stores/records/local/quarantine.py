@@ -2,7 +2,8 @@
 
 Rules
 1. A row in quarantine stays unchanged in its table, so that you can inspect it. This table has its
-   number and the reason; as long as they are here, the row counts as damaged.
+   number and the reason; as long as they are here, the row counts as damaged. A row that is here
+   for its signature counts if the signature does not fit now (`aztask.stores.records.rowsigning`).
 2. The number is deleted together with the row, whatever deletes it: SQLite gives the number to a
    later row.
 """
@@ -63,10 +64,24 @@ class LocalQuarantine:
             key = run.record.key
             logger.error(KEPT, key.task_id, key.generation, key.hop, reason)
 
+    def judge(self, connection: sqlite3.Connection, run: StoredRun, at: float) -> None:
+        """Put a row that was read into quarantine, or take it out: its signature fits after all."""
+        if run.record.damage:
+            self.note(connection, run, run.record.damage, at)
+        elif run.marked and self._signer:
+            connection.execute("DELETE FROM damaged_runs WHERE id = ?", (run.id,))
+
     def runs(self, connection: sqlite3.Connection, limit: int, mine: str) -> list[RunRecord]:
-        """The runs in quarantine, the newest first. mine: whose, "" for those of everyone."""
+        """The runs in quarantine, the newest first. mine: whose, "" for those of everyone.
+
+        Without keys, those that are there for their signatures are listed as they were found.
+        """
         values = {"mine": mine, "limit": limit}
-        return [run_of(row, self._signer).record for row in rows_of(connection, _LIST, values)]
+        found = (
+            run_of(row, self._signer, listed=not self._signer).record
+            for row in rows_of(connection, _LIST, values)
+        )
+        return [each for each in found if each.damage]
 
     def purge(self, connection: sqlite3.Connection, before: float) -> int:
         """Delete rows that were put into quarantine before that time; returns how many."""

@@ -18,7 +18,7 @@ from aztask.queues.delivery import Position
 from aztask.settlement import Complete, to_record
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, Start, State, WorkerRecord
 from aztask.stores.records.damage import Columns, Damaged, check_ends, check_owner
-from aztask.stores.records.rowsigning import RowSigner, pack_body
+from aztask.stores.records.rowsigning import REVISED, RowSigner, pack_body
 from aztask.stores.records.workerrow import damaged_worker, pack_failing, pack_running, read_worker
 
 _NAMES: Final = (
@@ -49,6 +49,7 @@ class StoredRun:
 
     * `id`: the row's number.
     * `record`: the run, with its damage; if it is damaged, no other field of the row is trusted.
+    * `marked`: it is in quarantine.
     """
 
     id: int
@@ -57,6 +58,7 @@ class StoredRun:
     position: Position | None = None
     failures: int = 0
     snoozes: int = 0
+    marked: bool = False
 
     @property
     def ended(self) -> Outcome | None:
@@ -65,18 +67,21 @@ class StoredRun:
         return None if outcome is None or outcome.again else outcome
 
 
-def run_of(row: Sequence[Any], signer: RowSigner) -> StoredRun:
-    """The run in a row of `COLUMNS`. A row in quarantine is damaged, whatever it contains."""
+def run_of(row: Sequence[Any], signer: RowSigner, *, listed: bool = False) -> StoredRun:
+    """The run in a row of `COLUMNS`. A row in quarantine is damaged, whatever it contains.
+
+    Only a mark for its signature does not count (`REVISED`), unless `listed`.
+    """
     columns = Columns(dict(zip(_NAMES, row, strict=False)))
     number, saved_type, reason = row[0], *row[len(_NAMES) :]
     try:
-        if reason is not None:
+        if reason is not None and (listed or reason not in REVISED):
             raise Damaged(str(reason))
         run = _readable(columns, number, saved_type)
-        if run.record.outcome is not None:
-            signed = _check_signature(columns, run.record.key, run.record.outcome, signer)
-            if signed and not signer:
-                return replace(run, record=replace(run.record, unverified=True))
+        if reason is not None:
+            run = replace(run, marked=True)
+        if _check_signature(columns, run.record, signer):
+            return replace(run, record=replace(run.record, unverified=True))
         return run
     except Damaged as damage:
         return StoredRun(
@@ -89,22 +94,26 @@ def run_of(row: Sequence[Any], signer: RowSigner) -> StoredRun:
                 damage=damage.reason,
                 broker=_broker_of(columns),
             ),
+            marked=reason is not None,
         )
 
 
-def _check_signature(columns: Columns, key: RunKey, outcome: Outcome, signer: RowSigner) -> bool:
-    """Check the signature of an outcome; returns whether there is one. Raises Damaged.
+def _check_signature(columns: Columns, run: RunRecord, signer: RowSigner) -> bool:
+    """Check the signature of a run's outcome; returns whether it stays unverified. Raises Damaged.
 
     A release that knows no signatures leaves that of an earlier outcome: it names another end.
     """
+    outcome = run.outcome
+    if outcome is None:
+        return False
     found = columns.data("signature")
     if found is not None and found[: _TIME.size] != _TIME.pack(outcome.at):
         found = None
     signature = None if found is None else found[_TIME.size :]
-    signer.check_outcome(key, outcome, signature)
-    if signer:
+    unverified = signer.check_outcome(run.key, outcome, signature, run.broker)
+    if signature is not None:
         signer.check_body(pack_body(outcome), signature)
-    return signature is not None
+    return unverified
 
 
 def _broker_of(columns: Columns) -> str:

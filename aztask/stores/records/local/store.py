@@ -96,7 +96,7 @@ _STEPS = (
 )
 
 # A component of its own: a release that does not know it still opens the file.
-_SIGNED_STEPS = ("ALTER TABLE runs ADD COLUMN signature BLOB",)
+_SIGNED_STEPS = tuple(f"ALTER TABLE runs ADD COLUMN {x}signature BLOB" for x in ("", "saved_"))
 
 _START = """
     INSERT INTO runs (task_id, generation, hop, task, queue, position, owner, worker, starts,
@@ -127,7 +127,7 @@ _BURY = """
     WHERE task_id = ? AND generation = ? AND hop = ?
 """
 _SAVE = """
-    UPDATE runs SET saved = ?
+    UPDATE runs SET saved = ?, saved_signature = ?
     WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
 """
 _DISOWN = """
@@ -250,9 +250,8 @@ class LocalResults:
 
     def _bury(self, connection: sqlite3.Connection, record: RunRecord) -> bool:
         run = self._run(connection, record.key)
-        if record.outcome is None or (run is not None and (run.record.damage or run.ended)):
-            return False
-        if run is not None and is_foreign(self.owner, run.record.broker):
+        foreign = run is not None and is_foreign(self.owner, run.record.broker)
+        if record.outcome is None or foreign or (run and (run.record.damage or run.ended)):
             return False
         key = key_of(record.key)
         connection.execute(_EXPECT, (*key, record.task, record.queue, record.due, None, self._mine))
@@ -262,8 +261,9 @@ class LocalResults:
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
         """Store a checkpoint, by compare-and-set on the run's owner."""
+        values = (state, self._signer.sign_saved(key, state), *key_of(key), owner)
         with self._database.transaction() as connection:
-            return connection.execute(_SAVE, (state, *key_of(key), owner)).rowcount == 1
+            return connection.execute(_SAVE, values).rowcount == 1
 
     def disown(self, runs: Sequence[tuple[RunKey, str]]) -> None:
         """Give runs back; their start is not counted."""
@@ -384,10 +384,8 @@ class LocalResults:
             connection.execute(
                 "REPLACE INTO workers VALUES (?, ?, ?)", worker_row(worker, self.owner.broker)
             )
-            connection.execute(
-                "DELETE FROM workers WHERE seen_at < ?",
-                (worker.seen_at - WORKER_FORGOTTEN_SECONDS,),
-            )
+            silent = (worker.seen_at - WORKER_FORGOTTEN_SECONDS,)
+            connection.execute("DELETE FROM workers WHERE seen_at < ?", silent)
 
     def workers(self, *, everyone: bool = False) -> list[WorkerRecord]:
         """The known workers, newest heartbeat first, damaged rows last."""
@@ -467,8 +465,9 @@ class LocalResults:
             starts += 1
         if self._cancellations.has(connection, start.key.task_id):
             return Cancelled(starts)
-        sql = f"SELECT saved FROM runs WHERE {_KEY}"
-        (saved,) = connection.execute(sql, key_of(start.key)).fetchone()
+        sql = f"SELECT saved, saved_signature FROM runs WHERE {_KEY}"
+        saved, signature = connection.execute(sql, key_of(start.key)).fetchone()
+        saved = self._signer.believed_saved(start.key, saved, signature)
         return Owned(starts, saved, run.failures, run.snoozes)
 
     def _take_over(
@@ -496,13 +495,15 @@ class LocalResults:
         return OwnedElsewhere()
 
     def _run(self, connection: sqlite3.Connection, key: RunKey) -> StoredRun | None:
-        """A run's row. A damaged one is put into quarantine."""
+        """A run's row. An own one is put into quarantine if it is damaged, and taken out if its
+        signature fits again; a program without keys leaves it there.
+        """
         rows = rows_of(connection, f"SELECT {COLUMNS} FROM runs WHERE {_KEY}", key_of(key))
         if not rows:
             return None
         run = run_of(rows[0], self._signer)
-        if run.record.damage:
-            self._quarantine.note(connection, run, run.record.damage, self._clock.wall())
+        if not is_foreign(self.owner, run.record.broker):
+            self._quarantine.judge(connection, run, self._clock.wall())
         return run
 
     def _stands(self, connection: sqlite3.Connection, key: RunKey, owner: str) -> bool:

@@ -243,8 +243,8 @@ class LocalWorkflows:
             return None
         data, version, broker, signature = found
         known = self._check_owner(workflow, broker)
-        data = self._signed.believed((workflow, name), data, signature)
-        return Document(data, str(version), broker=known)
+        data, refused = self._signed.believed((workflow, name), data, signature)
+        return Document(data, str(version), broker=known, refused=refused)
 
     def _write(self, connection: sqlite3.Connection, change: DocumentChange) -> str | None:
         mine = self._owner.broker or None

@@ -1,8 +1,10 @@
 """Damaged rows of runs in the table: which ones, since when, and why.
 
 A row in quarantine stays where it is, so that you can inspect it. It gets one more property, the
-reason; as long as that is there, the row counts as damaged. A row in the quarantine's partition
-names it, so that damaged rows are found without reading the whole table.
+reason; as long as that is there, the row counts as damaged, except for one that is there for its
+signature: it counts if the signature does not fit now (`aztask.stores.records.rowsigning`). A row
+in the quarantine's partition names it, so that damaged rows are found without reading the whole
+table.
 
 Crash window: if the process dies between the two writes, the row is listed but has no such
 property; the next reader of the row finds the damage again and adds it.
@@ -19,8 +21,9 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import BrokerError, BrokerUnavailable
 from aztask.stores.records.base import UNFINISHED_SECONDS
 from aztask.stores.records.damage import KEPT, Columns, Damaged
+from aztask.stores.records.rowsigning import NO_SIGNER, RowSigner
 from aztask.stores.records.tables.names import is_run
-from aztask.stores.records.tables.rows import DAMAGE, RunRow, broker_in, plain, run_of
+from aztask.stores.records.tables.rows import DAMAGE, RunRow, believed, broker_in, plain, run_of
 from aztask.stores.tables.client import TableRequests, TimeBudget
 from aztask.stores.tables.errors import RowConflict
 from aztask.support.clock import Clock
@@ -35,8 +38,15 @@ PURGE_PAGE: Final = 200
 class Quarantine:
     """The damaged rows of one table. Any thread may call."""
 
-    def __init__(self, requests: TableRequests, clock: Clock, owner: Owner = NO_OWNER) -> None:
-        """owner: whose rows it deletes."""
+    def __init__(
+        self,
+        requests: TableRequests,
+        clock: Clock,
+        owner: Owner = NO_OWNER,
+        signer: RowSigner = NO_SIGNER,
+    ) -> None:
+        """owner: whose rows it deletes. signer: verifies them."""
+        self._signer = signer
         self._mine = owner.broker
         self._requests = requests
         self._clock = clock
@@ -73,7 +83,10 @@ class Quarantine:
             logger.info("a damaged row is not marked, its next reader tries again: %s", error)
 
     def runs(self, call: TimeBudget, limit: int) -> list[RunRow]:
-        """The runs in quarantine, the last ones found first."""
+        """The runs in quarantine, the last ones found first.
+
+        Without keys, those that are there for their signatures are listed as they were found.
+        """
         entities = self._requests.query(
             call, "PartitionKey eq @quarantine", {"quarantine": PARTITION}, PAGE
         )
@@ -124,8 +137,11 @@ class Quarantine:
         """The run, if its row is still damaged; else None."""
         _, partition, row = entry
         entity = self._requests.read(call, partition, row)
-        run = None if entity is None else run_of(entity, partition, row)
-        return run if run is not None and run.damage else None
+        if entity is None:
+            return None
+        run = run_of(entity, partition, row, listed=not self._signer)
+        run = believed(run, self._signer)
+        return run if run.damage else None
 
 
 def _row_of(run: RunRow) -> str:

@@ -24,6 +24,7 @@ from aztask.stores.records.base import (
     WorkerRecord,
 )
 from aztask.stores.records.damage import Columns, Damaged, check_ends, check_owner, unpacked
+from aztask.stores.records.rowsigning import REVISED, RowSigner
 from aztask.stores.records.starts import NO_STARTS, EarlierStarts
 from aztask.stores.records.tables.names import WORKERS, is_blob_of, key_of_row, partition_of, row_of
 from aztask.stores.records.workerrow import damaged_worker, pack_failing, pack_running, read_worker
@@ -55,6 +56,8 @@ class RunRow:
     * `earlier`: its starts before the last one.
     * `broker`: whose run it is; "" if that is not known. Also known of most damaged rows.
     * `signature`: of its outcome (`RowSigner.sign_outcome`); None if there is none.
+    * `saved_signature`: of its checkpoint (`RowSigner.sign_saved`).
+    * `unverified`: as in `RunRecord`, once `believed` has looked.
     """
 
     key: RunKey
@@ -82,6 +85,8 @@ class RunRow:
     earlier: EarlierStarts = NO_STARTS
     broker: str = ""
     signature: bytes | None = None
+    saved_signature: bytes | None = None
+    unverified: bool = False
 
     @property
     def ended(self) -> bool:
@@ -122,6 +127,7 @@ class RunRow:
             self.damage or damage,
             earlier=self.earlier,
             broker=self.broker,
+            unverified=self.unverified,
         )
 
     def started(self, start: Start) -> RunRow:
@@ -141,6 +147,7 @@ class RunRow:
             body=None,
             body_blob="",
             signature=None,
+            unverified=False,
             earlier=self._starts().starts_before(owned=bool(self.owner)),
         )
 
@@ -170,6 +177,7 @@ class RunRow:
             snoozes=self.snoozes + (again and outcome.state is State.SNOOZED),
             saved=self.saved if again else None,
             saved_blob=self.saved_blob if again else "",
+            saved_signature=self.saved_signature if again else None,
         )
 
 
@@ -208,6 +216,7 @@ def entity_of(run: RunRow) -> dict[str, Any]:
         "body": run.body,
         "saved": run.saved,
         "signature": run.signature,
+        "saved_signature": run.saved_signature,
         "earlier": run.earlier.pack(),
         "position": None if run.position is None else msgpack.packb(run.position),
         "settlement": None if run.settlement is None else msgpack.packb(to_record(run.settlement)),
@@ -226,26 +235,65 @@ def entity_of(run: RunRow) -> dict[str, Any]:
     }
 
 
-def run_of(entity: Mapping[str, Any], partition: str, row: str) -> RunRow:
-    """The run in a row that was read from that place, damaged or not."""
+def run_of(entity: Mapping[str, Any], partition: str, row: str, *, listed: bool = False) -> RunRow:
+    """The run in a row that was read from that place, damaged or not.
+
+    A mark of the quarantine for its signature does not count (`REVISED`), unless `listed`.
+    """
     place, tag = (partition, row), str(cast("TableEntity", entity).metadata["etag"])
     reason = entity.get(DAMAGE)
+    known = RunRow(
+        key_of_row(partition, row),
+        "",
+        "",
+        tag=tag,
+        place=place,
+        in_quarantine=reason is not None,
+        broker=broker_in(entity),
+    )
     try:
-        if reason is not None:
+        if reason is not None and (listed or reason not in REVISED):
             raise Damaged(str(reason))
-        return replace(_readable(Columns(entity), partition, row), tag=tag, place=place)
+        run = _readable(Columns(entity), partition, row)
+        return replace(run, tag=tag, place=place, in_quarantine=reason is not None)
     except Damaged as damage:
-        return RunRow(
-            key_of_row(partition, row),
-            "",
-            "",
-            state=State.UNREADABLE,
-            tag=tag,
-            damage=damage.reason,
-            place=place,
-            in_quarantine=reason is not None,
-            broker=broker_in(entity),
-        )
+        return _damaged(known, damage)
+
+
+def believed(run: RunRow, signer: RowSigner) -> RunRow:
+    """The run; a damaged one if the signature of its outcome does not fit."""
+    outcome = None if run.damage else _head_of(run)
+    if outcome is None:
+        return run
+    try:
+        unverified = signer.check_outcome(run.key, outcome, run.signature, run.broker)
+        if not run.body_blob:
+            signer.check_body(run.body, run.signature)
+    except Damaged as damage:
+        return _damaged(run, damage)
+    return replace(run, unverified=True) if unverified else run
+
+
+def _head_of(run: RunRow) -> Outcome | None:
+    """The outcome without its body."""
+    if run.ended_at is None or run.settlement is None:
+        return None
+    return Outcome(run.state, run.settlement, at=run.ended_at, duration=run.duration)
+
+
+def _damaged(run: RunRow, damage: Damaged) -> RunRow:
+    """What is known of a run whose row is damaged."""
+    return RunRow(
+        run.key,
+        "",
+        "",
+        state=State.UNREADABLE,
+        tag=run.tag,
+        damage=damage.reason,
+        place=run.place,
+        in_quarantine=run.in_quarantine,
+        broker=run.broker,
+    )
 
 
 def _readable(columns: Columns, partition: str, row: str) -> RunRow:
@@ -274,6 +322,7 @@ def _readable(columns: Columns, partition: str, row: str) -> RunRow:
         earlier=columns.starts(),
         broker=columns.text("broker", missing=""),
         signature=columns.data("signature"),
+        saved_signature=columns.data("saved_signature"),
     )
     check_ends(run.state, run.ended_at, run.settlement)
     check_owner(run.owner, run.position)

@@ -40,6 +40,7 @@ from aztask.stores.records.tables.names import is_row, partition_of, row_of
 from aztask.stores.records.tables.quarantine import Quarantine
 from aztask.stores.records.tables.rows import (
     RunRow,
+    believed,
     broker_in,
     entity_of,
     expected,
@@ -202,7 +203,8 @@ class Runs:
         """The answer for a row of the same task."""
         outcome = run.outcome(None)
         if outcome is not None and not outcome.again:
-            own = self._owned(run)
+            marked = run.in_quarantine and not self._signer
+            own = replace(self._owned(run), in_quarantine=marked)  # writing it takes the mark away
             return RowUpdate(Recorded(outcome), None if own == run else own)
         counted = Owned(run.starts, None, run.failures, run.snoozes)
         if run.owner == start.owner:
@@ -290,13 +292,15 @@ class Runs:
         if current is None:
             return False
         data, blob = self._blobs.place_of(call, key, state)
+        signature = self._signer.sign_saved(key, state)
 
         def decide(run: RunRow | None) -> RowUpdate[bool]:
             if run is None or run.owner != owner or run.state is not State.STARTED:
                 return RowUpdate(False)
             if (run.saved, run.saved_blob) == (data, blob):
                 return RowUpdate(True)
-            return RowUpdate(True, replace(run, saved=data, saved_blob=blob))
+            saved = replace(run, saved=data, saved_blob=blob, saved_signature=signature)
+            return RowUpdate(True, saved)
 
         done = self._change(call, key, current, decide)
         if not done.answer:
@@ -333,36 +337,15 @@ class Runs:
         entity = self._requests.read(call, partition, row)
         if entity is None:
             return None
-        return self._believed(replace(run_of(entity, partition, row), key=key))
-
-    def _believed(self, run: RunRow) -> RunRow:
-        """The run; a damaged one if the signature of its outcome does not fit."""
-        outcome = None if run.damage else _head_of(run)
-        if outcome is None:
-            return run
-        try:
-            self._signer.check_outcome(run.key, outcome, run.signature)
-            if not run.body_blob:
-                self._signer.check_body(run.body, run.signature)
-        except Damaged as damage:
-            return replace(
-                RunRow(run.key, "", "", state=State.UNREADABLE),
-                tag=run.tag,
-                damage=damage.reason,
-                place=run.place,
-                in_quarantine=run.in_quarantine,
-                broker=run.broker,
-            )
-        return run
+        return believed(replace(run_of(entity, partition, row), key=key), self._signer)
 
     def complete(self, call: TimeBudget, run: RunRow) -> RunRecord:
         """The run with its value, and with what is wrong with it or its value."""
-        run = self._believed(run)
+        run = believed(run, self._signer)
         if run.damage:
             return run.record(None)
         try:
-            record = run.record(self._body(call, run))
-            return replace(record, unverified=run.signature is not None and not self._signer)
+            return run.record(self._body(call, run))
         except Damaged as damage:
             return run.record(None, damage.reason)
         except RowNotFound:
@@ -434,9 +417,10 @@ class Runs:
 
     def _saved(self, call: TimeBudget, run: RunRow) -> bytes | None:
         try:
-            return self._blobs.load(call, run.saved, run.saved_blob)
+            saved = self._blobs.load(call, run.saved, run.saved_blob)
         except RowNotFound:
             return None  # the blob was deleted: the task begins anew
+        return self._signer.believed_saved(run.key, saved, run.saved_signature)
 
     def _remember(self, run: RunRow) -> None:
         """Keep the row for its end, unless that would keep a checkpoint in memory."""
@@ -449,13 +433,6 @@ class Runs:
     def _take(self, key: RunKey, owner: str) -> RunRow | None:
         with self._lock:
             return self._known.pop((key, owner), None)
-
-
-def _head_of(run: RunRow) -> Outcome | None:
-    """The outcome without its body."""
-    if run.ended_at is None or run.settlement is None:
-        return None
-    return Outcome(run.state, run.settlement, at=run.ended_at, duration=run.duration)
 
 
 def _owned_by_another(run: RunRow, start: Start) -> OwnedElsewhere | Outdated | Unreadable | None:

@@ -168,7 +168,7 @@ class TablesResults:
         self._blobs = Blobs(address, container, clock, credential)
         self.rows = TablesStore(self._requests, clock)
         self._signer = RowSigner(signatures, owner, self.rows)
-        self._quarantine = Quarantine(self._requests, clock, owner)
+        self._quarantine = Quarantine(self._requests, clock, owner, self._signer)
         self._owners = RunOwners(self._requests, owner)
         workflows = TablesWorkflows(self._requests, self._blobs, owner, self._signer)
         self._index = EndIndex(
@@ -363,9 +363,9 @@ class TablesResults:
         for entity in entities:
             row = entity["RowKey"]
             run = run_of(entity, partition, row) if is_run(partition, row) else None
-            if run is not None and run.damage:
+            if run is not None and (run.damage or run.in_quarantine):
                 self._quarantine.forget(call, run)
-            elif run is not None and run.ended:
+            if run is not None and run.ended:
                 self._index.forget(call, run)
             self._requests.delete(call, partition, row)
             if run is not None:

@@ -84,7 +84,7 @@ class TablesWorkflows:
                 continue  # it was replaced after we read it, and its blob deleted
             except Damaged:
                 break
-        return Document(b"", "")
+        return Document(b"", "", refused="it is damaged")
 
     def _document(
         self, call: TimeBudget, place: tuple[str, str], entity: Mapping[str, Any]
@@ -96,9 +96,9 @@ class TablesWorkflows:
         names = _pieces(entity)
         pieces = [(columns.data(name) or b"", columns.data(_signature(name))) for name in names]
         signature = columns.data(SIGNATURE)
-        data = self._signed.believed_parts(place, [(data, signature), *pieces])
+        data, refused = self._signed.believed_parts(place, [(data, signature), *pieces])
         tag = _tag(_etag(entity), blob)
-        return Document(data, tag, len(names), broker_in(entity))
+        return Document(data, tag, len(names), broker_in(entity), refused)
 
     def write(self, changes: Sequence[DocumentChange]) -> list[str | None]:
         """Make each change, in parallel; each costs one request, and one more for a long one."""

@@ -1,12 +1,13 @@
 import json
 import re
 import time
+from contextlib import closing
 
 import pytest
 from damaging import SqlOutsider
 from recordedruns import record_run
 
-from aztask import group
+from aztask import App, group
 from aztask.errors import ResultDamaged
 from aztask.message.message import TaskMessage
 from aztask.settlement import Complete
@@ -42,6 +43,24 @@ def test_a_running_task_shows_its_last_checkpoint(cli, filled):
     assert json.loads(cli("result", "runs", "--json").out)["progress"] == {"row": 7}
     assert "progress" not in cli("result", "good").out
     assert json.loads(cli("result", "good", "--json").out)["progress"] is None
+
+
+def test_results_of_an_owner_with_other_keys_are_listed_as_theirs_and_not_verified(cli, filled):
+    keys, place = ["a-key-that-no-attacker-knows-0123456789"], cli.address
+    with closing(
+        App("other", broker="local://:memory:", results=place, owner="theirs", signing_keys=keys)
+    ) as other:
+        record_run(other, RunKey("signed"), State.SUCCEEDED, Complete())
+    lines = {line.split()[0]: line for line in cli("result").out.splitlines()}
+    assert lines["ID"].split()[-2:] == ["OWNER", "VERIFIED"]
+    assert lines["signed"].split()[-3:] == ["theirs", "not", "verified"]
+    assert "not verified" not in lines["good"]
+    found = map(json.loads, cli("result", "--json").out.splitlines())
+    assert {each["id"]: each.get("unverified") for each in found}.items() >= {
+        "signed": True,
+        "good": None,
+    }.items()
+    assert "unreadable" not in cli("result", "--state", "unreadable").out
 
 
 def test_json_has_everything(cli, filled):
