@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from aztask.result import AsyncResult, as_completed
     from aztask.retry import RetryPolicy
     from aztask.steps.stream import StreamPart
+    from aztask.support.display import Secret
     from aztask.task import ContextTask, Task
     from aztask.workflows.graphs import Signature, chain, chord, group
     from aztask.workflows.result import WorkflowResult
@@ -101,6 +102,7 @@ __all__ = [
     # Values
     "TaskMessage",
     "StoredValue",
+    "Secret",
     "Settings",
     "QueueSettings",
     # Errors
@@ -168,6 +170,7 @@ _HOMES = {
     "AsyncHeldLease": "aztask.queues.lease.asyncheld",
     "TaskMessage": "aztask.message.message",
     "StoredValue": "aztask.message.payload",
+    "Secret": "aztask.support.display",
     "RetryPolicy": "aztask.retry",
     "Task": "aztask.task",
     "ContextTask": "aztask.task",

@@ -378,6 +378,10 @@ class Task(Generic[P, R_co]):
         """
         return self.conversion.written(args, kwargs, given=given) or (args, kwargs)
 
+    def shown_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """The arguments of a call as they may be shown: those that are secret are masked."""
+        return self.conversion.masked(args, kwargs, given=(0, 1)) or (args, kwargs)
+
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError, as the call would, if the arguments do not match the signature."""
         if not kwargs and self._fewest <= len(args) <= self._most:

@@ -130,7 +130,7 @@ def edit_form(site: Site, visitor: Visitor, queue: str, task_id: str) -> tuple[i
             raise ConfigurationError(
                 "its arguments have no form in JSON, so this page cannot edit them"
             ) from None
-        if found.problem or mask(text) != text:
+        if found.problem or found.secret or mask(text) != text:
             raise ConfigurationError(
                 found.problem or "its arguments have a secret, which this page does not show"
             )

@@ -35,13 +35,16 @@ class Template:
         *,
         delay: float = 0.0,
         expires_at: float | None = None,
+        secret: bool = False,
     ) -> None:
         """Raises EncodeError for a name or a time that no reader would accept.
 
+        * `secret`: the task has secret arguments, so that none is written as text.
         * `delay`: seconds until the invocations may start.
         * `expires_at`: UTC epoch seconds.
         """
         self._codec = codec
+        self._shows = codec.argsrepr and not secret
         self._task = task
         self._queue = queue
         self._delay = delay
@@ -66,7 +69,7 @@ class Template:
         body, _, _ = self._codec.encode_arguments(_NO_ARGUMENTS, kwargs)
         headers = self._headers.copy()
         headers["id"] = headers["root_id"] = task_id
-        if self._codec.argsrepr:
+        if self._shows:
             headers["kwargsrepr"] = _shown(kwargs, body)
         values = self._envelope.copy()
         values["body"] = body
@@ -90,7 +93,7 @@ class Template:
             ]
         made = []
         pack, small, check = formats.pack, self._small, self._codec.check_written
-        checked, shows = False, self._codec.argsrepr
+        checked, shows = False, self._shows
         for task_id, row in zip(task_ids, rows, strict=True):
             kwargs = dict(zip(names, row, strict=True))
             if not checked:  # the names are the same in all rows
@@ -124,7 +127,7 @@ class Template:
             "expires": self._expires_at,
             "origin": self._origin,
         }
-        if self._codec.argsrepr:
+        if self._shows:
             values |= {"argsrepr": "()", "kwargsrepr": _shown(kwargs, body)}
         return build(TaskMessage, values)
 

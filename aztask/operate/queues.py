@@ -193,11 +193,16 @@ class WaitingMessage:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A message's arguments, both None if they cannot be read. problem: why, "" if they can."""
+    """A message's arguments as they may be shown, both None if they cannot be read.
+
+    * `problem`: why they cannot be read, "" if they can.
+    * `secret`: some are marked as secret, and masked; nothing else that holds them is shown.
+    """
 
     args: tuple[Any, ...] | None
     kwargs: dict[str, Any] | None
     problem: str = ""
+    secret: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +293,16 @@ def arguments_of(app: App, message: TaskMessage | None, problem: str) -> Argumen
     """The arguments of a message. problem: why it could not be read, if it could not."""
     if message is None:
         return Arguments(None, None, problem)
+    task = app.tasks.get(message.task)
     try:
-        return Arguments(*app.codec.decode_arguments(message))
+        args, kwargs = app.codec.decode_arguments(message)
     except CodecError as error:
-        return Arguments(None, None, str(error))
+        secret = task is not None and task.conversion.secret
+        return Arguments(None, None, str(error), secret=secret)
+    # A step of a workflow may get the value of the one before it as its first argument.
+    given = (0,) if message.workflow is None else (0, 1)
+    masked = None if task is None else task.conversion.masked(args, kwargs, given=given)
+    return Arguments(args, kwargs) if masked is None else Arguments(*masked, secret=True)
 
 
 def arguments_of_waiting(app: App, each: WaitingMessage) -> Arguments:

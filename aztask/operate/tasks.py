@@ -16,7 +16,7 @@ from aztask.settlement import name_of
 from aztask.steps.stream import StreamPart
 from aztask.steps.waits import ParkedRun
 from aztask.stores.records.base import WAITING, ResultStore, RunRecord, State
-from aztask.support.display import plural, visible
+from aztask.support.display import MASK, plural, visible
 from aztask.task import Task
 
 __all__ = [
@@ -91,7 +91,8 @@ class TaskResult:
     """How a task ended.
 
     * `latest`: its latest run. `runs`: all, the oldest first.
-    * `value`: of its result; if this version cannot read it, a text that says why.
+    * `value`: of its result, masked if it is secret; if this version cannot read it, a text that
+      says why.
     * `progress`: its last checkpoint while it runs.
     * `waits`: what it waits for, if it does. `signals`: names of those that no wait has taken yet.
     """
@@ -172,6 +173,9 @@ def _is_workflow(app: App, task_id: str) -> bool:
 def _value(app: App, run: RunRecord) -> Any:
     if run.outcome is None or run.outcome.value is None:
         return None
+    task = app.tasks.get(run.task)
+    if task is not None and task.conversion.secret_result:
+        return MASK
     try:
         return app.codec.decode_value(run.outcome.value)
     except CodecError as error:

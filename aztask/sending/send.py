@@ -32,7 +32,7 @@ from aztask.stores.events.sink import EventSink
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.records.base import RunKey, RunRecord, State
 from aztask.support import clock
-from aztask.support.display import short_repr
+from aztask.support.display import MASK, short_repr
 from aztask.support.durations import to_seconds
 from aztask.support.frozen import build
 from aztask.task import Invocation, Task
@@ -290,6 +290,8 @@ class Sender:
             headers = {**(headers or {}), HISTORY: str(generation)}
         if parent is not None and (step := parent.steps.current) is not None and step.calls:
             headers = {**(headers or {}), CALLER: parent.task_id}
+        if self._codec.argsrepr and task is not None and task.conversion.secret:
+            fields |= {"argsrepr": MASK, "kwargsrepr": MASK}
         if headers:
             fields["extra"] = dict(headers)
         return _Plan(queue, own_id, delay, fields)
@@ -390,7 +392,7 @@ class Sender:
             "content_type": content_type,
             "content_encoding": content_encoding,
         }
-        if self._codec.argsrepr:
+        if self._codec.argsrepr and values["argsrepr"] is None:  # else it has a secret
             values["argsrepr"] = short_repr(args, len(body))
             values["kwargsrepr"] = short_repr(kwargs, len(body)) if kwargs else "{}"
         return build(TaskMessage, values)

@@ -8,6 +8,7 @@ import re
 import reprlib
 import traceback
 import unicodedata
+from collections.abc import Iterable
 from typing import NoReturn, Self
 from urllib.parse import quote, quote_plus
 
@@ -19,7 +20,7 @@ from urllib.parse import quote, quote_plus
 # 1. A secret is wrapped in `Secret` where it enters the process. Only `Secret.reveal` returns it in
 #    the clear, so a search for that word finds every place that uses it.
 # 2. `mask` works on any text: it knows the patterns of keys and signatures, and it replaces every
-#    wrapped secret wherever it occurs.
+#    wrapped secret wherever it occurs, and the secret arguments of the tasks that run (`hide`).
 # 3. Text from outside is shown through `printable`: one line, no character that moves a cursor.
 
 
@@ -32,6 +33,9 @@ would mask half of a log."""
 _known: dict[str, None] = {}
 """The forms in which wrapped secrets may occur. A process has a handful, kept as long as it lives.
 A dict serves as an ordered set because its single operations are atomic among threads."""
+
+_passing: dict[object, tuple[str, ...]] = {}
+"""The texts in secret arguments of runs here, by what each run is called; also atomic."""
 
 
 class Secret:
@@ -119,9 +123,25 @@ def mask(text: str) -> str:
     for secret in list(_known):
         if secret in text:
             text = text.replace(secret, MASK)
+    if _passing:  # the longest first: a shorter one may be a part of it
+        found = [each for texts in list(_passing.values()) for each in texts if each in text]
+        for secret in sorted(found, key=len, reverse=True):
+            text = text.replace(secret, MASK)
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def hide(run: object, texts: Iterable[str]) -> None:
+    """Let `mask` replace these texts, too, until `unhide`. run: what names them, such as an id."""
+    found = tuple(each for each in dict.fromkeys(texts) if each not in MASK)
+    if found:
+        _passing[run] = found
+
+
+def unhide(run: object) -> None:
+    """Forget the texts of a run."""
+    _passing.pop(run, None)
 
 
 def printable(text: str, limit: int = 200) -> str:

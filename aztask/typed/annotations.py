@@ -18,7 +18,7 @@ import sys
 import types
 import typing
 from collections import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -39,6 +39,7 @@ from typing import (
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from aztask.support.display import Secret
 from aztask.typed.containers import ArrayShape, MapShape, TupleShape, UnionShape
 from aztask.typed.libraries import library_shape
 from aztask.typed.records import (
@@ -332,3 +333,51 @@ def _substituted(hint: Any, variables: Mapping[Any, Any]) -> Any:
     if not variables or not inner or isinstance(hint, type):
         return hint
     return hint[tuple(variables.get(each, Any) for each in inner)]
+
+
+# -- secrets ---------------------------------------------------------------------------------
+#
+# What ``Annotated[str, Secret]`` marks is masked wherever aztask shows values.
+
+
+_FIELDS: Final = (
+    "__dataclass_fields__",
+    "__attrs_attrs__",
+    "__struct_fields__",
+    "__pydantic_fields__",
+    "_fields",
+)
+
+
+def is_secret(annotation: Any, seen: frozenset[int] = frozenset()) -> bool:
+    """True if `Secret` is in an annotation, or in that of a field of a class in it.
+
+    seen: the annotations around it, by their identity: a class may contain itself.
+    """
+    if id(annotation) in seen:
+        return False
+    seen |= {id(annotation)}
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        marks = annotation.__metadata__
+        if any(each is Secret or isinstance(each, Secret) for each in marks):
+            return True
+    return any(is_secret(each, seen) for each in _within(annotation, origin))
+
+
+def _within(annotation: Any, origin: Any) -> Iterator[Any]:
+    """The annotations that one consists of."""
+    yield from get_args(annotation)
+    if isinstance(annotation, NewType):
+        yield annotation.__supertype__
+    elif isinstance(annotation, TypeVar):
+        yield annotation.__bound__
+    elif type(annotation).__name__ == "TypeAliasType":  # from Python 3.12 on
+        yield annotation.__value__
+    kind = origin or annotation
+    if isinstance(kind, type) and (typing.is_typeddict(kind) or _has_fields(kind)):
+        yield from hints_of(kind).values()
+
+
+def _has_fields(kind: type) -> bool:
+    return any(hasattr(kind, name) for name in _FIELDS)

@@ -1,15 +1,27 @@
-"""The converter of one task: its arguments and its result, by the names of its parameters."""
+"""The converter of one task: its arguments and its result, by the names of its parameters.
+
+It also knows which of them are secret: ``card: Annotated[str, Secret]``.
+
+1. The mark may be anywhere in an annotation: in a union, in a list, in a field of a class. What is
+   masked is the whole argument.
+2. Where aztask shows the arguments or the result of a task that it knows, those are ``****``.
+3. While a run is read, goes on and is answered, `aztask.support.display.mask` replaces the texts in
+   its secret arguments (`texts_in`): in the error that is recorded, in its traceback, and in what
+   the pool process logs.
+4. Nothing is encrypted: the queue and the result store hold the values.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from aztask.errors import DecodeError, EncodeError
 from aztask.message.payload import StoredValue
-from aztask.typed.annotations import Shapes, hints_of, names_of
+from aztask.support.display import MASK
+from aztask.typed.annotations import Shapes, hints_of, is_secret, names_of
 from aztask.typed.shapes import (
     ANY,
     Findings,
@@ -27,6 +39,8 @@ logger = logging.getLogger(__name__)
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 RESULT: Final = "the result"
+SHORTEST: Final = 3
+"""Characters of the shortest text that is masked in other texts: "no" is in half of them."""
 SIGNATURES: Final = 64
 """Types of calls that a task remembers. A program that has more of them looks at each call."""
 
@@ -36,6 +50,8 @@ class Conversion:
 
     * `settled`: the types of calls that need no look (`call_types`): each argument is of exactly a
       type that fits, and nothing in it would change.
+    * `secret`, `secret_result`: an argument, or the result, is marked as secret, see
+      `aztask.typed.secrets`.
     """
 
     def __init__(
@@ -63,12 +79,15 @@ class Conversion:
         parameters = list(signature.parameters.values())[int(with_context) :]
         if model is not None and parameters:
             hints[parameters[0].name] = model
+        self._secret = {each.name for each in parameters if is_secret(hints.get(each.name))}
+        self._rest_is_secret, self.secret = False, bool(self._secret)
+        self.secret_result = is_secret(hints.get("return"))
         for each in parameters:
             shape = shapes.of(hints.get(each.name, Any), names)
             if each.kind is each.VAR_POSITIONAL:
                 self._more = (each.name, shape)
             elif each.kind is each.VAR_KEYWORD:
-                self._others = shape
+                self._others, self._rest_is_secret = shape, each.name in self._secret
             else:
                 if each.kind is not each.KEYWORD_ONLY:
                     self._places.append((each.name, shape))
@@ -135,6 +154,37 @@ class Conversion:
             return shape.parse(data, name)
         except Misfit as error:
             raise DecodeError(f"task {self._name}: {error}") from None
+
+    def masked(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, given: Sequence[int] = (0,)
+    ) -> Arguments | None:
+        """The arguments with those that are secret masked; None if none is.
+
+        * `given`: how many positional arguments may come before `args`, from another task.
+        """
+        if not self._secret:
+            return None
+        hidden: list[bool] = [False] * (len(args) + len(kwargs))
+        for number in given:
+            places = [place for place, _, _ in self._shaped(args, kwargs, number)]
+            hidden = [a or self._hides(b) for a, b in zip(hidden, places, strict=True)]
+        if not any(hidden):
+            return None
+        shown = [MASK if a else b for a, b in zip(hidden, (*args, *kwargs.values()), strict=True)]
+        return tuple(shown[: len(args)]), dict(zip(kwargs, shown[len(args) :], strict=True))
+
+    def secret_texts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """The texts in plain arguments that are secret."""
+        if not self._secret:
+            return []
+        shaped = self._shaped(args, kwargs, 0)
+        return [
+            text for place, _, value in shaped if self._hides(place) for text in texts_in(value)
+        ]
+
+    def _hides(self, place: Place) -> bool:
+        name = place if isinstance(place, str) else place[0]
+        return name in self._secret or (self._rest_is_secret and name not in self._names)
 
     def why_not(self, parameter: str, value: Any) -> str:
         """Why a plain value does not fit a parameter; "" if it does, or is not checked.
@@ -305,3 +355,19 @@ def as_plain(value: Any) -> Any:
         return value  # the serializer refuses it
     except Refused as error:
         raise EncodeError(str(error)) from None
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """The texts in plain data, and its numbers as texts, also as a repr shows them."""
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from texts_in(each)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            yield from texts_in(each)
+    elif isinstance(value, str | bytes):
+        texts = [repr(value).removeprefix("b")[1:-1]]
+        texts += [value if isinstance(value, str) else value.decode("utf-8", "replace")]
+        yield from (text for text in texts if len(text) >= SHORTEST)
+    elif value is not None and not isinstance(value, bool) and len(str(value)) >= SHORTEST:
+        yield str(value)

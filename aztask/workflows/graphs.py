@@ -115,6 +115,12 @@ class Callee(Protocol):
         """The arguments as a message holds them, behind `given` ones. Raises EncodeError."""
         ...
 
+    def shown_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as they may be shown."""
+        ...
+
 
 class Graph(ABC):
     """A signature, a chain, a group or a chord. ``a | b`` is a chain of both.
@@ -236,8 +242,9 @@ class Signature(Graph):
 
     def drawn(self) -> Drawing:
         """The call as it is written, with its options in brackets."""
-        given = [_shown(value) for value in self.args]
-        given += [f"{name}={_shown(value)}" for name, value in self.kwargs.items()]
+        args, kwargs = self.task.shown_arguments(self.args, dict(self.kwargs))
+        given = [_shown(value) for value in args]
+        given += [f"{name}={_shown(value)}" for name, value in kwargs.items()]
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
         return f"{self.task.name}({', '.join(given)}){f' [{options}]' if options else ''}", ()
 

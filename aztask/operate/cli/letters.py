@@ -14,7 +14,7 @@ from aztask.operate.cli.output import iso_time, local_time, print_fields, print_
 from aztask.operate.deadletters import HOLD_VALUES, DeadLetterView
 from aztask.operate.deadletters.actions import OnLetters
 from aztask.operate.queues import arguments_of
-from aztask.support.display import plural, visible
+from aztask.support.display import MASK, plural, visible
 
 SHOWN_BYTES = 256
 HIDDEN = "(hidden; --values shows it)"
@@ -97,13 +97,14 @@ def print_letter(app: App, letter: DeadLetterView, *, as_json: bool, values: boo
     """Print everything about a dead letter: origin, reason, headers, arguments and bytes.
 
     * `values`: whether to print arguments, and what else holds them. Without, they are hidden: the
-      output of a command ends up in tickets and logs.
+      output of a command ends up in tickets and logs. Secret ones are hidden in any case.
     """
     found = arguments_of(app, letter.message, letter.problem)
     known, problem = found.args is not None, found.problem
     headers = dict(letter.envelope.headers)
-    if not values:
-        headers.update(dict.fromkeys(headers.keys() & HOLD_VALUES, HIDDEN))
+    if found.secret or not values:
+        hidden = MASK if values else HIDDEN
+        headers.update(dict.fromkeys(headers.keys() & HOLD_VALUES, hidden))
     if as_json:
         print_json(
             {
@@ -112,11 +113,8 @@ def print_letter(app: App, letter: DeadLetterView, *, as_json: bool, values: boo
                 "content_type": letter.envelope.content_type,
                 "headers": headers,
                 "body_bytes": len(letter.envelope.body),
-                **(
-                    {"args": found.args, "kwargs": found.kwargs, "body": letter.envelope.body}
-                    if values
-                    else {}
-                ),
+                **({"args": found.args, "kwargs": found.kwargs} if values else {}),
+                **({"body": letter.envelope.body} if values and not found.secret else {}),
             }
         )
         return
@@ -139,7 +137,10 @@ def print_letter(app: App, letter: DeadLetterView, *, as_json: bool, values: boo
             ("sent by", message.origin if message else None),
             ("args", shown(found.args) if known else None),
             ("kwargs", shown(found.kwargs) if known else None),
-            ("body", _shown(letter.envelope.body, values=values) if not known else None),
+            (
+                "body",
+                None if known or found.secret else _shown(letter.envelope.body, values=values),
+            ),
         ]
     )
     for name, value in sorted(headers.items()):

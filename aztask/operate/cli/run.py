@@ -21,7 +21,7 @@ from aztask.operate.runhere import (
     task_named,
     traceback_of,
 )
-from aztask.support.display import visible
+from aztask.support.display import MASK, hide, mask, visible
 
 
 @click.command(
@@ -75,22 +75,25 @@ def command(task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: 
             call.task.check_arguments(call.args, call.kwargs)
         except TypeError as error:
             raise click.UsageError(str(error)) from error
+        conversion = call.task.conversion
+        hide("aztask run", conversion.secret_texts(call.args, call.kwargs))
         call = call.typed()
         try:
             value = run_here(app, call, _PrintedParts(app))
         except TaskControl as error:
-            raise CommandFailed(f"the task raised {type(error).__name__}: {error}") from error
+            raised = f"{type(error).__name__}: {mask(str(error))}"
+            raise CommandFailed(f"the task raised {raised}") from error
         except RunStopped as error:
-            raise CommandFailed(visible(str(error))) from error
+            raise CommandFailed(visible(mask(str(error)))) from error
         except Exception as error:
-            click.echo(traceback_of(error), nl=False, err=True)
+            click.echo(mask(traceback_of(error)), nl=False, err=True)
             raise CommandFailed(f"task {visible(call.task.name)} failed") from error
         try:
-            value = call.task.conversion.written_result(value)
+            value = conversion.written_result(value)
             app.codec.encode_value(value)
         except EncodeError as error:
             raise CommandFailed(f"the task returned what cannot be a result: {error}") from error
-        click.echo(to_json(value))
+        click.echo(MASK if conversion.secret_result else to_json(value))
 
 
 class _PrintedParts(LocalParts):

@@ -22,7 +22,7 @@ from aztask.operate.cli.group import CliCommand
 from aztask.operate.cli.options import Duration, JsonValue, app_option
 from aztask.operate.cli.output import to_json
 from aztask.operate.cli.target import app_spec, open_app
-from aztask.support.display import printable
+from aztask.support.display import MASK, printable
 from aztask.taskoptions import SESSION_CHARACTERS, TASK_ID_CHARACTERS, SendOptions
 from aztask.typed.conversion import as_plain
 
@@ -91,7 +91,9 @@ def command(
             raise click.UsageError(str(error)) from error
         click.echo(result.id, err=wait)
         if wait:
-            _print_value(result.get, result.id, timeout)
+            known = app.tasks.get(task)
+            secret = known is not None and known.conversion.secret_result
+            _print_value(result.get, result.id, timeout, secret=secret)
 
 
 def _check_texts(task: str, options: dict[str, Any]) -> None:
@@ -126,9 +128,10 @@ def _check_call(app: App, task: str, args: list[Any], kwargs: dict[str, Any]) ->
         raise click.UsageError(str(error)) from error
 
 
-def _print_value(get: Any, task_id: str, timeout: float | None) -> None:
+def _print_value(get: Any, task_id: str, timeout: float | None, *, secret: bool) -> None:
     try:
-        click.echo(to_json(as_plain(get(timeout=timeout))))  # the whole value: programs read it
+        value = as_plain(get(timeout=timeout))
+        click.echo(MASK if secret else to_json(value))  # the whole value: programs read it
     except TaskFailed as error:
         raise CommandFailed(f"task {task_id} failed: {error}") from error
     except (TaskCancelled, TaskExpired, ResultTimeout) as error:

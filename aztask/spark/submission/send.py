@@ -225,13 +225,14 @@ class _Partition:
         self._pace = pace
         self._patience = patience or Backoff(submission.patience)
         self._queue = submission.queue or app.settings.default_queue
-        expires = submission.expires
+        expires, task = submission.expires, app.tasks.get(submission.task)
         self._template = Template(
             app.codec,
             submission.task,
             self._queue,
             delay=submission.delay,
             expires_at=None if expires is None else time.time() + expires,
+            secret=task is not None and task.conversion.secret,
         )
         self._id = id_maker(submission.submission_id)
         self._columns = submission.columns or ()

@@ -48,7 +48,7 @@ from aztask.steps.home import StepHome
 from aztask.steps.records import is_renewed
 from aztask.steps.suspension import Parked, Renewal, Suspension
 from aztask.stores.payloads.store import PayloadKind
-from aztask.support.display import mask, safe_str, storable, traceback_of
+from aztask.support.display import hide, mask, safe_str, storable, traceback_of, unhide
 from aztask.support.failpoint import hit_in_pool
 from aztask.support.hooks import Hook
 from aztask.task import Task
@@ -147,6 +147,7 @@ class RunReader:
             args, kwargs = self.fetching.arguments(task, message)
             if delivery.given and not is_renewed(message):
                 args = (first_argument(self._app.codec, *delivery.given[0]), *args)
+            hide(message.id, task.conversion.secret_texts(args, kwargs))
             args, kwargs = task.conversion.read(args, kwargs)
             saved = self._app.codec.decode_value(message.saved) if message.saved else None
         except CodecError as error:
@@ -193,10 +194,17 @@ class RunReader:
         """
         if len(data) > self.fetching.result_bytes:
             data = self.fetching.stored(PayloadKind.RESULT, data, task_id)
+        unhide(task_id)
         return ["done", data]
 
     def error(self, error: BaseException, message: TaskMessage) -> list[Any]:
         """The answer for a run that ended with an error, of whatever kind."""
+        try:
+            return self._ended(error, message)
+        finally:
+            unhide(message.id)
+
+    def _ended(self, error: BaseException, message: TaskMessage) -> list[Any]:
         if isinstance(error, LeaseLost):
             return ["lost"]
         if isinstance(error, WorkerStopping):

@@ -1,11 +1,13 @@
 """Actions on the page: counted, asked, done once, by those who may, and in the audit."""
 
 import re
+from typing import Annotated
 from urllib.parse import urlencode
 
 import pytest
 from dashboardshop import PAYLOAD, token_of
 
+from aztask import Secret
 from aztask.errors import BrokerUnavailable
 from aztask.operate.action import audit
 from aztask.operate.deadletters import DeadLetters
@@ -194,6 +196,23 @@ def test_a_secret_is_not_shown_for_editing(shop):
     receiver.close()
     answer = shop.as_("act").get("/edit?queue=default&id=s")
     assert "c2VjcmV0" not in answer.text and "have a secret" in answer.text
+
+
+def test_an_argument_that_is_marked_as_secret_is_masked_and_not_edited(shop):
+    def charge(card: Annotated[str, Secret], cents: int) -> None: ...
+
+    shop.app.task(name="shop.charge")(charge)
+    shop.app.send("shop.charge", ["4111-1111", 500], task_id="s")
+    waits = shop.as_("act").get("/queue?name=default").text
+    assert "4111" not in waits and "****" in waits and "500" in waits
+    receiver = shop.app.broker.receiver("default", lease=30.0)
+    (found,) = receiver.receive(1, 1.0)
+    receiver.settle([(found, DeadLetter("rejected", "x"))])
+    receiver.close()
+    for path in ("/letters?queue=default", "/edit?queue=default&id=s"):
+        answer = shop.as_("act").get(path).text
+        assert "4111" not in answer
+        assert "****" in answer or "have a secret" in answer
 
 
 def test_the_form_asks_for_what_an_action_needs(shop):

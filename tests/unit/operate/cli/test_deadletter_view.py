@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from typing import Annotated
 
 import pytest
 
+from aztask import Secret
 from aztask.message.envelope import Envelope
 from aztask.message.headers import SAVED
 from aztask.operate.cli.letters import SHOWN_BYTES, print_letter, summary
@@ -67,6 +69,30 @@ def test_arguments_are_hidden_unless_asked_for(app, capsys, as_json):
     assert out.count("(hidden; --values shows it)") == (3 if as_json else 5)
     print_letter(app, found, as_json=as_json, values=True)
     assert capsys.readouterr().out.count("SECRET") >= 4  # the checkpoint is in base64
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_secret_arguments_are_hidden_even_if_values_are_asked_for(app, capsys, as_json):
+    """With what else holds them: the body, the headers for Celery's tools, a checkpoint."""
+
+    def charge(card: Annotated[str, Secret], cents: int) -> None: ...
+
+    app.task(name="shop.charge")(charge)
+    app.send("shop.charge", ["SECRET", 500], task_id="a")
+    found = letter(app)
+    told = {"argsrepr": "SECRET", "kwargsrepr": "SECRET", SAVED: b"SECRET"}
+    found = replace(
+        found,
+        envelope=replace(found.envelope, headers={**found.envelope.headers, **told}),
+    )
+    print_letter(app, found, as_json=as_json, values=True)
+    out = capsys.readouterr().out
+    assert "SECRET" not in out
+    assert "500" in out and "****" in out
+    assert '"body":' not in out
+    odd = replace(found, message=replace(found.message, body=b"\xc1SECRET"))
+    print_letter(app, odd, as_json=as_json, values=True)
+    assert "SECRET" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("as_json", [True, False])

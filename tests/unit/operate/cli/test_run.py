@@ -12,7 +12,8 @@ from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 SHOP = """
 import contextvars
 from dataclasses import dataclass
-from aztask import App, Context, Retry, RetryPolicy
+from typing import Annotated
+from aztask import App, Context, Reject, Retry, RetryPolicy, Secret
 app = App("shop", broker="local://", results="local://")
 OPEN = contextvars.ContextVar("open", default="closed")
 
@@ -93,6 +94,14 @@ def swallows(context: Context):
 @app.task
 def odd():
     return object()
+
+@app.task
+def charge(card: Annotated[str, Secret]) -> Annotated[str, Secret]:
+    if card.startswith("no"):
+        raise ValueError(f"the card {card} was refused")
+    if card.startswith("reject"):
+        raise Reject(card)
+    return card
 """
 
 
@@ -131,6 +140,15 @@ def test_an_error_has_its_traceback(cli, shop):
     assert 'raise ZeroDivisionError("no b")' in ended.err
     assert "runhere.py" not in ended.err, "it begins in the code of the task"
     assert ended.err.splitlines()[-1].endswith("task shop.add failed")
+
+
+def test_secret_arguments_and_values_are_masked(cli, shop):
+    assert cli("run", "-A", shop, "shop.charge", "--args", '["4111-1111"]').out == "****\n"
+    for card in ("no-4111-1111", "rejected-4111"):
+        ended = cli("run", "-A", shop, "shop.charge", "--args", f'["{card}"]')
+        assert ended.code == 1
+        assert card not in ended.out + ended.err
+        assert "****" in ended.err
 
 
 def test_what_a_task_asks_of_a_worker_is_said(cli, shop):
