@@ -42,7 +42,8 @@ class OpenBreaker:
     * `at`: since when it is open. `until`: no worker probes before.
     * `by`: the worker that opened it. `why`: such as "6 of 10 runs failed in 60 s".
     * `failures`: of probes, in a row.
-    * `probe_by`: the worker that probes, or "". `probe_until`: when its lease ends.
+    * `probe_by`: the worker that probes, as `aztask.limits.holders.holder_of` gives it, or "".
+      `probe_until`: when its lease ends.
     """
 
     task: str

@@ -37,6 +37,28 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotClaim:
+    """What a claim makes of a state. `without`: the same state, without the slots of the claim."""
+
+    state: RateState
+    without: RateState
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A write that may have been made: its answer is missing.
+
+    * `data`: what was written; no two writes are equal. `tag`: of the state that it replaces.
+    * `without`: see `SlotClaim`. `corrections`: those that it contains.
+    """
+
+    data: bytes
+    tag: str | None
+    without: RateState
+    corrections: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """Slots that are wanted of one rate, one for each of `weights`.
 
@@ -54,7 +76,7 @@ class RateCells:
     """The states of some rates, for `aztask.stores.rows.change`. What is known is tried first.
 
     Entries cannot change in one transaction. If one of them was changed by another worker, what was
-    claimed of the others is credited, and the next try claims all of them again.
+    claimed of the others is taken back, and the next try claims all of them again.
     """
 
     def __init__(self, claims: Claims, wanted: Sequence[Wanted]) -> None:
@@ -70,14 +92,15 @@ class RateCells:
             return self._claims.read([each.entry for each in self._wanted])
         return [known for known in found if known is not None]
 
-    def write(self, states: list[RateState], before: list[Known]) -> bool:
+    def write(self, claimed: list[SlotClaim], before: list[Known]) -> bool:
         """Replace the states, unless another worker has changed one of them."""
-        made = self._claims.write([each.entry for each in self._wanted], states, before)
-        if not all(made):
-            for each, state, written in zip(self._wanted, states, made, strict=True):
-                if written:
-                    self._claims.correct(each.entry, state.epoch, sum(each.weights))
-        return all(made)
+        made = self._claims.write([each.entry for each in self._wanted], claimed, before)
+        if all(made):
+            return True
+        for each, claim, written in zip(self._wanted, claimed, made, strict=True):
+            if written:
+                self._claims.take_back(each, claim)
+        return False
 
 
 class Claims:
@@ -85,6 +108,10 @@ class Claims:
 
     Crash window: corrections that are not written yet are lost with the worker. A start then counts
     as much as it was claimed for.
+
+    After an error of a write, the next read of the entry tells whether it was made. If another
+    worker has changed the entry since, that is not known: its credits are dropped then, so that
+    none is given twice, and its charges are written again.
     """
 
     def __init__(self, store: ControlStore, clock: StoreClock) -> None:
@@ -95,6 +122,7 @@ class Claims:
         self._lock = threading.Lock()
         self._corrections: dict[str, list[tuple[int, int]]] = {}  # by entry: (epoch, unused)
         self._applied: dict[str, int] = {}  # how many of them are in the state that is written next
+        self._doubts: dict[str, Doubt] = {}
 
     def claim(self, wanted: Wanted, earliest: float) -> list[Slot]:
         """Claim these slots at `earliest` or later; fewer if they are too far `ahead`.
@@ -103,7 +131,7 @@ class Claims:
         competitors costs one request. Raises BrokerUnavailable.
         """
 
-        def claimed(known: list[Known]) -> New[list[RateState], list[Slot]] | Kept[list[Slot]]:
+        def claimed(known: list[Known]) -> New[list[SlotClaim], list[Slot]] | Kept[list[Slot]]:
             now = self._clock.now()
             state, used = self._state_for(wanted, known[0], now)
             times, after = state.claim(used, wanted.weights, now, max(earliest, now), wanted.ahead)
@@ -111,7 +139,7 @@ class Claims:
                 return Kept([])
             pairs = zip(times, wanted.weights, strict=False)
             slots = [Slot(wanted.entry, after.epoch, at, weight) for at, weight in pairs]
-            return New([after], slots)
+            return New([SlotClaim(after, state)], slots)
 
         return self._change([wanted], claimed)
 
@@ -122,20 +150,20 @@ class Claims:
         stays unused. Raises BrokerUnavailable.
         """
 
-        def claimed(known: list[Known]) -> New[list[RateState], list[Slot]] | Kept[list[Slot]]:
+        def claimed(known: list[Known]) -> New[list[SlotClaim], list[Slot]] | Kept[list[Slot]]:
             now = self._clock.now()
             pairs = zip(wanted, known, strict=True)
             found = [(each, *self._state_for(each, before, now)) for each, before in pairs]
             first = max(earliest, now)
             at = max(state.opens(used, each.weights[0], first) for each, state, used in found)
-            states, slots = [], []
+            claims, slots = [], []
             for each, state, used in found:
                 times, after = state.claim(used, each.weights, now, at, each.ahead)
                 if not times:
                     return Kept([])
-                states.append(after)
+                claims.append(SlotClaim(after, state))
                 slots.append(Slot(each.entry, after.epoch, times[0], each.weights[0]))
-            return New(states, slots)
+            return New(claims, slots)
 
         return self._change(wanted, claimed)
 
@@ -149,32 +177,34 @@ class Claims:
                 self._corrections.setdefault(entry, []).append((epoch, unused))
 
     def settle(self) -> None:
-        """Write the corrections that no claim has written. Raises BrokerUnavailable."""
-        for entry in list(self._corrections):
+        """Write the corrections that no claim has written; an error does not stop the others.
 
-            def settled(known: list[Known]) -> New[list[RateState], None] | Kept[None]:
-                state = self._corrected(entry, known[0].state, self._clock.now())  # noqa: B023
-                return Kept(None) if state is known[0].state else New([state], None)
+        Raises BrokerUnavailable; what could not be written is written by the next call.
+        """
+        errors = []
+        for entry in [*self._corrections, *self._doubts]:
+            try:
+                self._settle(entry)
+            except Exception as error:  # noqa: BLE001  # raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
-            self._change([Wanted(entry, Rate(1, 1.0), ())], settled)
-            self._forget_applied(entry)
+    def _settle(self, entry: str) -> None:
+        def settled(known: list[Known]) -> New[list[SlotClaim], None] | Kept[None]:
+            state = self._corrected(entry, known[0].state, self._clock.now())
+            same = state is known[0].state
+            return Kept(None) if same else New([SlotClaim(state, state)], None)
+
+        self._change([Wanted(entry, Rate(1, 1.0), ())], settled)
+        self._forget_applied(entry)
 
     def _change(
         self,
         wanted: Sequence[Wanted],
-        decide: Callable[[list[Known]], New[list[RateState], Result] | Kept[Result]],
+        decide: Callable[[list[Known]], New[list[SlotClaim], Result] | Kept[Result]],
     ) -> Result:
-        """Change the entries. After an error a credit is dropped, which may have been written.
-
-        So it is never given twice. A charge is written again.
-        """
-        try:
-            return change(RateCells(self, wanted), decide, "the slots of this limit", tries=TRIES)
-        except Exception:
-            for each in wanted:
-                for epoch, unused in self._forget_applied(each.entry):
-                    self.correct(each.entry, epoch, min(0, unused))
-            raise
+        return change(RateCells(self, wanted), decide, "the slots of this limit", tries=TRIES)
 
     def _forget_applied(self, entry: str) -> list[tuple[int, int]]:
         """Remove the corrections of an entry that are written, or are of an earlier epoch."""
@@ -205,20 +235,59 @@ class Claims:
         return self._known.get(entry)
 
     def write(
-        self, entries: Sequence[str], states: Sequence[RateState], before: Sequence[Known]
+        self, entries: Sequence[str], claimed: Sequence[SlotClaim], before: Sequence[Known]
     ) -> list[bool]:
         """Replace states that are known; False for each that another process has changed."""
         now = self._clock.now()
         changes = [
-            EntryChange(entry, state.to_data(), known.tag)
-            for entry, state, known in zip(entries, states, before, strict=True)
+            EntryChange(entry, each.state.to_data(), known.tag)
+            for entry, each, known in zip(entries, claimed, before, strict=True)
         ]
-        tags = self._store.write(changes)
-        for entry, state, tag in zip(entries, states, tags, strict=True):
+        try:
+            tags = self._store.write(changes)
+        except Exception:
+            for each, claim in zip(changes, claimed, strict=True):
+                self._doubt(each, claim.without, self._forget_applied(each.name))
+            raise
+        for entry, claim, tag in zip(entries, claimed, tags, strict=True):
             if tag is not None:
                 self._forget_applied(entry)
-                self._keep(entry, Known(state, tag, now))
+                self._keep(entry, Known(claim.state, tag, now))
         return [tag is not None for tag in tags]
+
+    def take_back(self, wanted: Wanted, claimed: SlotClaim) -> None:
+        """Undo a claim that was written a moment ago.
+
+        A claim may have moved the next free slot by far more than its weight. If another worker has
+        claimed behind it already, its weight is credited. Raises BrokerUnavailable.
+        """
+        entry = wanted.entry
+        change = EntryChange(entry, claimed.without.to_data(), self._known[entry].tag)
+        try:
+            (tag,) = self._store.write([change])
+        except Exception:
+            self._doubt(change, claimed.without, [(claimed.state.epoch, sum(wanted.weights))])
+            raise
+        if tag is None:
+            self.correct(entry, claimed.state.epoch, sum(wanted.weights))
+        else:
+            self._keep(entry, Known(claimed.without, tag, self._clock.now()))
+
+    def _doubt(
+        self, change: EntryChange, without: RateState, corrections: Sequence[tuple[int, int]]
+    ) -> None:
+        """Note that a write may have been made; the next use of the entry reads it."""
+        self._known.pop(change.name, None)
+        self._doubts[change.name] = Doubt(change.data, change.tag, without, corrections)
+
+    def _resolve(self, doubt: Doubt, entry: str, found: Entry | None) -> bool:
+        """Keep the corrections that were not written; whether the doubtful write was made."""
+        made = found is not None and found.data == doubt.data
+        if not made:
+            unmade = doubt.tag == (None if found is None else found.tag)
+            for epoch, unused in doubt.corrections:
+                self.correct(entry, epoch, unused if unmade else min(0, unused))
+        return made
 
     def valid(self, slot: Slot) -> bool:
         """Whether a carried slot is of the current epoch. Raises BrokerUnavailable."""
@@ -240,6 +309,9 @@ class Claims:
     def _read(self, entry: str, found: Entry | None) -> Known:
         state = RateState() if found is None else RateState.from_data(found.data)
         tag = None if found is None else found.tag
+        doubt = self._doubts.pop(entry, None)
+        if doubt is not None and self._resolve(doubt, entry, found):
+            state = doubt.without  # nothing was started in the slots of that claim
         return self._keep(entry, Known(state, tag, self._clock.now()))
 
     def _keep(self, entry: str, known: Known) -> Known:

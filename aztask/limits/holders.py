@@ -2,7 +2,8 @@
 
 Rules
 1. Each worker has a row: how many permits it holds, until when, and since when it waits for more.
-   The sum of the permits whose time has not come never exceeds the limit.
+   The sum of the permits whose time has not come never exceeds the limit. Workers under one name
+   have a row each (`holder_of`).
 2. A worker renews its row before its time comes. If it dies, its permits are free when it has come.
 3. Nothing here does I/O; every change of the entry is a compare-and-set.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -26,6 +28,20 @@ STOP_SECONDS: Final = 2.0
 RENEW_SECONDS: Final = 3.0
 
 VERSION: Final = 1
+
+
+_HOLDER: Final = re.compile(r"(.+)#[0-9a-f]{8}", re.DOTALL)
+
+
+def holder_of(worker: str, incarnation: str) -> str:
+    """The name under which a worker holds something: two workers may have one name."""
+    return f"{worker}#{incarnation}"
+
+
+def worker_of(holder: str) -> str:
+    """The name of the worker, for people; releases before 0.2 held things under that name."""
+    found = _HOLDER.fullmatch(holder)
+    return found[1] if found else holder
 
 
 @dataclass(frozen=True, slots=True)

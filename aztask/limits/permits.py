@@ -72,6 +72,7 @@ class Permits:
         self._clock = clock
         self._lock = threading.Lock()
         self._stocks: dict[str, Stock] = {}
+        self.error: Exception | None = None
 
     def take(self, entry: str, most: int, ticket: float, wanted: int = 1) -> bool:
         """Take a permit; False if there is none now. Raises BrokerUnavailable.
@@ -127,10 +128,11 @@ class Permits:
         Every request for another permit renews those that are held, too. Their entries are among
         them, or tasks that run would end while others wait.
 
-        An entry whose row had expired is not: its tasks end at their old deadline.
-        Raises BrokerUnavailable; call it again.
+        An entry whose row had expired is not: its tasks end at their old deadline. An entry that
+        cannot be written does not stop the others: `error` says why, and the next call tries again.
         """
         renewed = []
+        self.error = None
         for entry, stock in list(self._stocks.items()):
             now = self._clock.monotonic()
             with self._lock:
@@ -142,7 +144,10 @@ class Permits:
                 if gone and stock.ticket is None:
                     del self._stocks[entry]
             if due or (stock.asked and stock.ticket is None):
-                self._write(entry, stock)
+                try:
+                    self._write(entry, stock)
+                except Exception as error:  # noqa: BLE001  # the caller logs it
+                    self.error = self.error or error
             if stock.deadline > stock.told and stock.used <= stock.count:
                 stock.told = stock.deadline
                 renewed.append(entry)

@@ -19,8 +19,8 @@ Rules
 7. What a start used less than its weight is credited, and what it used more is charged: the next
    free slot moves. Credits bring it at most one burst before the slots that are handed out, as an
    idle time does, so they never add up to more than a burst at once.
-8. Slots with weights are handed out while those before them end within `WEIGHED_AHEAD`. Further
-   ahead they would be handed out by estimates, and no credit could bring them forward.
+8. Slots with weights are handed out while they begin within `WEIGHED_AHEAD`. Further ahead they
+   would be handed out by estimates, and no credit could bring them forward.
 """
 
 from __future__ import annotations
@@ -105,19 +105,19 @@ class RateState:
         """Take a slot for each of these weights; returns their times, and the state after that.
 
         now: the store's time. earliest: no start can happen before that. Fewer slots are returned
-        if those before the next one do not end within `ahead` seconds.
+        if what is taken does not begin within `ahead` seconds: an `earliest` far ahead, which
+        another limit asks for, would leave all slots before it unused.
         """
-        gap, end = spacing(rate), self.free_at
+        gap = spacing(rate)
         at = max(self.free_at, earliest - (rate.burst - 1) * gap)
         times: list[float] = []
         for weight in weights:
-            if end > now + ahead:
+            if at > now + ahead:
                 break
             # Beside workers with other numbers a weight may be more than the burst: it waits for
             # a full burst, and those behind it wait for the rest.
             times.append(max(at + (min(weight, rate.burst) - 1) * gap, earliest))
             at += weight * gap
-            end = at
         if not times:
             return times, self
         return times, replace(self, free_at=at, taken=self.taken if self.taken > at else 0.0)

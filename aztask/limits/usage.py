@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from aztask.limits.declaration import Limit
-from aztask.limits.holders import Holders
+from aztask.limits.holders import Holders, worker_of
 from aztask.limits.rates import RateState
 from aztask.stores.records.controls import ControlStore
 
@@ -28,7 +29,8 @@ def usage_of(store: ControlStore, limit: Limit, key: str = "") -> LimitUsage:
     """Read the use of a limit now. Raises BrokerUnavailable."""
     now = store.time().at
     slots, permits = store.read([limit.entry(key), limit.permits_entry(key)])
-    wait = held = None
+    wait: float | None = None
+    held: dict[str, int] | None = None
     damage = ""
     if limit.rate is not None:
         free_at = 0.0 if slots is None else RateState.from_data(slots.data).free_at
@@ -39,5 +41,8 @@ def usage_of(store: ControlStore, limit: Limit, key: str = "") -> LimitUsage:
         except ValueError as error:
             state, damage = Holders(), str(error)
         rows = state.valid(now).rows
-        held = {worker: row.count for worker, row in rows.items() if row.count}
+        counts: Counter[str] = Counter()
+        for holder, row in rows.items():
+            counts[worker_of(holder)] += row.count
+        held = {worker: count for worker, count in counts.items() if count}
     return LimitUsage(wait, held, damage)

@@ -12,7 +12,7 @@ from aztask.errors import CodecError, ForeignId
 from aztask.message.codec import Codec
 from aztask.operate.action import results_of
 from aztask.stores.records.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
-from aztask.stores.records.onceruns import OnceRun, once_runs_of
+from aztask.stores.records.onceruns import Noted, OnceRun, once_runs_of
 from aztask.support.parts import PartFailure
 
 __all__ = [
@@ -175,10 +175,14 @@ def lost_runs(app: App, found: Workers) -> Iterator[tuple[OnceRun, WorkerRecord]
     store = results_of(app)
     notes = once_runs_of(store)
     workers = {each.name: each for each in found.records}
-    for run in () if notes is None else notes.all():
+    noted = Noted() if notes is None else notes.read()
+    for run in noted.runs:
         worker = workers.get(run.worker)
         if worker is None:
             worker = WorkerRecord(run.worker, run.at, run.at, (run.queue,), 1, 0)
+        elif run.beats:  # the row may be that of another worker under this name
+            beat = noted.beats.get(run.life)
+            worker = replace(worker, seen_at=run.at if beat is None else max(run.at, beat.at))
         if found.state(worker) == "alive":
             continue
         record = _record(store, run.key.task_id)

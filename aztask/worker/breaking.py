@@ -118,7 +118,7 @@ class Breaking(Work[_Job]):
         self.known = not self.on
         self._core = core
         self._clock = runtime.clock
-        self._name = runtime.name
+        self._name, self._holder = runtime.name, runtime.holder
         self._open: dict[str, _Known] = {}
         self._windows: dict[str, FailureWindow] = {}
         self._probes: dict[str, WorkItem] = {}
@@ -175,7 +175,7 @@ class Breaking(Work[_Job]):
             return False
         self._probes[task] = item
         self._submit(
-            lambda at: self._store.probe(task, self._name, at), lambda: self._asked(task, item)
+            lambda at: self._store.probe(task, self._holder, at), lambda: self._asked(task, item)
         )
         return True
 
@@ -225,19 +225,19 @@ class Breaking(Work[_Job]):
         known = self._open.get(task)
         failures = known.row.failures + 1 if known is not None else 1
         if failed is None:
-            self._submit(lambda at: self._store.released(task, self._name))
+            self._submit(lambda at: self._store.released(task, self._holder))
         elif failed:
             pause = breaker.pause_after(failures)
-            self._submit(lambda at: self._store.failed(task, self._name, at + pause))
+            self._submit(lambda at: self._store.failed(task, self._holder, at + pause))
         else:
-            self._submit(lambda at: self._store.succeeded(task, self._name))
+            self._submit(lambda at: self._store.succeeded(task, self._holder))
 
     def _asked(self, task: str, item: WorkItem) -> None:
         """Let the delivery go on: as the probe, or as one of those that are put off."""
         if self._probes.get(task) is not item:  # its lease was lost in the meantime
             return
         known = self._open.get(task)
-        if known is None or known.row.probe_by != self._name:
+        if known is None or known.row.probe_by != self._holder:
             del self._probes[task]
             if known is not None:  # also if the store was unreachable: the next one asks later
                 later = self._clock.monotonic() + READ_SECONDS
@@ -259,9 +259,9 @@ class Breaking(Work[_Job]):
         rows = self._store.read()
         for task in probes:
             row = rows.get(task)
-            ours = row is not None and row.probe_by == self._name
+            ours = row is not None and row.probe_by == self._holder
             if row and ours and row.probe_until - now < PROBE_SECONDS - 2 * READ_SECONDS:
-                rows = self._store.probe(task, self._name, now)
+                rows = self._store.probe(task, self._holder, now)
         return rows
 
     def work(self, jobs: Sequence[_Job]) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from aztask.app import App
+from aztask.limits.holders import holder_of
 from aztask.limits.storeclock import StoreClock
 from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.queues.lease.state import Lease
@@ -89,6 +90,11 @@ class WorkerRuntime:
         journal = Journal(worker_sink(app, name), clock, TaskLog(clock, options.log_tasks))
         deliveries = Deliveries(name, clock, weights_of(app, options))
         return cls(name, app, options, shell, keeper, journal, mailbox, deliveries, clock, shared)
+
+    @property
+    def holder(self) -> str:
+        """Under which name it holds what only one worker may: another one may have its name."""
+        return holder_of(self.name, self.incarnation)
 
     @property
     def lane_threads(self) -> int:

@@ -10,8 +10,9 @@ Rules
    several workers may do this at once.
 4. A task that has not ended, and whose message is gone, fails as ``member-lost``: after
    `EMPTY_SECONDS` if its queue is empty, and after `LOST_SECONDS` otherwise. A task that waits, for
-   a retry or inside its code, is not looked for before its time. A message that turns up later
-   becomes a dead letter, which you can replay.
+   a retry or inside its code, is not looked for before its time. One whose message was removed
+   before it ran is left to `aztask.worker.upkeep.lostruns` while it runs. A message that turns up
+   later becomes a dead letter, which you can replay.
 5. What a release before 0.2 has stored of it is signed anew, once by each worker that looks.
 6. A workflow is deleted a retention time after it has ended.
 """
@@ -28,6 +29,7 @@ from aztask.queues.base import QueueStats
 from aztask.settlement import DeadLetter, Resubmit
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.stores.records.damage import Damaged
+from aztask.stores.records.onceruns import once_runs_of
 from aztask.stores.records.workflows import ListedWorkflow
 from aztask.support.clock import Clock
 from aztask.workflows.bits import Decision
@@ -321,18 +323,27 @@ class Repair:
 
     def _fail(self, look: _Look, node: Node, record: RunRecord | None) -> TaskEnd | None:
         """Record the task as failed, so that a late message of it does not run."""
-        key = RunKey(task_id_of(look.workflow, node.number))
+        key, read = RunKey(task_id_of(look.workflow, node.number)), record
         if record is not None:
             moved = record.outcome is not None and isinstance(record.outcome.settlement, Resubmit)
             key = replace(record.key, hop=record.key.hop + moved)
+            read = None if moved else record
+        if self._runs_without_message(key):
+            look.watched.missing.pop(node.number, None)
+            return None
         text = f"its message is no longer in queue {node.queue}; was the queue purged?"
         dead = DeadLetter(MEMBER_LOST, text)
         outcome = Outcome(State.FAILED, dead, None, MEMBER_LOST, text, at=self._clock.wall())
         run = RunRecord(key, node.task, node.queue, State.FAILED, outcome=outcome)
-        if not self._engine.results.bury([run])[0]:
-            return None
+        if not self._engine.results.bury([run], [read])[0]:
+            return None  # it has ended, or it has started by now
         logger.warning("task %s %s is lost, it fails: %s", node.task, key.task_id, text)
         return _end_of(look, node, run)
+
+    def _runs_without_message(self, key: RunKey) -> bool:
+        """Whether a worker noted that it removed the message before it runs the task."""
+        notes = once_runs_of(self._engine.results)
+        return notes is not None and any(run.key == key for run in notes.all())
 
     def _empty(self, queue: str) -> bool:
         """True if the queue certainly holds no message, delayed ones included."""

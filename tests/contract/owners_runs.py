@@ -142,6 +142,7 @@ def housekeeping(mine: World, theirs: World) -> None:
         store_clock=None,
         mailbox=mailbox,
         name="w",
+        incarnation="",
         options=SimpleNamespace(queues=("default",), schedules=False),
         journal=None,
         lane=lambda name, work, threads: lane_of(name, work, mailbox, threads=threads),
@@ -166,9 +167,11 @@ def lost_runs(mine: World, theirs: World) -> None:
     notes.note([OnceRun(key, "step", "default", "gone", "", at, 1.0)])
     now = [0.0]
     clock = Clock(monotonic=lambda: now[0])
-    runtime = SimpleNamespace(app=theirs.app, clock=clock, name="w", incarnation="", mailbox=None)
+    runtime = SimpleNamespace(app=theirs.app, clock=clock, name="w", incarnation="x", mailbox=None)
     looker = LostRuns(cast("Any", runtime))
-    for now[0] in (0.0, LONG_AGO):
+    for at in range(0, 60, 5):
+        now[0] = float(at)
+        looker.beat(theirs.store, 5.0)
         looker.look(theirs.store)
     assert mine.app.result("a").state == "started"
 

@@ -11,7 +11,7 @@ from rowstores import Make
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.stores.records.base import RunKey
-from aztask.stores.records.onceruns import OnceRun, OnceRuns
+from aztask.stores.records.onceruns import Noted, OnceBeat, OnceRun, OnceRuns
 from aztask.stores.rows import TOGETHER, RowStore
 
 MINE = Owner("servicebus://mine.servicebus.windows.net", "shop")
@@ -72,6 +72,34 @@ def test_workers_have_notes_of_their_own(notes: OnceRuns) -> None:
     notes.note([other])
     notes.drop([RUN])
     assert list(notes.all()) == [other]
+
+
+def test_a_note_that_was_replaced_is_not_the_one_that_was_read(notes: OnceRuns) -> None:
+    again = replace(RUN, at=RUN.at + 60, incarnation="2e")
+    notes.note([RUN])
+    notes.note([again])
+    notes.drop_unchanged(RUN)
+    assert list(notes.all()) == [again]
+    for _ in range(2):
+        notes.drop_unchanged(again)
+        assert list(notes.all()) == []
+
+
+def test_each_incarnation_has_a_heartbeat(notes: OnceRuns) -> None:
+    first, twin = OnceBeat(("pod-0", "1f"), 10.5), OnceBeat(("pod-0", "2e"), 11.0)
+    other = OnceBeat(("pod-1/\\ä", "1f"), 12.0)
+    for beat in (first, twin, other):
+        notes.beat(beat)
+    notes.note([RUN])
+    assert notes.read() == Noted([RUN], {beat.life: beat for beat in (first, twin, other)})
+    again = first._replace(at=15.5)
+    notes.beat(again)
+    notes.drop_beat(first)
+    notes.remove_beat(twin.life)
+    notes.remove_beat(twin.life)
+    assert notes.read() == Noted([RUN], {beat.life: beat for beat in (again, other)})
+    notes.drop_beat(again)
+    assert set(notes.read().beats) == {other.life}
 
 
 def test_notes_belong_to_a_broker(rows: RowStore) -> None:

@@ -140,6 +140,30 @@ def test_a_run_that_the_broker_buried_has_failed(results: ResultStore) -> None:
     assert results.record([Finish(KEY, "one", ended())]) == [False], "its owner is too late"
 
 
+def test_a_run_that_has_gone_on_since_it_was_read_is_not_ended(results: ResultStore) -> None:
+    dead = Outcome(State.FAILED, DeadLetter("lost", "gone"), None, "lost", "gone", "", 3000.0, 0.0)
+
+    def bury(name: str, read: RunRecord | None) -> bool:
+        run = RunRecord(RunKey(name), "shop.resize", "default", State.FAILED, outcome=dead)
+        (done,) = results.bury([run], [read])
+        return done
+
+    assert results.get("a") is None
+    results.start([a_start("one")])
+    assert not bury("a", None), "it has started"
+    first = results.get("a")
+    assert first is not None
+    results.start([replace(a_start("two"), at=(first.started_at or 0.0) + 60.0)])
+    assert not bury("a", first), "another delivery has started it again"
+    second = results.get("a")
+    assert second is not None
+    assert second.state is State.STARTED
+    assert bury("a", second)
+    assert not bury("a", second), "it has ended"
+    assert bury("unknown", None)
+    assert not bury("another", first)
+
+
 def test_another_copy_of_a_message_that_comes_again_is_superfluous(results: ResultStore) -> None:
     results.start([a_start("one", position=1)])
     results.record([Finish(KEY, "one", Outcome(State.RETRYING, Abandon()))])

@@ -17,7 +17,7 @@ from aztask.message.envelope import Envelope
 from aztask.queues.base import Position, Receiver
 from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.settlement import Settlement
-from aztask.stores.records.base import Finish, RunKey, RunRecord, Start, StartAnswer
+from aztask.stores.records.base import Finish, ReadRuns, RunKey, RunRecord, Start, StartAnswer
 
 if TYPE_CHECKING:
     from .actors import Actor
@@ -192,10 +192,10 @@ class WatchedRuns:
         actor.world.point("record>")
         return answers
 
-    def bury(self, runs: Sequence[RunRecord]) -> list[bool]:
+    def bury(self, runs: Sequence[RunRecord], read: ReadRuns = None) -> list[bool]:
         """Record what the broker, or a repair, has ended."""
         self.actor.ask("results")
-        answers: list[bool] = self._bury(runs)
+        answers: list[bool] = self._bury(runs, read)
         book, actor = self.actor.world.book, self.actor
         actor.site.tell(lambda: book.buried(actor, runs, answers))
         return answers

@@ -57,9 +57,9 @@ class BadResults(LocalResults):
         _raise(self.faults.record, [each.key.task_id for each in finishes])
         return super().record(finishes)
 
-    def bury(self, runs: Any) -> Any:
+    def bury(self, runs: Any, read: Any = None) -> Any:
         _raise(self.faults.bury, [each.key.task_id for each in runs])
-        return super().bury(runs)
+        return super().bury(runs, read)
 
     def disown(self, runs: Any) -> Any:
         _raise(self.faults.disown, [key.task_id for key, _ in runs])

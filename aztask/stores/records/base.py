@@ -251,6 +251,47 @@ class Finish:
     outcome: Outcome
 
 
+class StartRow(Protocol):
+    """A run as a store read it: what tells one start of it from another."""
+
+    @property
+    def state(self) -> State:
+        """Whether it has started, or how it ended."""
+        ...
+
+    @property
+    def worker(self) -> str:
+        """The name of the worker that started it last."""
+        ...
+
+    @property
+    def started_at(self) -> float | None:
+        """When it was started last, UTC epoch seconds."""
+        ...
+
+
+def same_start(read: StartRow | None, found: StartRow | None) -> bool:
+    """Whether a run is as it was read: in the same start, or not started; None: missing."""
+    if read is None or found is None:
+        return read is found
+    return (read.state, read.worker, read.started_at) == (
+        found.state,
+        found.worker,
+        found.started_at,
+    )
+
+
+ReadRuns: TypeAlias = Sequence[StartRow | None] | None
+"""Runs as they were read, None for one that was missing; None if that does not matter."""
+
+
+def same_starts(runs: Sequence[object], read: ReadRuns, found: ReadRuns) -> list[bool]:
+    """Whether each run is as it was read; True for all if that does not matter."""
+    if read is None or found is None:
+        return [True] * len(runs)
+    return [same_start(*pair) for pair in zip(read, found, strict=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """One run as the store has it.
@@ -387,10 +428,12 @@ class ResultStore(Protocol):
         """Record each outcome; False if another delivery owns the run, or its row is damaged."""
         ...
 
-    def bury(self, runs: Sequence[RunRecord]) -> list[bool]:
+    def bury(self, runs: Sequence[RunRecord], read: ReadRuns = None) -> list[bool]:
         """Record the outcome of runs that no worker ended: the broker dead-lettered their messages.
 
         False if the run had ended already, belongs to another owner, or its row cannot be read.
+        read: each of them as it was read, None for one that was missing; then also False for one
+        that has gone on since.
         Afterwards, the delivery that owned the run can no longer record anything.
         """
         ...

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -133,7 +133,7 @@ class Slots:
                 )
             self._time = StoreClock(store, clock)
             self._claims = Claims(store, self._time)
-            self.permits = Permits(store, self._time, runtime.name, clock)
+            self.permits = Permits(store, self._time, runtime.holder, clock)
 
     @property
     def on(self) -> bool:
@@ -183,15 +183,29 @@ class Slots:
                 item.tries += 1
 
     def maintain(self) -> list[str]:
-        """Renew permits; returns their entries. If the store is unreachable, it is tried again."""
-        try:
-            self._time.refresh()
-            self._claims.settle()
-            return self.permits.maintain()
-        except Exception as error:  # noqa: BLE001  # no error of a store may end the worker
-            line = "permits and rates cannot be maintained, it is tried again: %s"
-            self._floods.warning(logger, "permits", line, text_of(error))
+        """Renew permits and write corrections; returns the entries of renewed permits.
+
+        None of them waits for another one: a permit that is not renewed ends the tasks under it.
+        What the store refuses, or does not answer, is tried again.
+        """
+        self._try(self._time.refresh)
+        if not self._time.known:
             return []
+        renewed = self.permits.maintain()
+        if self.permits.error is not None:
+            self._unmaintained(self.permits.error)
+        self._try(self._claims.settle)
+        return renewed
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  # no error of a store may end the worker
+            self._unmaintained(error)
+
+    def _unmaintained(self, error: Exception) -> None:
+        line = "permits and rates cannot be maintained, it is tried again: %s"
+        self._floods.warning(logger, "permits", line, text_of(error))
 
     def missed(self, item: WorkItem) -> None:
         """Credit the slots of a delivery that did not start in them; any thread may call.

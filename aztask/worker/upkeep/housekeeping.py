@@ -30,6 +30,7 @@ from aztask.stores.records.uniques import uniques_of
 from aztask.stores.records.workflows import workflows_of
 from aztask.stores.rows import KeepsRows
 from aztask.support import chance
+from aztask.support.parts import Part
 from aztask.uniqueness.rules import QUIET
 from aztask.worker.lane import Work
 from aztask.worker.pipeline.uniquekeys import unique_engine
@@ -202,8 +203,65 @@ class Chore:
     do: Callable[[], object]
 
 
-class Housekeeping(Work[Chore]):
-    """Does the chores on a thread of its own, so that none of them delays the supervisor."""
+class ChoreLane(Work[Chore]):
+    """Does chores one after the other, on a thread of its own."""
+
+    def __init__(self, runtime: WorkerRuntime, name: str) -> None:
+        """name: of the part and the thread."""
+        self._clock = runtime.clock
+        self._lane = runtime.lane(name, self, threads=1)
+        self._again: dict[str, tuple[float, Callable[[], object]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._lane)
+
+    @property
+    def part(self) -> Part:
+        """Where the chores that fail are noted, with their errors."""
+        return self._lane.part
+
+    def submit(self, name: str, chore: Callable[[], object]) -> None:
+        """Do it as soon as those before it are done. name: what health shows if it fails."""
+        self._again.pop(name, None)
+        self._lane.submit([Chore(name, chore)])
+
+    def try_again(self, now: float) -> None:
+        """Start those that failed `AGAIN_SECONDS` ago."""
+        for name, (at, chore) in list(self._again.items()):
+            if now >= at:
+                self.submit(name, chore)
+
+    def stop(self) -> None:
+        """Finish the pending chores and end the thread."""
+        self._lane.stop()
+
+    def work(self, chores: Sequence[Chore]) -> None:
+        """Do these; one that fails is put aside until it succeeds, and the others are done."""
+        part = self._lane.part
+        for chore in chores:
+            item = f"chore {chore.name}"
+            try:
+                chore.do()
+            except Exception as error:  # the other chores are done
+                known = item in part.aside()
+                part.put_aside(item, error)
+                self._again[chore.name] = (self._clock.monotonic() + AGAIN_SECONDS, chore.do)
+                if isinstance(error, AztaskError):
+                    logger.warning("%s failed, it will be tried again: %s", item, error)
+                elif not known:
+                    logger.error(
+                        "%s failed unexpectedly, it will be tried again", item, exc_info=error
+                    )
+            else:
+                part.take_back(item)
+
+
+class Housekeeping:
+    """Does the chores on threads of their own, so that none of them delays the supervisor.
+
+    Heartbeats have a lane of their own: other workers end the at-most-once runs of a worker whose
+    heartbeats stop. Deletions have one, too: they may take minutes, and tasks wait for the others.
+    """
 
     def __init__(self, runtime: WorkerRuntime, heartbeat: Heartbeat, core: Stages) -> None:
         """heartbeat: knows what runs. core: stops the tasks that were cancelled."""
@@ -219,9 +277,10 @@ class Housekeeping(Work[Chore]):
         self._clock, self._store_clock = clock, runtime.store_clock
         self._clock_at = 0.0
         self._mailbox = runtime.mailbox
-        self._lane = runtime.lane("chores", self, threads=1)
-        self._again: dict[str, tuple[float, Callable[[], object]]] = {}
-        self._heartbeat_at = self._progress_at = 0.0
+        self._lane = ChoreLane(runtime, "chores")
+        self._deletions = ChoreLane(runtime, "deletions")
+        self._beats = ChoreLane(runtime, "heartbeats")
+        self._heartbeat_at = self._progress_at = self._cancelled_at = 0.0
         # At random within the first minute: workers that live for a few seconds purge, too, in
         # proportion to the time that they live, and those that start together take turns.
         self._purge_at = clock.monotonic() + chance.uniform(0.0, PURGE_SECONDS)
@@ -230,7 +289,7 @@ class Housekeeping(Work[Chore]):
         self._unique_at = self._lost_at = 0.0
         self._lost = LostRuns(runtime)
         self._waits_at = clock.monotonic() + QUIET_SECONDS
-        self._unowned_at = self._steps_at = self._purge_at
+        self._unowned_at = self._steps_at = self._schedules_at = self._purge_at
         self._scheduling = (
             runtime.shell.scheduling(app, runtime.name) if runtime.options.schedules else None
         )
@@ -240,45 +299,71 @@ class Housekeeping(Work[Chore]):
         if self._scheduling is not None and self._app.schedules.declared:
             self._scheduling.start()
 
+    @property
+    def busy(self) -> bool:
+        """Whether chores are queued or done now."""
+        return any(map(len, (self._lane, self._deletions, self._beats)))
+
     def tick(self, now: float) -> None:
         """Start the chores that are due."""
-        if len(self._lane):
-            return
-        self._try_again(now)
+        results = self._app.results
+        if results is not None and not len(self._beats):
+            self._tell_news(now)
+        if not len(self._lane):
+            self._lane.try_again(now)
+            self._look_around(results, now)
+        # Until the store's clock is known, nothing is known to be old.
+        known = self._store_clock is None or self._store_clock.known
+        if known and not len(self._deletions):
+            self._deletions.try_again(now)
+            self._delete_old(results, now)
+
+    def _look_around(self, results: ResultStore | None, now: float) -> None:
+        """Start what tasks wait for."""
         if self._store_clock is not None and now >= self._clock_at:
             self._clock_at = now + KEPT_SECONDS
             self._submit("clock", self._store_clock.refresh)
-        # Until the store's clock is known, nothing is known to be old.
-        deletes = self._store_clock is None or self._store_clock.known
-        if deletes and now >= self._events_at and self._app.settings.events is not None:
-            self._events_at = now + EVENTS_SECONDS
-            self._submit("old events", self._remove_old_events)
-        if deletes and now >= self._payloads_at and self._app.payloads is not None:
-            self._payloads_at = now + PAYLOAD_SECONDS
-            self._submit("payloads", partial(self._remove_old_payloads, self._app.payloads))
-        results = self._app.results
         if results is None:
             return
-        beats = now >= self._heartbeat_at
-        if now >= self._progress_at and (beats or self._heartbeat.news()):
-            self._progress_at = now + PROGRESS_SECONDS
-            self.tell(self._heartbeat.record())
-        if beats:
-            self._heartbeat_at = now + HEARTBEAT_SECONDS
+        if now >= self._cancelled_at:
+            self._cancelled_at = now + HEARTBEAT_SECONDS
             if ids := self._heartbeat.running_ids():
                 self._submit("cancelled tasks", partial(self._look_for_cancelled, results, ids))
         if now >= self._dead_at and self._dead.useful:
             self._dead_at = now + DEAD_SECONDS
             self._submit("dead letters", self._dead.look)
         self._look_after(results, now)
-        if deletes and now >= self._steps_at and isinstance(results, KeepsRows):
-            self._steps_at = now + STEPS_SECONDS
-            self._submit("steps", partial(self._purge_steps, results))
-        if deletes and now >= self._purge_at:
-            self._purge_at = now + PURGE_SECONDS
-            if self._scheduling is not None and schedules_of(results) is not None:
+        if self._scheduling is not None and now >= self._schedules_at:
+            self._schedules_at = now + PURGE_SECONDS
+            if schedules_of(results) is not None:
                 self._submit("schedules", self._scheduling.start_if_wanted)
-            self._submit("purge", partial(self._purge, results))
+
+    def _delete_old(self, results: ResultStore | None, now: float) -> None:
+        """Start the deletions of what is old."""
+        if now >= self._events_at and self._app.settings.events is not None:
+            self._events_at = now + EVENTS_SECONDS
+            self._deletions.submit("old events", self._remove_old_events)
+        if now >= self._payloads_at and self._app.payloads is not None:
+            self._payloads_at = now + PAYLOAD_SECONDS
+            remove = partial(self._remove_old_payloads, self._app.payloads)
+            self._deletions.submit("payloads", remove)
+        if results is None:
+            return
+        if now >= self._steps_at and isinstance(results, KeepsRows):
+            self._steps_at = now + STEPS_SECONDS
+            self._deletions.submit("steps", partial(self._purge_steps, results))
+        if now >= self._purge_at:
+            self._purge_at = now + PURGE_SECONDS
+            self._deletions.submit("purge", partial(self._purge, results))
+
+    def _tell_news(self, now: float) -> None:
+        """Start a heartbeat, if one is due. One that failed is not repeated: the next is newer."""
+        beats = now >= self._heartbeat_at
+        if now >= self._progress_at and (beats or self._heartbeat.news()):
+            self._progress_at = now + PROGRESS_SECONDS
+            self.tell(self._heartbeat.record())
+        if beats:
+            self._heartbeat_at = now + HEARTBEAT_SECONDS
 
     def _look_after(self, results: ResultStore, now: float) -> None:
         """Start the looks at what several tasks share, where the store keeps it."""
@@ -378,7 +463,11 @@ class Housekeeping(Work[Chore]):
         """Write a heartbeat to the result store, if there is one."""
         results = self._app.results
         if results is not None:
-            self._submit("heartbeat", partial(results.heartbeat, record))
+            self._beats.submit("heartbeat", partial(self._beat, results, record))
+
+    def _beat(self, results: ResultStore, record: WorkerRecord) -> None:
+        results.heartbeat(record)
+        self._lost.beat(results, HEARTBEAT_SECONDS, stopped=record.stopped)
 
     def drained(self) -> bool:
         """Whether the queues are empty, delayed messages included; a missing queue is, too."""
@@ -403,33 +492,8 @@ class Housekeeping(Work[Chore]):
         """Finish the pending chores and end the threads."""
         if self._scheduling is not None:
             self._scheduling.stop()
-        self._lane.stop()
-
-    def _try_again(self, now: float) -> None:
-        for name, (at, chore) in list(self._again.items()):
-            if now >= at:
-                self._submit(name, chore)
+        for lane in (self._lane, self._deletions, self._beats):
+            lane.stop()
 
     def _submit(self, name: str, chore: Callable[[], object]) -> None:
-        self._again.pop(name, None)
-        self._lane.submit([Chore(name, chore)])
-
-    def work(self, chores: Sequence[Chore]) -> None:
-        """Do these; one that fails is put aside until it succeeds, and the others are done."""
-        part = self._lane.part
-        for chore in chores:
-            item = f"chore {chore.name}"
-            try:
-                chore.do()
-            except Exception as error:  # the other chores are done
-                known = item in part.aside()
-                part.put_aside(item, error)
-                self._again[chore.name] = (self._clock.monotonic() + AGAIN_SECONDS, chore.do)
-                if isinstance(error, AztaskError):
-                    logger.warning("%s failed, it will be tried again: %s", item, error)
-                elif not known:
-                    logger.error(
-                        "%s failed unexpectedly, it will be tried again", item, exc_info=error
-                    )
-            else:
-                part.take_back(item)
+        self._lane.submit(name, chore)

@@ -4,16 +4,24 @@ Rules
 1. A worker is gone once its heartbeat has not changed for as long as the lease of the run's
    delivery, and at least for `SILENT_SECONDS`. That time is measured here, so that a wrong clock of
    another machine ends no run.
-2. Such a run fails with `LOST`, by compare-and-set on its start row: a frozen worker that goes on
-   later records nothing. Of several workers that look, one records and reports it.
-3. What waits for the run finds its end: `.get()`, the unique key, the schedule. Housekeeping of
+2. Only time in which a heartbeat could be written counts: that in which our own ones were written,
+   one after the other. After an outage of the store, the time begins again.
+3. The heartbeats of `aztask.stores.records.onceruns` count, one of each incarnation: of two workers
+   under one name, none stands in for the other, whether both live or one. For notes of a release
+   that wrote none, the worker's own row counts; a former worker under our own name is gone then.
+4. A run of a worker that is gone fails with `LOST`, by compare-and-set on the start that was noted:
+   a frozen worker that goes on later records nothing, and a later start goes on. Of several workers
+   that look, one records and reports it.
+5. What waits for the run finds its end: `.get()`, the unique key, the schedule. Housekeeping of
    workflows sets its bit.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from functools import partial
+from typing import Final, NamedTuple, TypeAlias
 
 from aztask.errors import ForeignId
 from aztask.settlement import DeadLetter
@@ -26,56 +34,107 @@ from aztask.stores.records.base import (
     State,
     WorkerRecord,
 )
-from aztask.stores.records.onceruns import OnceRun, once_runs_of
+from aztask.stores.records.onceruns import Life, Noted, OnceBeat, OnceRun, once_runs_of
 from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
+CLOCK_STEP_SECONDS: Final = 1.0
+"""How far a clock may be set back between the start of a run and its note."""
+
+Watched: TypeAlias = OnceRun | Life
+"""What is watched: a run, or an incarnation that has a heartbeat and no runs."""
+
+
+class BeatsWritten(NamedTuple):
+    """From when until when each of our heartbeats was written, on the clock of the deadlines."""
+
+    since: float
+    until: float
+
 
 class LostRuns:
-    """Looks at the notes of at-most-once runs. One thread calls it."""
+    """Looks at the notes of at-most-once runs. One thread calls `look`, and one `beat`."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
-        # By note: the heartbeat of its worker, and since when that one is the last, on the clock of
-        # the deadlines.
-        self._watched: dict[OnceRun, tuple[float | None, float]] = {}
+        self._life: Life = (runtime.name, runtime.incarnation)
+        self._reach = BeatsWritten(math.inf, -math.inf)
+        # The last heartbeat of each worker, and since when it is the last, on the clock of the
+        # deadlines.
+        self._watched: dict[Watched, tuple[float | None, float]] = {}
 
     @property
     def usual(self) -> bool:
         """Whether the app has at-most-once tasks, so that runs are lost."""
         return any(task.delivery == "at-most-once" for task in self._runtime.app.tasks.values())
 
+    def beat(self, results: ResultStore, every: float, *, stopped: bool = False) -> None:
+        """Write our heartbeat for the runs that we note, and remember that we could.
+
+        every: seconds until the next one. An app without at-most-once tasks writes none; call it
+        behind another write then. Raises BrokerUnavailable.
+        """
+        notes = once_runs_of(results)
+        if notes is not None and self.usual:
+            if stopped:
+                notes.remove_beat(self._life)
+            else:
+                notes.beat(OnceBeat(self._life, self._runtime.clock.wall()))
+        now, last = self._runtime.clock.monotonic(), self._reach
+        close = now - last.until <= 1.5 * every
+        self._reach = BeatsWritten(last.since if close else now, now)
+
     def look(self, results: ResultStore) -> None:
         """Read the notes, and end the runs of workers that are gone. Raises BrokerUnavailable."""
         notes = once_runs_of(results)
         if notes is None:
             return
-        found = list(notes.all())
-        workers = {each.name: each for each in results.workers()} if found else {}
+        reach = self._reach  # what was written until then is among the notes
+        noted = notes.read()
+        runs = [run for run in noted.runs if run.life != self._life]
+        old = any(not run.beats for run in runs)
+        workers = {each.name: each for each in results.workers()} if old else {}
         now, before = self._runtime.clock.monotonic(), self._watched
         self._watched = {}
-        for run in found:
-            beat = self._heartbeat(run, workers)
-            last, since = before.get(run, (beat, now))
-            if last != beat:
-                since = now
-            if now - since >= max(SILENT_SECONDS, run.lease):
+        for run in runs:
+            beat = self._beat_of(run, noted, workers)
+            if self._silent(run, beat, before, now, reach) >= max(SILENT_SECONDS, run.lease):
                 self._end(results, run)
-                notes.drop([run])
-            else:
-                self._watched[run] = (beat, since)
+                notes.drop_unchanged(run)
+                del self._watched[run]
+        # What dead workers have left. A living one writes it again, before it is missed.
+        for life in noted.beats.keys() - {run.life for run in noted.runs} - {self._life}:
+            left = noted.beats[life]
+            if self._silent(life, left.at, before, now, reach) >= SILENT_SECONDS:
+                notes.drop_beat(left)
 
-    def _heartbeat(self, run: OnceRun, workers: dict[str, WorkerRecord]) -> float | None:
-        """The run's worker's last heartbeat; None if it has no row, or is a former one of ours."""
-        mine = self._runtime
-        if run.worker == mine.name and run.incarnation != mine.incarnation:
-            return None
+    def _silent(
+        self,
+        watched: Watched,
+        beat: float | None,
+        before: dict[Watched, tuple[float | None, float]],
+        now: float,
+        reach: BeatsWritten,
+    ) -> float:
+        """For how long a worker has been silent although it could write (rules 1 and 2)."""
+        last, since = before.get(watched, (beat, now))
+        since = since if last == beat else now
+        self._watched[watched] = (beat, since)
+        return reach.until - max(since, reach.since)
+
+    def _beat_of(
+        self, run: OnceRun, noted: Noted, workers: dict[str, WorkerRecord]
+    ) -> float | None:
+        """The last heartbeat of the run's worker; None if it has none."""
+        if run.beats:
+            beat = noted.beats.get(run.life)
+            return None if beat is None else beat.at
         worker = workers.get(run.worker)
-        return None if worker is None else worker.seen_at
+        return None if worker is None or run.worker == self._runtime.name else worker.seen_at
 
     def _end(self, results: ResultStore, run: OnceRun) -> None:
-        """Record the end of a run, unless it has one or another worker has started it.
+        """Record the end of a run, unless it has one or it was started again.
 
         Crash window: if the process dies behind the record, the event and the log line are missing,
         and the next look deletes the note.
@@ -84,9 +143,11 @@ class LostRuns:
             records = results.history(run.key.task_id)
         except ForeignId:
             return
-        started = [each for each in records if each.key == run.key]
-        if not started or started[0].state is not State.STARTED or started[0].worker != run.worker:
+        started = next((each for each in records if each.key == run.key), None)
+        if started is None or started.state is not State.STARTED or started.worker != run.worker:
             return
+        if started.started_at is None or started.started_at > run.at + CLOCK_STEP_SECONDS:
+            return  # another worker under that name has started it, and notes it next
         text = (
             f"worker {run.worker} ended while it ran the task, whose message was removed before "
             "(at-most-once)"
@@ -95,7 +156,7 @@ class LostRuns:
             State.FAILED, DeadLetter(LOST, text), None, LOST, text, at=self._runtime.clock.wall()
         )
         record = RunRecord(run.key, run.task, run.queue, State.FAILED, outcome=outcome)
-        if results.bury([record])[0]:
+        if results.bury([record], [started])[0]:
             logger.warning("task %s %s is lost: %s", run.task, run.key.task_id, text)
             journal = self._runtime.journal
             self._runtime.mailbox.post(partial(journal.lost, run, LOST, text))

@@ -13,7 +13,7 @@ from still import Still
 from aztask.errors import BrokerUnavailable
 from aztask.limits.claiming import EPOCH_SECONDS, Claims, Wanted
 from aztask.limits.declaration import Rate
-from aztask.limits.rates import spacing
+from aztask.limits.rates import WEIGHED_AHEAD, spacing
 from aztask.limits.storeclock import StoreClock
 from aztask.queues.engine import Database
 from aztask.stores.records.local.store import LocalResults
@@ -274,6 +274,35 @@ def test_beyond_the_horizon_nothing_is_taken_of_any(path: str) -> None:
     assert store.writes == 0
 
 
+def test_a_limit_with_a_cost_does_not_wait_for_another_one(path: str) -> None:
+    """All its slots until then would stay unused: nothing is taken of any."""
+    clock = Still()
+    claims, store = claimer(path, clock)
+    hourly = Rate(1, 3600.0)
+    claims.claim(Wanted("limit-h", hourly), clock.now)
+    store.writes = 0
+    tokens, hour = Wanted("limit-t", TOKENS, (20,), WEIGHED_AHEAD), Wanted("limit-h", hourly)
+    for wanted in ([tokens, hour], [hour, tokens]):
+        assert claims.claim_together(wanted, clock.now) == []
+    assert store.writes == 0
+    assert opens(claims, clock, weight=60) == clock.now
+    clock.now += 3600.0
+    assert len(claims.claim_together([tokens, hour], clock.now)) == 2
+
+
+def test_what_was_claimed_beside_a_refused_one_is_taken_back(path: str) -> None:
+    """Not its weight alone: the claim of a slot in half a day moves the next free slot there."""
+    clock = Still()
+    mine, _ = claimer(path, clock)
+    other, _ = claimer(path, clock)
+    wanted = [Wanted("limit-a", TEN), Wanted("limit-d", Rate(1, 43200.0))]
+    assert len(mine.claim_together(wanted, clock.now)) == 2
+    assert len(other.claim(wanted[1], clock.now)) == 1  # mine does not know that
+    assert mine.claim_together(wanted, clock.now) == []
+    (slot,) = other.claim(wanted[0], clock.now)
+    assert slot.at == pytest.approx(clock.now + spacing(TEN))
+
+
 def test_a_correction_is_written_with_the_next_claim(path: str) -> None:
     clock = Still()
     claims, store = claimer(path, clock)
@@ -309,26 +338,88 @@ def test_a_correction_of_an_earlier_epoch_is_forgotten(path: str) -> None:
     assert claims._corrections == {}
 
 
-def test_after_an_error_a_credit_is_dropped_and_a_charge_is_written(path: str) -> None:
-    """The write may have been made: a credit that is given twice would exceed the rate."""
+def fail(store: Counting, *, made: bool) -> None:
+    """Let each write raise, after it was made or without. ``del store.write`` ends that."""
+    write = store._inner.write
+
+    def lost(changes: Any) -> Any:
+        if made:
+            write(changes)
+        raise BrokerUnavailable("the answer is lost")
+
+    store.write = lost  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_after_an_error_a_correction_is_written_once(path: str, made: bool) -> None:
+    """A credit that is given twice would exceed the rate, a lost one would waste it."""
     clock = Still()
     claims, store = claimer(path, clock)
     (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
     claims.correct(slot.entry, slot.epoch, 20)
     claims.correct(slot.entry, slot.epoch, -5)
-    write = store._inner.write
+    fail(store, made=made)
+    for _ in range(1 if made else 3):  # once it was made, nothing is left to write
+        with pytest.raises(BrokerUnavailable):
+            claims.settle()
+    del store.write
+    for _ in range(2):
+        claims.settle()
+    assert opens(claims, clock, weight=60) == pytest.approx(clock.now + (60 - 20 + 5) * GAP)
+    assert claims._corrections == {}
+    assert claims._doubts == {}
 
-    def lost(changes: Any) -> Any:
-        write(changes)
-        raise BrokerUnavailable("the answer is lost")
 
-    store.write = lost
+def test_if_it_is_not_known_a_credit_is_dropped_and_a_charge_is_written(path: str) -> None:
+    """Another worker has changed the entry since."""
+    clock = Still()
+    claims, store = claimer(path, clock)
+    (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
+    claims.correct(slot.entry, slot.epoch, 20)
+    claims.correct(slot.entry, slot.epoch, -5)
+    fail(store, made=True)
     with pytest.raises(BrokerUnavailable):
         claims.settle()
     del store.write
+    claimer(path, clock)[0].claim(Wanted("limit-t", TOKENS, [1]), clock.now)
     claims.settle()
-    assert opens(claims, clock, weight=60) == pytest.approx(clock.now + (60 - (20 - 5) + 5) * GAP)
-    assert claims._corrections == {}
+    used = 60 - (20 - 5) + 1 + 5
+    assert opens(claims, clock, weight=60) == pytest.approx(clock.now + used * GAP)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_claim_that_failed_takes_no_slots(path: str, made: bool) -> None:
+    clock = Still()
+    claims, store = claimer(path, clock)
+    claims.claim(Wanted("limit-t", TOKENS, [1]), clock.now)
+    fail(store, made=made)
+    with pytest.raises(BrokerUnavailable):
+        claims.claim(Wanted("limit-t", TOKENS, [50]), clock.now)
+    del store.write
+    (slot,) = claims.claim(Wanted("limit-t", TOKENS, [59]), clock.now)
+    assert slot.at == clock.now
+
+
+def test_an_error_of_one_limit_delays_no_correction_of_another(path: str) -> None:
+    clock = Still()
+    claims, store = claimer(path, clock)
+    for name in ("limit-t", "limit-u"):
+        (slot,) = claims.claim(Wanted(name, TOKENS, [60]), clock.now)
+        claims.correct(slot.entry, slot.epoch, 60)
+    write = store._inner.write
+
+    def refuse(changes: Any) -> Any:
+        if any(each.name == "limit-t" for each in changes):
+            raise BrokerUnavailable("refused")
+        return write(changes)
+
+    store.write = refuse  # type: ignore[method-assign]
+    with pytest.raises(BrokerUnavailable):
+        claims.settle()
+    assert opens(claims, clock, "limit-u", 60) == clock.now
+    del store.write
+    claims.settle()
+    assert opens(claims, clock, "limit-t", 60) == clock.now
 
 
 def test_corrections_of_other_threads_are_all_kept(path: str) -> None:

@@ -282,6 +282,27 @@ def test_a_permit_is_valid_for_ten_seconds_and_used_for_eight(fleet: Fleet) -> N
     assert one.maintain() == [ENTRY], "it is renewed after three seconds"
 
 
+def test_an_entry_that_cannot_be_written_stops_no_other(fleet: Fleet) -> None:
+    """Their tasks would end themselves, although the store takes their renewals."""
+    one, write = fleet.worker("one"), fleet.store.write
+    entries = [ENTRY, f"{ENTRY}-2", f"{ENTRY}-3"]
+    for entry in entries:
+        assert one.take(entry, 1, 0.0)
+
+    def refuse(changes: Any) -> Any:
+        if changes[0].name == entries[1]:
+            raise BrokerUnavailable("refused")
+        return write(changes)
+
+    fleet.store.write = refuse
+    fleet.clock.now += RENEW_SECONDS
+    assert one.maintain() == [entries[0], entries[2]]
+    assert str(one.error) == "refused"
+    fleet.store.write = write
+    assert one.maintain() == [entries[1]]
+    assert one.error is None
+
+
 def test_at_its_deadline_a_permit_is_no_longer_used(fleet: Fleet) -> None:
     """Nor one that this worker has but could not renew: another worker gets it soon."""
     one = fleet.worker("one")

@@ -13,6 +13,7 @@ from aztask import CircuitBreaker
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.limits.breakers import PROBE_SECONDS, Breakers
 from aztask.limits.control import Controls, Scope
+from aztask.limits.holders import worker_of
 from aztask.queues.engine import Database
 from aztask.settlement import DeadLetter, Resubmit
 from aztask.worker.breaking import Breaking
@@ -197,7 +198,7 @@ def test_one_probe_runs_and_its_success_closes_the_breaker(
     assert worker.receive("x", "y") == []
     assert len(worker.to_finish) == 1, "the second one is put off"
     probe = worker.probe()
-    assert rows(bench)[TASK].probe_by == "w"
+    assert worker_of(rows(bench)[TASK].probe_by) == "w"
     other.tick()
     assert other.receive("z") == []
     assert len(other.to_finish) == 1, "one worker probes"
@@ -208,6 +209,21 @@ def test_one_probe_runs_and_its_success_closes_the_breaker(
     assert len(worker.receive("v")) == 1
     other.tick()
     assert len(other.receive("w")) == 1
+
+
+def test_of_two_workers_under_one_name_one_probes(
+    worker: Worker, start: Callable[[str], Worker], bench: Bench
+) -> None:
+    worker.fail(*"abcd")
+    twin = start("w")
+    bench.clock.now += 31.0
+    assert worker.receive("x") == []
+    worker.probe()
+    twin.tick()
+    assert twin.receive("y") == []
+    twin.settle()
+    assert twin.passed == []
+    assert len(twin.to_finish) == 1
 
 
 def test_a_failed_probe_doubles_the_pause(worker: Worker, bench: Bench) -> None:
@@ -234,7 +250,7 @@ def test_a_probe_without_an_outcome_is_given_back(worker: Worker, bench: Bench) 
     assert (row.failures, row.probe_by) == (0, "")
     worker.receive("y")
     worker.settle()
-    assert rows(bench)[TASK].probe_by == "w"
+    assert worker_of(rows(bench)[TASK].probe_by) == "w"
 
 
 def test_the_probe_of_a_worker_that_died_is_taken_over(
@@ -252,7 +268,7 @@ def test_the_probe_of_a_worker_that_died_is_taken_over(
     bench.clock.now += 2 * READ_SECONDS
     other.receive("z")
     other.settle()
-    assert rows(bench)[TASK].probe_by == "other"
+    assert worker_of(rows(bench)[TASK].probe_by) == "other"
 
 
 def test_a_long_probe_is_renewed(worker: Worker, bench: Bench) -> None:
@@ -263,7 +279,7 @@ def test_a_long_probe_is_renewed(worker: Worker, bench: Bench) -> None:
     for _ in range(20):
         worker.tick()
     row = rows(bench)[TASK]
-    assert row.probe_by == "w"
+    assert worker_of(row.probe_by) == "w"
     assert row.probe_until > bench.clock.now + READ_SECONDS
 
 

@@ -17,6 +17,7 @@ from aztask.stores.records.base import (
     Start,
     State,
 )
+from aztask.stores.records.onceruns import OnceRun, once_runs_of
 from aztask.stores.records.workflows import ROOT, Addition, DocumentChange
 from aztask.support.clock import Clock
 from aztask.workflows import mailing
@@ -460,10 +461,10 @@ def test_one_that_ends_right_before_it_counts_as_lost_keeps_its_end(shop, monkey
     shop.look()
     bury, ended = shop.app.results.bury, []
 
-    def too_late(records):
+    def too_late(records, read):
         if not ended:
             ended.append(shop.record(1))
-        return bury(records)
+        return bury(records, read)
 
     monkeypatch.setattr(shop.app.results, "bury", too_late)
     assert shop.look(60.0) == "started"
@@ -496,6 +497,42 @@ def test_what_follows_another_task_is_sent_by_its_redelivery(shop):
     assert shop.waiting() == 0
     (failure,) = shop.app.workflows.result("w").failures
     assert failure.node == 2
+
+
+def test_a_task_that_runs_without_its_message_is_not_lost(shop):
+    """Its worker noted that it removed the message; whether that one lives, others find out."""
+    chain(shop.once.s(1), shop.work.s()).delay(workflow_id="w")
+    shop.app.broker.purge("default")
+    key, notes = RunKey("w.1"), once_runs_of(shop.app.results)
+    shop.app.results.start([Start(key, "shop.once", "default", 1, "one", "pod", 1000.0)])
+    run = OnceRun(key, "shop.once", "default", "pod", "1f", 1000.0, 60.0)
+    notes.note([run])
+    for _ in range(100):
+        assert shop.look(60.0) == "started"
+    notes.drop([run])
+    shop.look()
+    shop.look()
+    assert shop.look(60.0) == "failed"
+
+
+def test_a_task_that_starts_before_it_counts_as_lost_goes_on(shop, monkeypatch):
+    chain(shop.work.s(1), shop.work.s()).delay(workflow_id="w")
+    shop.app.broker.purge("default")
+    shop.look()
+    shop.look()
+    results, start = (
+        shop.app.results,
+        Start(RunKey("w.1"), "shop.work", "default", 1, "a", "w", 1.0),
+    )
+    bury = results.bury
+
+    def late(*given):
+        results.start([start])
+        return bury(*given)
+
+    monkeypatch.setattr(results, "bury", late)
+    assert shop.look(60.0) == "started"
+    assert results.get("w.1").state is State.STARTED
 
 
 def test_the_first_task_of_an_at_most_once_chain_is_lost_like_any_other(shop):

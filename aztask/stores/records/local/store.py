@@ -28,6 +28,7 @@ from aztask.stores.records.base import (
     Outdated,
     Owned,
     OwnedElsewhere,
+    ReadRuns,
     Recorded,
     RunKey,
     RunRecord,
@@ -38,6 +39,7 @@ from aztask.stores.records.base import (
     Unreadable,
     WorkerRecord,
     other_task,
+    same_starts,
 )
 from aztask.stores.records.controls import ControlStore
 from aztask.stores.records.damage import Damaged, check_position
@@ -222,13 +224,9 @@ class LocalResults:
 
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
         """Record outcomes, each by compare-and-set on the run's owner."""
+        signer, mine = self._signer, self._mine
         rows = [
-            (
-                *outcome_row(each.key, each.outcome, self._signer),
-                self._mine,
-                *key_of(each.key),
-                each.owner,
-            )
+            (*outcome_row(each.key, each.outcome, signer), mine, *key_of(each.key), each.owner)
             for each in finishes
         ]
         again = [
@@ -243,10 +241,12 @@ class LocalResults:
                 return [True] * len(rows)
             return [self._stands(connection, each.key, each.owner) for each in finishes]
 
-    def bury(self, runs: Sequence[RunRecord]) -> list[bool]:
+    def bury(self, runs: Sequence[RunRecord], read: ReadRuns = None) -> list[bool]:
         """Record the end of runs whose messages the broker dead-lettered."""
         with self._database.transaction() as connection:
-            return [self._bury(connection, run) for run in runs]
+            found = [self._run(connection, run.key) for run in runs]
+            same = same_starts(runs, read, [None if run is None else run.record for run in found])
+            return [ok and self._bury(connection, run) for ok, run in zip(same, runs, strict=True)]
 
     def _bury(self, connection: sqlite3.Connection, record: RunRecord) -> bool:
         run = self._run(connection, record.key)

@@ -8,7 +8,7 @@ decision is made again. So each decision below also covers the case that an earl
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Final, Generic, TypeVar
@@ -26,9 +26,11 @@ from aztask.stores.records.base import (
     RunRecord,
     Start,
     StartAnswer,
+    StartRow,
     State,
     Unreadable,
     other_task,
+    same_start,
 )
 from aztask.stores.records.damage import Damaged, check_position
 from aztask.stores.records.owners import is_foreign
@@ -245,10 +247,13 @@ class Runs:
                 self._blobs.delete(done.before.saved_blob)
         return done.answer
 
-    def bury(self, call: TimeBudget, record: RunRecord) -> bool:
+    def bury(
+        self, call: TimeBudget, record: RunRecord, read: Sequence[StartRow | None] = ()
+    ) -> bool:
         """Write the index row first: once the row says how the run ended, no call returns to it.
 
-        If the process dies in between, the index names a run that the next call ends.
+        If the process dies in between, the index names a run that the next call ends. read: with
+        one, only if the run is as it was read.
         """
         outcome = record.outcome
         current = self.read(call, record.key)
@@ -258,6 +263,8 @@ class Runs:
             return False
         if current is not None and current.damage:
             self._quarantine.note(call, current, current.damage)
+            return False
+        if read and not same_start(read[0], current):
             return False
         packed = pack_body(outcome)
         signature = self._signer.sign_outcome(record.key, outcome, packed)
@@ -272,7 +279,8 @@ class Runs:
             if run is not None and (run.damage or is_foreign(self._owner, run.broker)):
                 return RowUpdate(False)
             if run is None or not run.ended:
-                return RowUpdate(True, buried(run))
+                same = not read or same_start(read[0], run)
+                return RowUpdate(same, buried(run) if same else None)
             # it had not ended when we first read it: our own write, if its answer was lost
             return RowUpdate(not run.owner and (run.ended_at, run.body_blob) == (outcome.at, blob))
 
@@ -281,6 +289,11 @@ class Runs:
         if blob and (done.row is None or done.row.body_blob != blob):
             self._blobs.delete(blob)
         return done.answer
+
+    def bury_as_read(self, call: TimeBudget, pair: tuple[RunRecord, StartRow | None]) -> bool:
+        """As `bury`, unless the run has gone on since it was read."""
+        record, read = pair
+        return self.bury(call, record, [read])
 
     def save(self, call: TimeBudget, key: RunKey, owner: str, state: bytes) -> bool:
         """Store a checkpoint.

@@ -34,6 +34,7 @@ from aztask.stores.records.base import (
     Cancelled,
     Finish,
     Owned,
+    ReadRuns,
     RunKey,
     RunRecord,
     Start,
@@ -236,9 +237,11 @@ class TablesResults:
         """Record outcomes, each by compare-and-set on the row as it was at the start."""
         return self._each(self._runs.record, finishes)
 
-    def bury(self, runs: Sequence[RunRecord]) -> list[bool]:
+    def bury(self, runs: Sequence[RunRecord], read: ReadRuns = None) -> list[bool]:
         """Record the end of runs whose messages the broker dead-lettered."""
-        return self._each(self._runs.bury, runs)
+        if read is None:
+            return self._each(self._runs.bury, runs)
+        return self._each(self._runs.bury_as_read, list(zip(runs, read, strict=True)))
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
         """Store a checkpoint, by compare-and-set on the row."""

@@ -1,3 +1,4 @@
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -151,6 +152,21 @@ def test_drain_says_what_still_runs(cli, filled, quick, monkeypatch):
     monkeypatch.setattr(draining.time, "sleep", lambda seconds: beat(filled, "shop.add", at=60.0))
     found = draining.wait_until_idle(filled.results, names, 0.1)
     assert found == "task shop.add id-0 on one"
+
+
+def test_drain_waits_anew_if_the_store_did_not_answer(filled, quick, monkeypatch):
+    """No heartbeat could be written either, so a silent worker may run."""
+    beat(filled, "shop.add")
+    workers, calls = filled.results.workers, itertools.count()
+
+    def slow():
+        if next(calls) == 1:
+            time.sleep(0.4)
+        return workers()
+
+    monkeypatch.setattr(filled.results, "workers", slow)
+    found = draining.wait_until_idle(filled.results, {(Scope.TASK, "shop.add")}, 0.3)
+    assert "awaited" in found
 
 
 def test_drain_does_not_wait_for_silent_workers(cli, filled, quick):

@@ -15,8 +15,10 @@ from aztask.limits.control import Pause, Scope
 from aztask.limits.declaration import Rate
 from aztask.limits.rates import AHEAD, SLACK, spacing
 from aztask.limits.slots import slots_of
+from aztask.limits.usage import usage_of
 from aztask.settlement import DeadLetter, Hold
 from aztask.stores.records.base import State
+from aztask.stores.records.controls import controls_of
 from aztask.worker.limiting.parking import Parking
 from aztask.worker.limiting.slots import LOCAL_LEAD, RETURN_SECONDS, Slots
 from aztask.worker.pausing import FIRST_DELAY, SPREAD
@@ -237,6 +239,22 @@ def test_while_the_store_is_away_they_wait_as_they_are(limited: Any) -> None:
         (Stage.RECEIVED, None, 1)
     ] * 2
     assert gate_of(bench).on
+
+
+def test_what_the_store_refuses_skips_no_permit(
+    limited: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, gate = limited()
+    monkeypatch.setattr(gate.permits, "maintain", lambda: ["entry"])
+    gate._time.refresh()
+
+    def fail() -> None:
+        raise BrokerUnavailable("away")
+
+    monkeypatch.setattr(gate._claims, "settle", fail)
+    assert gate.maintain() == ["entry"]
+    monkeypatch.setattr(gate._time, "refresh", fail)
+    assert gate.maintain() == ["entry"]
 
 
 def test_a_claimed_one_that_missed_its_slot_goes_back_without_a_start(limited: Any) -> None:
@@ -501,3 +519,14 @@ def test_several_limits_with_costs_are_taken_together(make: Make) -> None:
     (back,) = bench.receive()
     first, second = slots_of(message_of(back).slots).values()
     assert first.at == second.at
+
+
+def test_two_workers_under_one_name_have_permits_of_their_own(make: Make) -> None:
+    bench = make(task={"limits": ["two"]})
+    bench.app.limit("two", concurrency=2)
+    items = bench.items("a", "b", "c", "d")
+    gate_of(bench).admit(items[:2])
+    gate_of(bench).admit(items[2:])
+    assert [bool(item.permits) for item in items] == [True, True, False, False]
+    usage = usage_of(controls_of(bench.app.results), bench.app.limits["two"])
+    assert usage.held == {"w": 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from aztask.limits.storeclock import KEPT_SECONDS, StoreClock
 from aztask.queues.base import Capabilities, QueueStats
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.payloads.store import MemoryPayloads, PayloadKind
+from aztask.stores.records.base import WorkerRecord
 from aztask.stores.rows import StoreTime
 from aztask.support import chance
 from aztask.support.clock import Clock
@@ -38,7 +40,7 @@ class Idle:
     """A heartbeat of a worker that runs nothing."""
 
     def record(self, *, stopped: bool = False) -> Any:
-        return object()
+        return WorkerRecord("w", 1.0, 2.0, ("q",), 0, 0, stopped)
 
     def running_ids(self) -> list[str]:
         return []
@@ -86,7 +88,7 @@ def test_much_that_was_old_brings_the_next_look_forward(
     def tick(at: float) -> int:
         now[0] = at
         chores.tick(at)
-        while len(chores._lane):
+        while chores.busy:
             mailbox.run()
         return len(store.asked)
 
@@ -122,7 +124,7 @@ def test_what_is_old_is_known_from_the_stores_clock(monkeypatch: pytest.MonkeyPa
 
     def tick(at: float) -> list[float]:
         chores.tick(at)
-        while len(chores._lane):
+        while chores.busy:
             mailbox.run()
         return store.asked
 
@@ -153,7 +155,7 @@ def test_a_new_checkpoint_brings_the_heartbeat_forward_once_a_second() -> None:
         told.clear()
         while now[0] < until:
             chores.tick(now[0])
-            while len(chores._lane):
+            while chores.busy:
                 mailbox.run()
             now[0] = round(now[0] + 0.1, 1)
         return told
@@ -165,6 +167,69 @@ def test_a_new_checkpoint_brings_the_heartbeat_forward_once_a_second() -> None:
     assert min(after - before for before, after in itertools.pairwise(found)) >= 1.0
     beating.news = lambda: False  # type: ignore[method-assign]
     assert len(run(1026.0)) == 2
+    chores.stop()
+
+
+def test_a_chore_of_minutes_delays_no_heartbeat() -> None:
+    """Other workers end the at-most-once runs of a worker that falls silent."""
+    told: list[float] = []
+    now = [1000.0]
+    store, busy, enough = Purging(0), threading.Semaphore(0), threading.Event()
+    store.heartbeat = lambda worker: told.append(now[0])  # type: ignore[method-assign]
+    app: Any = SimpleNamespace(
+        results=store,
+        payloads=None,
+        sends=NO_SIGNALS,
+        broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+    )
+    runtime = make_runtime(app, clock=Clock(monotonic=lambda: now[0]), queues=("q",))
+    chores = Housekeeping(runtime, Idle(), Noting())
+
+    def long_chore() -> None:
+        busy.release()
+        enough.wait(20)
+
+    for lane in (chores._lane, chores._deletions):
+        lane.submit("long", long_chore)
+        assert busy.acquire(timeout=20)
+    for _ in range(4):
+        chores.tick(now[0])
+        while len(chores._beats):
+            runtime.mailbox.run()
+        now[0] += 5.0
+    assert told == [1000.0, 1005.0, 1010.0, 1015.0]
+    enough.set()
+    chores.stop()
+
+
+def test_a_deletion_of_minutes_delays_no_other_chore() -> None:
+    """Tasks wait for those: to be cancelled, to be woken, to find their unique key free."""
+    asked: list[Any] = []
+    store: Any = Purging(0)
+    enough = threading.Event()
+    store.to_stop = lambda ids: asked.append(ids) or ()
+    store.purge = lambda before: enough.wait(20) and 0
+    app: Any = SimpleNamespace(
+        results=store,
+        payloads=None,
+        sends=NO_SIGNALS,
+        broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+    )
+    runtime = make_runtime(app, queues=("q",))
+    heartbeat = Idle()
+    heartbeat.running_ids = lambda: ["a"]  # type: ignore[method-assign]
+    chores = Housekeeping(runtime, heartbeat, Noting())
+    chores._purge_at = 0.0
+    for _ in range(2):
+        chores.tick(chores._clock.monotonic())
+        while len(chores._lane):
+            runtime.mailbox.run()
+        chores._cancelled_at = 0.0
+    assert asked == [["a"]] * 2
+    assert len(chores._deletions) == 1, "the purge goes on"
+    enough.set()
     chores.stop()
 
 
@@ -230,7 +295,7 @@ def test_results_and_values_that_have_ended_are_removed_hourly() -> None:
     for at, left in ((now, 0), (now + 60, 1), (now + PAYLOAD_SECONDS, 0)):
         payloads.keep(PayloadKind.RESULT, b"x", 1000.0)
         chores.tick(at)
-        while len(chores._lane):
+        while chores.busy:
             chores._mailbox.run()
         assert len(store.stored) == left
     chores.stop()
@@ -279,7 +344,7 @@ def test_a_chore_that_fails_is_named_until_it_succeeds_and_harms_no_other(
         done.append("sometimes")
 
     def wait() -> None:
-        while len(chores._lane):
+        while chores.busy:
             chores._mailbox.run()
 
     for _ in range(2):
