@@ -4,6 +4,7 @@ import pytest
 
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.queues.engine import DUPLICATE, Database, Engine, NewMessage, StoredSettings
+from aztask.queues.engine.sending import _CANCEL_ID
 from aztask.support.clock import Clock
 
 
@@ -87,3 +88,10 @@ def test_nothing_is_sent_to_a_queue_that_is_not_there(make):
     for messages in ([], [NewMessage(b"x")], [NewMessage(b"x")] * 2):
         with pytest.raises(QueueNotFound):
             bench.engine.send("missing", messages)
+
+
+def test_cancelling_by_id_reads_only_the_messages_of_that_id(make):
+    """In a queue with many timers, each cancellation would read all of them."""
+    with make().database.read() as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {_CANCEL_ID}", (1, 0.0, "a")).fetchall()
+    assert "(box=? AND message_id=?)" in str(plan[0][-1])
