@@ -29,6 +29,7 @@ from aztask.typed.shapes import (
     Place,
     Refused,
     Shape,
+    in_order,
     kind_text,
     place_text,
     plain_of,
@@ -82,10 +83,11 @@ class StructShape(Shape):
         if not isinstance(value, self.kind):
             return found.misfit(place, value, self.name)
         refuse_subclass(value, self.kind, place)
+        options = {"builtin_types": _WRITTEN, "enc_hook": plain_of}
         try:
-            return self._msgspec.to_builtins(
-                value, builtin_types=_WRITTEN, enc_hook=plain_of, order="deterministic"
-            )
+            with suppress(TypeError):  # it cannot sort a set of members of an enum
+                return self._msgspec.to_builtins(value, order="deterministic", **options)
+            return _ordered(value, self._msgspec.to_builtins(value, **options))
         except NotPlain as error:
             raise Refused(f"{place_text(place)} holds {error}") from None
         except Exception as error:  # noqa: BLE001  # a property may raise anything
@@ -125,6 +127,28 @@ class StructShape(Shape):
             raise ValueError(str(error)) from None
         except Exception as error:  # noqa: BLE001  # __post_init__ may raise anything
             raise Misfit(raised(place, f"makes no {self.name}", error)) from None
+
+
+def _ordered(value: Any, plain: Any) -> Any:
+    """What msgspec has made of a value, with each set in an order that depends on its values."""
+    if isinstance(value, set | frozenset):
+        return in_order(map(_ordered, value, plain))
+    if isinstance(value, list | tuple):
+        return list(map(_ordered, value, plain))
+    if isinstance(value, dict):
+        return dict(zip(plain, map(_ordered, value.values(), plain.values()), strict=True))
+    names = getattr(value, "__struct_fields__", None)
+    if names is not None:
+        parts = [getattr(value, name) for name in names]
+        if isinstance(plain, list):  # behind its tag, if it has one
+            tags = len(plain) - len(parts)
+            return [*plain[:tags], *map(_ordered, parts, plain[tags:])]
+        fields = dict(zip(value.__struct_encode_fields__, parts, strict=True))
+    elif dataclasses.is_dataclass(value):
+        fields = {name: getattr(value, name) for name in plain}
+    else:
+        return plain
+    return {name: _ordered(fields.get(name), each) for name, each in plain.items()}
 
 
 def _from_plain(kind: Any, value: Any) -> Any:

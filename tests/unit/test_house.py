@@ -74,7 +74,7 @@ GROWTH: dict[str, dict[str, int]] = {
     "typed payloads": {
         "rooms": 1,
         "files": 7,
-        "lines of code": 1_306,
+        "lines of code": 1_336,
         "longest file": 2,
         "files with one importer": 2,
     },

@@ -506,6 +506,34 @@ def test_a_set_is_written_in_one_order_in_all_processes():
     assert len(texts) == 1
 
 
+class Row(msgspec.Struct, array_like=True, tag="row"):
+    colors: frozenset[Color]
+
+
+@dataclass(slots=True)
+class Box:
+    colors: set[Color]
+
+
+class Sets(msgspec.Struct, omit_defaults=True):
+    colors: set[Color] = msgspec.field(name="Colors")
+    rows: dict[str, list[Row]] = msgspec.field(default_factory=dict)
+    boxes: tuple[Box, ...] = ()
+    count: int = 0
+
+
+def test_sets_of_enums_in_a_struct_are_written_in_one_order():
+    both, plain = {Color.RED, Color.BLUE}, ["red", "blue"]
+    value = Sets(both, {"a": [Row(frozenset(both))]}, (Box(both),))
+    expected = {
+        "Colors": plain,
+        "rows": {"a": [["row", plain]]},
+        "boxes": [{"colors": plain}],
+    }
+    assert written(Sets, value) == expected
+    assert read(Sets, expected, strict=True) == value
+
+
 # -- what others ask -------------------------------------------------------------------------
 
 

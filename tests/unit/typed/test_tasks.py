@@ -344,7 +344,7 @@ EVENTS = [
     Event(
         **GIVEN, number=7, colors={Color.RED}, parts=[Part((1, Path("a")))], counts={1: 2.5, 2: 3.0}
     ),
-    StructEvent(**GIVEN, number=7, colors={Color.RED}),
+    StructEvent(**GIVEN, number=7, colors={Color.RED, Color.BLUE}),
     ModelEvent(**GIVEN, OrderNumber=7, colors={Color.RED, Color.BLUE}),
     {"a": [1, Decimal("1.5")]},
     [1, b"x"],
