@@ -67,6 +67,7 @@ APPLICATIONS = {
     "test_django_worker",
     "test_documentation_site",
     "test_embedded",
+    "test_example_chat",
     "test_example_compose",
     "test_example_django",
     "test_example_fastapi",

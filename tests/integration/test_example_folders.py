@@ -17,6 +17,7 @@ PROGRAMS = {"aztask": f"{sys.executable} -m aztask", "python": sys.executable}
 ENDS = {
     "async": ["200 succeeded", "200 pages, from /page-0 to /page-199"],
     "django": ["2 x tea {'status': 'SUCCESSFUL'", "an anvil does not fit into a parcel"],
+    "chat": ["5 passed", "Your question 1 has 4 words", "end streams do how"],
     "fastapi": ["5 passed", "11 of 11 succeeded 10 pages"],
     "foreign": ["order 3: spoon", "undecodable"],
     "limits": ["sent 30 calls", "30 calls, at most "],
