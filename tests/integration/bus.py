@@ -31,9 +31,14 @@ def address_at(bus: RunningEmulator, port: int | None = None) -> str:
 
 @contextmanager
 def bus_site(
-    folder: Path, bus: RunningEmulator, options: QueueOptions, *, port: int | None = None
+    folder: Path,
+    bus: RunningEmulator,
+    options: QueueOptions,
+    *,
+    port: int | None = None,
+    **site: object,
 ) -> Iterator[Site]:
-    """Workers go through the proxy if a port is given; the queue is new."""
+    """Workers go through the proxy if a port is given; the queue is new. site: see `site_in`."""
     previous = os.environ.get(ADMIN_VARIABLE)
     os.environ[ADMIN_VARIABLE] = bus.admin_connection_string
     manager = broker_at(bus)
@@ -42,7 +47,8 @@ def bus_site(
             manager.delete("default")
         manager.declare("default", options)
         extra = {"LEDGER_LEASE": str(options.lease)} if options.lease else {}
-        with site_in(folder, joint=False, broker=address_at(bus, port), extra=extra) as made:
+        address = address_at(bus, port)
+        with site_in(folder, joint=False, broker=address, extra=extra, **site) as made:
             yield made
             made.app().close()
     finally:

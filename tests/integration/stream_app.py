@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from ledger_app import app, note
 
-from aztask import Context
+from aztask import Context, RetryPolicy
 
-__all__ = ["app", "count", "pause_and_count"]
+__all__ = ["app", "count", "fail_once", "pause_and_count"]
 
 
 @app.task(name="stream.count")
@@ -32,4 +32,20 @@ def pause_and_count(context: Context, key: str) -> str:
     for number in range(20):
         context.emit(f"{number}")
         time.sleep(0.1)
+    return key
+
+
+@app.task_with_context(
+    name="stream.fail_once", retry=RetryPolicy(max_retries=1, delay=0.3, jitter=False)
+)
+def fail_once(context: Context, key: str, pause: float) -> str:
+    """Its first attempt behind the pause fails, once readers have seen its second part."""
+    context.emit("one")
+    if pause:
+        context.sleep(pause)
+    context.emit("two")
+    if not context.resubmit_count:
+        time.sleep(1.5)
+        raise OSError("the model is away")
+    context.emit("three")
     return key

@@ -6,39 +6,61 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import azurite
 import pytest
+from bus import bus_site
 from harness import Site, site_in, wait_until
-from stream_app import count, pause_and_count
+from proxy import Proxy, proxied
+from stream_app import count, fail_once, pause_and_count
 
 from aztask import StreamPart
+from aztask.queues.base import QueueOptions
 from aztask.steps.parts import PARTS
 from aztask.stores.records.base import Provisioned
+from aztask.testing import emulator
 
 ARGUMENTS = ("-c", "1", "--lease", "3s", "--max-lease", "60s")
 
 
-@pytest.fixture(params=["one file", "two files", "Azurite"])
+SITES = ("one file", "two files", "Storage and Tables", "Service Bus and Tables")
+
+
+@pytest.fixture(params=SITES)
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    """On Azurite: a Storage queue, and results in Tables."""
-    if request.param != "Azurite":
-        joint = request.param == "one file"
-        with site_in(tmp_path / "site", joint=joint, module="stream_app") as made:
+    """Queues in a file, on Azurite or on the emulator of Service Bus; results beside them."""
+    folder, stream_app = tmp_path / "site", "stream_app"
+    if request.param in SITES[:2]:
+        with site_in(folder, joint=request.param == SITES[0], module=stream_app) as made:
             yield made
         return
-    folder = tmp_path / "account"
-    with azurite.storing(folder) as stores, azurite.running(folder / "queue") as queues:
-        account = azurite.account_of(queues, *stores)
-        with site_in(
-            tmp_path / "site", joint=False, broker=account, results=account, module="stream_app"
-        ) as made:
-            app = made.app()
-            app.broker.declare("default")
-            assert isinstance(app.results, Provisioned)
-            app.results.create()
-            yield made
+    with azurite.storing(tmp_path / "account") as stores:
+        if request.param == SITES[2]:
+            with azurite.running(tmp_path / "account" / "queue") as queues:
+                account = azurite.account_of(queues, *stores)
+                with site_in(
+                    folder, joint=False, broker=account, results=account, module=stream_app
+                ) as made:
+                    made.app().broker.declare("default")
+                    yield _provisioned(made)
+            return
+        results = azurite.account_of(*stores)
+        with (
+            emulator() as bus,
+            bus_site(
+                folder, bus, QueueOptions(lease=3.0), results=results, module=stream_app
+            ) as made,
+        ):
+            yield _provisioned(made)
+
+
+def _provisioned(site: Site) -> Site:
+    results = site.app().results
+    assert isinstance(results, Provisioned)
+    results.create()
+    return site
 
 
 class Reader:
@@ -140,4 +162,96 @@ def test_a_writing_task_makes_at_most_ten_requests_a_second(site: Site) -> None:
     run = site.lines("end")[0].at - site.lines("start")[0].at
     assert written <= 10 * run + 2
     assert time.monotonic() - began < 60
+    assert worker.stop() == 0, worker.log
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.5], ids=["at its start", "behind a wait"])
+def test_a_failed_attempt_and_its_retry_are_a_reset(site: Site, pause: float) -> None:
+    site.app().send(fail_once.name, ["a", pause], task_id="a")
+    worker = site.worker(*ARGUMENTS)
+    parts = Reader(site, "a").end()
+    values = ["reset" if part.reset else part.value for part in parts]
+    assert values == ["one", "two", "reset", "one", "two", "three"]
+    app = site.app()
+    assert [part.value for part in app.result("a").stream()] == ["one", "two", "three"]
+    assert [part.value for part in app.result("a").stream(after=1)] == ["two", "three"]
+    assert worker.stop() == 0, worker.log
+
+
+# -- while a batch is on its way to Tables -----------------------------------------------------
+
+
+@dataclass
+class Batches:
+    """Disturbs the requests that write parts, from the first one behind `begin` on."""
+
+    fault: str
+    every: int = 1
+    begin: threading.Event = field(default_factory=threading.Event)
+    hit: threading.Event = field(default_factory=threading.Event)
+    seen: int = 0
+
+    def __call__(self, line: bytes, number: int) -> str | None:
+        if not self.begin.is_set() or not line.startswith(b"POST"):
+            return None
+        self.seen += 1
+        if self.seen % self.every:
+            return None
+        self.hit.set()
+        return self.fault
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Iterator[tuple[Site, Proxy]]:
+    """Workers reach the tables through the proxy, readers too."""
+    with azurite.storing(tmp_path / "account") as stores, proxied(stores[0].port) as proxy:
+        results = azurite.account_of(*stores, table=proxy.port)
+        with (
+            emulator() as bus,
+            bus_site(
+                tmp_path / "site",
+                bus,
+                QueueOptions(lease=3.0),
+                results=results,
+                module="stream_app",
+            ) as made,
+        ):
+            yield _provisioned(made), proxy
+
+
+@pytest.mark.parametrize("fault", ["blackhole", "drop-reply"])
+def test_a_worker_that_is_killed_in_the_middle_of_a_batch(
+    tables: tuple[Site, Proxy], fault: str
+) -> None:
+    """The batch never arrives, or is written without an answer: no take has a gap or a double."""
+    site, proxy = tables
+    site.app().send(count.name, ["a", 60, 0.05], task_id="a")
+    first = site.worker(*ARGUMENTS)
+    live = Reader(site, "a")
+    wait_until(lambda: len(live.parts) >= 10, 60, "it has read some")
+    proxy.hook = batches = Batches(fault)
+    batches.begin.set()
+    assert batches.hit.wait(10.0)
+    first.kill()
+    first.wait()
+    proxy.hook = None
+    second = site.worker(*ARGUMENTS)
+    parts = live.end()
+    assert sum(part.reset for part in parts) == 1
+    check(parts, 60)
+    assert second.stop() == 0, second.log
+
+
+def test_a_batch_whose_answer_is_lost_is_there_once(tables: tuple[Site, Proxy]) -> None:
+    site, proxy = tables
+    site.app().send(count.name, ["a", 60, 0.05], task_id="a")
+    worker = site.worker(*ARGUMENTS)
+    live = Reader(site, "a")
+    wait_until(lambda: len(live.parts) >= 5, 60, "it has read some")
+    proxy.hook = batches = Batches("drop-reply", every=3)
+    batches.begin.set()
+    parts = live.end()
+    assert batches.hit.is_set()
+    assert not any(part.reset for part in parts)
+    check(parts, 60)
     assert worker.stop() == 0, worker.log
