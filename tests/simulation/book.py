@@ -105,7 +105,6 @@ class Life:
     cancelled_at: float = math.inf
     damaged: bool = False
     struck: bool = False
-    taken: bool = False
     states: list[State] = field(default_factory=list)
     ended_at: float | None = None
     events: Counter[str] = field(default_factory=Counter)
@@ -347,7 +346,6 @@ class Book:
         if life is None:
             return
         if life.kind == "once":
-            life.taken = True
             actor.unsaid.add(key[0])  # from now on it is lost with the worker
             return
         if clone is not NO_RUN and clone == key:

@@ -40,8 +40,8 @@ def _learn(world: World) -> None:
 
 
 def _may_stay(life: Life) -> bool:
-    """Whether the task need not end: an at-most-once task that a fault hit, a damaged one."""
-    return (life.kind == "once" and life.taken and life.struck) or life.damaged
+    """Whether the task need not end: one whose message was damaged."""
+    return life.damaged
 
 
 def _left(world: World) -> list[str]:

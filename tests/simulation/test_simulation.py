@@ -8,14 +8,16 @@ from itertools import count
 import pytest
 
 from aztask.support.failpoint import STEPS
+from aztask.worker.upkeep.lostruns import LostRuns
 
 from .book import key_of
 from .course import Course, Decision, draw
 from .coverage import ELSEWHERE
+from .programs import Program
 from .running import run, run_seed
 from .services import StorageQueues
 from .shrinking import shrink
-from .stepped import Time
+from .stepped import Play, Time
 
 SEEDS = (1, 16)
 
@@ -100,3 +102,23 @@ def test_a_message_that_was_hidden_twice_until_one_time_is_received_once() -> No
     receipt = queues.update("q", message.name, message.receipt, 0, None)
     queues.update("q", message.name, receipt, 0, None)
     assert len(queues.receive("q", 10, 10)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "noticed"), [("local", True), ("storage", True), ("bus", True), ("local", False)]
+)
+def test_an_at_most_once_run_that_is_lost_must_end(
+    monkeypatch: pytest.MonkeyPatch, kind: str, noticed: bool
+) -> None:
+    """Its worker is killed in it, and another one notices, unless that is taken away."""
+    if not noticed:
+        monkeypatch.setattr(LostRuns, "look", lambda *_: None)
+    monkeypatch.setattr(Program, "script", lambda *_: Play(seconds=5.0))
+    decisions = (
+        Decision(1.0, "send", "a", ("once", 3, "o", 0, 0.0)),
+        Decision(3.0, "kill", "a", (0.0,)),
+    )
+    report = run(replace(CALM, kind=kind, quiet_at=600.0, decisions=decisions))
+    assert report.faults["kill"] == 1
+    assert report.name == ("" if noticed else "everything-ends")
+    assert noticed or "a.once" in report.text
