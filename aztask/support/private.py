@@ -186,6 +186,11 @@ def in_use(path: Path) -> bool:
         )
 
 
+def has_users() -> bool:
+    """Whether files of this system have an owner and a mode."""
+    return _user() is not None
+
+
 def _user() -> int | None:
     """The user that this process acts as; None on a system without users."""
     return os.geteuid() if hasattr(os, "geteuid") else None

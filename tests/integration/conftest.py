@@ -25,7 +25,8 @@ WAITING = (
 
 
 # These take most of the time, because they wait for leases to end and for services to come back.
-# `tox -e kills` runs them; tests/integration without "-m" runs all.
+# `tox -e kills` runs them, and the files whose names end with "_kills"; tests/integration without
+# "-m" runs all.
 KILLS = {
     "test_adaptive_leases",
     "test_broken_pool",
@@ -36,10 +37,7 @@ KILLS = {
     "test_first_process",
     "test_hostile_stream",
     "test_limits_on_azure",
-    "test_kills",
-    "test_payload_kills",
     "test_probes",
-    "test_putoff_kills",
     "test_servicebus_faults",
     "test_servicebus_killed",
     "test_servicebus_lock",
@@ -52,8 +50,6 @@ KILLS = {
     "test_tables_worker",
     "test_thawed_claims",
     "test_worker_loop",
-    "test_order_kills",
-    "test_workflow_kills",
 }
 
 
@@ -83,6 +79,10 @@ APPLICATIONS = {
 }
 
 
+# Workers in processes that lack what other systems lack. `tox -e platforms` runs them.
+PLATFORMS = {"test_other_platforms", "test_portable"}
+
+
 # Workers and commands on Service Bus and on Azure Storage: most of their time is the services'.
 # `tox -e services` runs them. The other files try each service too, less thoroughly.
 SERVICES = ("test_servicebus_", "test_storage_", "test_tables_")
@@ -104,10 +104,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     none is to be alone with such a test at the end, or all to wait at once.
     """
     for item in items:
-        if item.path.stem in KILLS:
+        if item.path.stem in KILLS or item.path.stem.endswith("_kills"):
             item.add_marker("kills")
         if item.path.stem in APPLICATIONS:
             item.add_marker("applications")
+        if item.path.stem in PLATFORMS:
+            item.add_marker("platforms")
         if item.path.stem.startswith(SERVICES) or item.path.stem in SERVICE_FILES:
             item.add_marker("services")
     waiting = [item for item in items if item.name in WAITING]

@@ -198,7 +198,7 @@ def command(path: str | None, as_json: bool) -> None:
 
 def _input(path: str | None) -> tuple[str, list[str]]:
     """(folder, names of the files in it)."""
-    given = Path(path if path is not None else sysconfig.get_paths()["stdlib"]).absolute()
+    given = Path(path).absolute() if path is not None else _sources()
     root, names = (
         (str(given), list(files_under(str(given))))
         if given.is_dir()
@@ -213,6 +213,12 @@ def _input(path: str | None) -> tuple[str, list[str]]:
         err=True,
     )
     return root, names
+
+
+def _sources() -> Path:
+    """The standard library; where that is one archive, as in Windows' embeddable Python, aztask."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    return library if library.is_dir() else Path(__file__).parents[2]
 
 
 def _run(

@@ -316,6 +316,19 @@ def app_in(folder: Path) -> App:
     )
 
 
+def test_doctor_reads_no_modes_where_a_system_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = app_in(tmp_path)
+    app.broker.declare("default")
+    (tmp_path / "q.db").chmod(0o666)
+    monkeypatch.setattr(private, "_user", lambda: None)
+    (finding,) = exposed_findings(app)
+    assert finding.level is Level.OK
+    assert "inherit the permissions of their folder" in finding.text
+    assert "chmod" not in str(finding)
+
+
 def test_doctor_names_owner_and_mode_of_everything(tmp_path: Path) -> None:
     app = app_in(tmp_path)
     app.broker.declare("default")

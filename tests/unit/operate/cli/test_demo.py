@@ -1,7 +1,11 @@
 """How the demo judges and counts its results; `tests/integration/test_demo.py` runs it."""
 
+from pathlib import Path
+
 import pytest
 
+import aztask
+from aztask.operate.cli import demo
 from aztask.operate.cli.demo import DemoFile, _right
 from aztask.operate.cli.demo_work import facts
 from aztask.settlement import Complete
@@ -55,3 +59,10 @@ def test_an_empty_folder_is_not_found(cli, tmp_path):
 
 def test_a_path_that_does_not_exist_is_wrong_usage(cli):
     assert cli("demo", "nosuch").code == 2
+
+
+def test_without_a_folder_of_the_standard_library_it_examines_aztask(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "Lib")})
+    root, names = demo._input(None)
+    assert Path(root) == Path(aztask.__file__).parent
+    assert "app.py" in names or "errors.py" in names
