@@ -109,7 +109,7 @@ def unpacked(folder: Path) -> Path:
         archive.extractall(folder, filter="data")
     (data,) = folder.rglob("data.zip")
     with zipfile.ZipFile(data) as inner:
-        inner.extractall(folder / "python")  # noqa: S202  # a release of python.org
+        inner.extractall(folder / "python")  # noqa: S202
     (program,) = (folder / "python").rglob("python.exe")
     return program
 
