@@ -32,6 +32,9 @@ class FakeTask:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, kwargs
 
+    def shown_arguments(self, args, kwargs):
+        return args, kwargs
+
     def s(self, *args: Any) -> Signature:
         return Signature(self, args)
 

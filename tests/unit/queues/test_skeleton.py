@@ -41,10 +41,13 @@ ARGUMENTS = {
     "purge": ("orders",),
     "send": ("orders", [Envelope(b"x")]),
     "cancel_scheduled": ("orders", ["m"]),
+    "send_timer": ("orders", Envelope(b"x")),
+    "cancel_timer": ("orders", 1),
     "receiver": ("orders",),
     "mailboxes": (),
     "inspector": (),
 }
+TIMERS = {"send_timer", "cancel_timer"}
 NO_SERVICE = {"check", "check_name", "close"}
 """They ask the service nothing."""
 
@@ -65,6 +68,8 @@ def calls(broker):
         if not name.startswith("_") and name not in NO_SERVICE | HARMLESS:
             if name == "cancel_scheduled" and not broker.capabilities.cancel_scheduled:
                 continue  # refused before, as a missing capability
+            if name in TIMERS and not broker.capabilities.timer_numbers:
+                continue
             yield name
 
 
