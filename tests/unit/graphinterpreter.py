@@ -32,7 +32,9 @@ class FakeTask:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, kwargs
 
-    def shown_arguments(self, args, kwargs):
+    def shown_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, kwargs
 
     def s(self, *args: Any) -> Signature:
