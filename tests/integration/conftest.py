@@ -79,6 +79,21 @@ APPLICATIONS = {
 }
 
 
+# What a feature promises, each with real workers. `tox -e features` runs them.
+FEATURES = {
+    "test_async_tasks",
+    "test_breakers",
+    "test_limits",
+    "test_pausing",
+    "test_scaling",
+    "test_schedules",
+    "test_session_tasks",
+    "test_strategies",
+    "test_unique_tasks",
+    "test_workflow_unique",
+}
+
+
 # Workers in processes that lack what other systems lack. `tox -e platforms` runs them.
 PLATFORMS = {"test_other_platforms", "test_portable"}
 
@@ -108,6 +123,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kills")
         if item.path.stem in APPLICATIONS:
             item.add_marker("applications")
+        if item.path.stem in FEATURES:
+            item.add_marker("features")
         if item.path.stem in PLATFORMS:
             item.add_marker("platforms")
         if item.path.stem.startswith(SERVICES) or item.path.stem in SERVICE_FILES:
