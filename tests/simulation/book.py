@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 Key: TypeAlias = tuple[str, int, int]
 NO_RUN: Final[Key] = ("", 0, 0)
+Seat: TypeAlias = tuple[str, str, Any, str]
+"""Where a message is, and its id: (label of the site, queue, position, message id)."""
 EARLY: Final = 0.25
 """Seconds by which a start may be earlier than its slot: those of `rates.SLACK` and the clocks."""
 
@@ -129,7 +131,7 @@ class Book:
         self.trace: deque[tuple[float, str, str, str]] = deque(maxlen=TRACE)
         self.garbage = 0
         self.occurrences: dict[str, dict[str, float]] = {}
-        self._latest: dict[tuple[str, str, Any], Delivery] = {}
+        self._latest: dict[Seat, Delivery] = {}
         self.until: dict[Delivery, float] = {}
         self._struck: set[Delivery] = set()
         self._sessions: dict[tuple[str, str], list[Life]] = {}
@@ -243,7 +245,7 @@ class Book:
         if dead:
             return
         now = self._time.now
-        seat = (actor.label, delivery.queue, delivery.position)
+        seat = seat_of(actor, delivery)
         before = self._latest.get(seat)
         key, pointer = key_of(delivery.envelope.message_id)
         if before is not None and now < self.until.get(before, 0.0) - 1e-6:
@@ -300,7 +302,7 @@ class Book:
         key, pointer = key_of(delivery.envelope.message_id)
         what = type(settlement).__name__
         self.note(actor.name, f"settled {delivery.envelope.message_id}: {what}", key[0])
-        seat = (actor.label, delivery.queue, delivery.position)
+        seat = seat_of(actor, delivery)
         returns = isinstance(settlement, Abandon | Release | Defer) and actor.site.remote
         late = self.until.get(delivery, 0.0) < self._time.now and not actor.site.remote
         if not returns and (self._latest.get(seat) is not delivery or late):
@@ -331,7 +333,7 @@ class Book:
         """A settlement was answered with Lost."""
         key, _ = key_of(delivery.envelope.message_id)
         self.note(actor.name, f"lost: {type(settlement).__name__}", key[0])
-        seat = (actor.label, delivery.queue, delivery.position)
+        seat = seat_of(actor, delivery)
         gone = not actor.site.has(delivery.queue, delivery.position)
         if gone and self._latest.get(seat) is delivery:
             self.complain(
@@ -588,6 +590,16 @@ class Book:
                 f"the event says that {event.task_id} has {event.event}, its record does not",
                 event.task_id,
             )
+
+
+def seat_of(actor: Actor, delivery: Delivery) -> Seat:
+    """What one holder at a time may have.
+
+    On a Storage queue a clone takes its original's place in one request. It may be received before
+    the one who sent it has its answer: the id distinguishes the two.
+    """
+    at = actor.label, delivery.queue, delivery.position
+    return (*at, delivery.envelope.message_id)
 
 
 def key_of(message_id: str) -> tuple[Key, bool]:

@@ -122,3 +122,9 @@ def test_an_at_most_once_run_that_is_lost_must_end(
     assert report.faults["kill"] == 1
     assert report.name == ("" if noticed else "everything-ends")
     assert noticed or "a.once" in report.text
+
+
+def test_a_clone_may_be_received_before_its_sender_has_the_answer() -> None:
+    """It has the place of its original on a Storage queue: no fault, though it looked like one."""
+    report = run(draw(596779215))
+    assert report.text == ""
