@@ -54,9 +54,10 @@ def test_a_task_whose_process_died_runs_again(windows: Windows, shop: Path, pool
 
 def test_a_new_project(windows: Windows, tmp_path: Path) -> None:
     aztask(windows, tmp_path, "init", "shop")
-    project = tmp_path / "shop"
-    shown = aztask(windows, project, "-A", "shop:app", "worker", "--burst")
-    assert lines_with(shown, "stopped: ")
+    project, app = tmp_path / "shop", ("-A", "shop.app:app")
+    aztask(windows, project, *app, "send", "shop.count_words", "--args", '["a b c"]')
+    log = aztask(windows, project, *app, "worker", "--burst")
+    assert lines_with(log, "stopped: 1 succeeded"), log
 
 
 def test_doctor_gives_no_advice_of_unix(windows: Windows, shop: Path) -> None:

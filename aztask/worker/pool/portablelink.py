@@ -317,8 +317,8 @@ def _take_input(given: int | None) -> None:
     """Read from the worker's input; without it tasks find none, as under the fork server."""
     if given is None:
         source = os.open(os.devnull, os.O_RDONLY)
-    elif _can_share():  # Windows: no descriptor is inherited, but the console has a name
-        source = os.open("CONIN$", os.O_RDWR)
+    elif _can_share():
+        source = _console()
     else:
         source = given
     os.dup2(source, 0)
@@ -326,6 +326,13 @@ def _take_input(given: int | None) -> None:
     if given is not None:
         # The former object has read from the pipe with the setup, and is at its end.
         sys.stdin = open(0, closefd=False)  # noqa: SIM115  # it stays open
+
+
+def _console() -> int:
+    """The console, on Windows, where no descriptor is inherited; a service has none to read."""
+    with suppress(OSError):
+        return os.open("CONIN$", os.O_RDWR)
+    return os.open(os.devnull, os.O_RDONLY)
 
 
 def main() -> None:

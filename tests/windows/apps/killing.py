@@ -1,9 +1,11 @@
 """``killing.py POOL``: starts a worker, and ends it by TerminateProcess while its task holds on."""
 
+import os
 import subprocess
 import sys
 import time
 
+sys.path.insert(0, os.getcwd())  # the embeddable Python does not look beside a program
 from shop import app, hold
 
 hold.delay(600)
