@@ -414,7 +414,7 @@ WRITERS = {
     "worker/pool/board.py:create_at": OWN,
     "worker/pool/board.py:open_at": OWN,
     "worker/pool/portablelink.py:__init__": OWN,
-    "worker/pool/portablelink.py:_take_input": OWN,
+    "worker/pool/portablelink.py:_console": OWN,
     "worker/pool/streams.py:_in_file": OWN,
     "worker/pool/watcher.py:make_folder": OWN,
     "worker/upkeep/uploader.py:_alone": CHECKED,

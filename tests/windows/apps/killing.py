@@ -1,11 +1,11 @@
 """``killing.py POOL``: starts a worker, and ends it by TerminateProcess while its task holds on."""
 
-import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-sys.path.insert(0, os.getcwd())  # the embeddable Python does not look beside a program
+sys.path.insert(0, str(Path.cwd()))  # the embeddable Python does not look beside a program
 from shop import app, hold
 
 hold.delay(600)
