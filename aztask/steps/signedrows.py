@@ -29,10 +29,15 @@ _UNSIGNED: Final = (
 class SignedRows:
     """Signs the data of one kind of row, and opens what is believed. Any thread may call."""
 
-    def __init__(self, codec: Codec, kind: str) -> None:
-        """codec: signs, if it has keys. kind: such as ``step``; it is part of the signature."""
+    def __init__(self, codec: Codec, kind: str, *, keys_name_tasks: bool = False) -> None:
+        """For one kind of row.
+
+        * `codec`: signs, if it has keys. `kind`: such as ``step``; it is part of the signature.
+        * `keys_name_tasks`: the key of a row says whose it is, so its signature covers that alone.
+        """
         self._codec = codec
         self._kind = kind
+        self._whole = not keys_name_tasks
 
     def closed(self, task_id: str, place: Place, data: bytes) -> bytes:
         """The data with their signature; without keys, as they are."""
@@ -57,4 +62,5 @@ class SignedRows:
         return data
 
     def _signed_for(self, place: Place) -> str:
-        return f"{self._kind} {place.key} of {place.partition}"
+        of = f" of {place.partition}" if self._whole else ""
+        return f"{self._kind} {place.key}{of}"

@@ -145,7 +145,9 @@ class ParkedRun:
         """The run as bytes; `_parked` reads them."""
         place = (self.id, self.task, self.queue, self.generation, self.hop)
         waits = [list(each) for each in self.waits]
-        more = (self.since, self.due, waits, self.payload, self.timer)
+        more = [self.since, self.due, waits, self.payload]
+        if self.timer:  # the release before takes no further value
+            more.append(self.timer)
         packed: bytes = msgpack.packb([VERSION, *place, *more])
         return packed
 
@@ -203,7 +205,7 @@ class WaitStore:
         self.owner = owner.of_broker
         self._store = store
         self._rows = store.of(WAITS)
-        self._signed = SignedRows(codec, "signal")
+        self._signed = SignedRows(codec, "signal", keys_name_tasks=True)
         self._last = 0.0
 
     def now(self) -> float:

@@ -6,7 +6,6 @@ The attacker writes into the store past aztask, and has no key.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -302,20 +301,6 @@ def test_what_was_signed_without_an_owner_is_believed_by_all(store: Store) -> No
     ownerless.workflows.append([Addition("w", "plan", {"a": b"+a"})])
     assert start(ours, owner="two") == Recorded(ended())
     assert read(ours.workflows, "plan") == b"plan+a"
-
-
-def test_a_time_whose_last_bit_is_another_is_the_same(store: Store, ours: ResultStore) -> None:
-    """A service may write doubles with 15 digits. More than that is a change."""
-    at = 1_764_326_307.1234567
-    start(ours)
-    assert ours.record([Finish(RUN, "one", ended(at=at))]) == [True]
-    raw = store.outsider.raw(RUN)
-    if store.name == "tables":
-        store.outsider.damage_run(RUN, {"ended_at": math.nextafter(at, 0.0)})
-        assert start(ours, owner="two") == Recorded(ended(at=math.nextafter(at, 0.0)))
-    assert raw["ended_at"] == at
-    store.outsider.damage_run(RUN, {"duration": 0.126})
-    refused(ours)
 
 
 def test_a_long_value_that_a_stranger_changed_is_not_believed(

@@ -11,9 +11,10 @@ Rules
 4. Entries belong to an owner, see `scope_of`: pauses to the broker, limits and breakers to the app.
    A store reads and changes those of its owner only. `ControlStore.of` gives those of another one,
    and with `NO_OWNER` those that a release before 0.2 wrote.
-5. With signing keys, each entry is signed with its name, and with its app if it belongs to one. One
-   that is not, or not rightly, is read without data, as one that another program wrote. What is
-   adopted is signed anew, unless it was not rightly signed.
+5. With signing keys, each entry is signed with its name, and with ``old_signatures=False`` with its
+   app if it belongs to one: the release before cannot read that. One that is not signed rightly is
+   read without data, as one that another program wrote. What is adopted is signed anew, unless it
+   was not rightly signed.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ class ControlStore:
         if not isinstance(data, bytes):
             return Entry(b"", row.tag)
         signature = row.values["signature"]
-        if reason := self._signer.objection(Purpose.CONTROL, _named(row.place), signature, data):
+        if reason := _objection(self._signer, row.place, signature, data):
             self._signer.refuse(f"control entry {name}", reason)
             return Entry(b"", row.tag)
         return Entry(data, row.tag)
@@ -214,7 +215,7 @@ class ControlStore:
     def _changed(self, change: EntryChange) -> Change:
         place = self._place(change.name)
         before = None if change.tag is None else Row(place, {}, change.tag)
-        signature = self._signer.sign(Purpose.CONTROL, _named(place), change.data)
+        signature = _signature(self._signer, place, change.data)
         return Change(place, {"data": change.data, "signature": signature}, before)
 
     def remove(self, name: str, tag: str) -> bool:
@@ -262,9 +263,9 @@ class ControlStore:
         signature, data = row.values["signature"], row.values["data"]
         if not self._signer or signature is None or not isinstance(data, bytes):
             return row.values
-        if former.objection(Purpose.CONTROL, _named(row.place), signature, data):
+        if _objection(former, row.place, signature, data):
             return row.values
-        return {**row.values, "signature": self._signer.sign(Purpose.CONTROL, _named(place), data)}
+        return {**row.values, "signature": _signature(self._signer, place, data)}
 
     def owners(self) -> set[Owner]:
         """Whose entries are in the store; with `NO_OWNER` if pauses without an owner are."""
@@ -275,10 +276,23 @@ class ControlStore:
         return Place(self.owner if name.startswith(OF_THE_APP) else self._broker, name)
 
 
-def _named(place: Place) -> list[str]:
-    """What the signature of an entry covers of its place: the owner's mark is in it anyway."""
+def _forms(place: Place) -> list[list[str]]:
+    """What a signature may cover of a place: the name, and the app; the first release that signed
+    left the app out. The owner's mark is in each.
+    """
     app = place.owner.app
-    return [place.partition, app] if app else [place.partition]
+    return [[place.partition, app], [place.partition]] if app else [[place.partition]]
+
+
+def _signature(signer: RowSigner, place: Place, data: bytes) -> bytes | None:
+    """In the form that the release before reads, until ``old_signatures=False``."""
+    return signer.sign(Purpose.CONTROL, _forms(place)[-1 if signer.old else 0], data)
+
+
+def _objection(signer: RowSigner, place: Place, signature: object, data: bytes) -> str:
+    """Why an entry is not believed in any form; "" if it is."""
+    reasons = [signer.objection(Purpose.CONTROL, form, signature, data) for form in _forms(place)]
+    return "" if "" in reasons else reasons[0]
 
 
 @runtime_checkable

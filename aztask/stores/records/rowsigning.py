@@ -20,12 +20,9 @@ Rules
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 from hashlib import sha256
-from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgpack
 
@@ -66,9 +63,6 @@ ADOPTIONS: Final = Kind(
 
 LOOK_AGAIN_SECONDS: Final = 10.0
 DIGEST_BYTES: Final = 32
-SAME_SECONDS: Final = 1e-5
-"""Two times that differ by less are the same: a service may give a double with another last bit."""
-_TIMES: Final = Struct(">dd")
 CHANGED: Final = (
     "its signature does not fit: it was changed or copied from another place, or its writer signs"
     " with a key that is not configured here"
@@ -155,8 +149,7 @@ class RowSigner:
             return None
         digest = sha256(body or b"").digest()
         core = self.sign(Purpose.RESULT, _place_of(key), _head_of(outcome), digest)
-        times = _TIMES.pack(outcome.at, outcome.duration)
-        return None if core is None else core + times + digest
+        return None if core is None else core + digest
 
     def check_outcome(
         self, key: RunKey, outcome: Outcome, signature: bytes | None, broker: str = ""
@@ -180,12 +173,8 @@ class RowSigner:
         """Why an outcome is not believed; "" if it is."""
         if signature is None:
             return self.objection(Purpose.RESULT, _place_of(key), None)
-        found = _parts_of(signature)
-        if found is None or not found.fits(outcome):
-            return CHANGED
-        signed = replace(outcome, at=found.at, duration=found.duration)
-        head = _head_of(signed)
-        return self.objection(Purpose.RESULT, _place_of(key), found.core, head, found.digest)
+        core, digest = signature[:-DIGEST_BYTES], signature[-DIGEST_BYTES:]
+        return self.objection(Purpose.RESULT, _place_of(key), core, _head_of(outcome), digest)
 
     def check_body(self, body: bytes | None, signature: bytes | None) -> None:
         """Check the body of an outcome, which needs no key. Raises Damaged."""
@@ -265,29 +254,6 @@ def pack_body(outcome: Outcome) -> bytes | None:
 
 def _place_of(key: RunKey) -> tuple[str, int, int]:
     return key.task_id, key.generation, key.hop
-
-
-class _Parts(NamedTuple):
-    """What `RowSigner.sign_outcome` made: a signature, the times that it covers, and a digest."""
-
-    core: bytes
-    at: float
-    duration: float
-    digest: bytes
-
-    def fits(self, outcome: Outcome) -> bool:
-        """True if the times of the outcome are those that were signed."""
-        pairs = (self.at, outcome.at), (self.duration, outcome.duration)
-        return all(math.isclose(a, b, rel_tol=0.0, abs_tol=SAME_SECONDS) for a, b in pairs)
-
-
-def _parts_of(signature: bytes) -> _Parts | None:
-    """Its parts; None if it is too short."""
-    core, tail = signature[: -_TIMES.size - DIGEST_BYTES], signature[-_TIMES.size - DIGEST_BYTES :]
-    if not core:
-        return None
-    at, duration = _TIMES.unpack(tail[: _TIMES.size])
-    return _Parts(core, at, duration, tail[_TIMES.size :])
 
 
 def _head_of(outcome: Outcome) -> bytes:

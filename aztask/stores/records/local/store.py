@@ -98,7 +98,10 @@ _STEPS = (
 )
 
 # A component of its own: a release that does not know it still opens the file.
-_SIGNED_STEPS = tuple(f"ALTER TABLE runs ADD COLUMN {x}signature BLOB" for x in ("", "saved_"))
+_SIGNED_STEPS = ("ALTER TABLE runs ADD COLUMN signature BLOB",)
+# A component of its own: the release before refuses a file in which a component that it knows has
+# a further step.
+_SAVED_STEPS = ("ALTER TABLE runs ADD COLUMN saved_signature BLOB",)
 
 _START = """
     INSERT INTO runs (task_id, generation, hop, task, queue, position, owner, worker, starts,
@@ -191,6 +194,7 @@ class LocalResults:
         self._clock = clock
         database.migrate("results", _STEPS)
         database.migrate("signed_results", _SIGNED_STEPS)
+        database.migrate("signed_checkpoints", _SAVED_STEPS)
         self._mine = owner.broker or None
         self._cancellations = LocalCancellations(database, owner)
         self._run_owners = LocalRunOwners(database, clock, owner)

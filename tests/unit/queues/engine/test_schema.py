@@ -1,7 +1,11 @@
 """The engine's tables: made once, and never by an older release over a newer one's."""
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
+from aztask import App
 from aztask.errors import ConfigurationError
 from aztask.queues.engine import Database, Engine
 from aztask.queues.engine.queues import COMPONENT, STEPS
@@ -43,3 +47,42 @@ def test_columns_that_change_come_before_the_payload(database):
     with database.read() as connection:
         columns = [row[1] for row in connection.execute("PRAGMA table_info (messages)")]
     assert columns[-1] == "payload"
+
+
+STEPS_OF_COMPONENTS = {
+    "cancellations": 2,
+    "controls": 1,
+    "damaged_runs": 1,
+    "dead_index": 1,
+    "engine": 1,
+    "file": 1,
+    "owned_cancellations": 1,
+    "owned_controls": 1,
+    "owned_dead_index": 1,
+    "owned_uniques": 1,
+    "results": 6,
+    "run_owners": 1,
+    "schedule_owners": 1,
+    "schedules": 1,
+    "signed_checkpoints": 1,
+    "signed_controls": 1,
+    "signed_results": 1,
+    "signed_workflows": 1,
+    "uniques": 1,
+    "workflow_owners": 1,
+    "workflows": 1,
+}
+
+
+def test_no_component_has_a_further_step(tmp_path):
+    """The release before refuses a file with more steps of a component than it knows: what is new
+    is a component of its own, which it passes by.
+    """
+    address = f"local://{tmp_path}/queues.db"
+    app = App("shop", broker=address, results=address)
+    app.broker.declare("q")
+    assert app.results.get("x") is None
+    app.close()
+    with closing(sqlite3.connect(tmp_path / "queues.db")) as connection:
+        found = dict(connection.execute("SELECT component, version FROM components").fetchall())
+    assert found == STEPS_OF_COMPONENTS
