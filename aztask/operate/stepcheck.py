@@ -29,7 +29,13 @@ import msgpack
 from aztask.app import App
 from aztask.app.loading import load_app
 from aztask.context import Context, TaskLease, set_current_context
-from aztask.errors import CodecError, ConfigurationError, did_you_mean
+from aztask.errors import (
+    AztaskError,
+    BrokerUnavailable,
+    CodecError,
+    ConfigurationError,
+    did_you_mean,
+)
 from aztask.message.codec import Codec
 from aztask.message.message import HISTORY, TaskMessage
 from aztask.operate.action import results_of
@@ -115,10 +121,13 @@ def open_tasks(app: App, limit: int) -> list[OpenTask]:
     for task_id, _ in groupby(rows, key=lambda row: row.place.partition):
         try:
             record = results.get(task_id)
-            if record is None or record.state.final:
-                continue
-            found.append(_open_task(app, record, messages.of(record)))
-        except CodecError as error:
+            if record is not None and record.damage:
+                found.append(OpenTask(task_id, "", text=f"its row is damaged: {record.damage}"))
+            elif record is not None and not record.state.final:
+                found.append(_open_task(app, record, messages.of(record)))
+        except BrokerUnavailable:
+            raise
+        except AztaskError as error:  # of this task alone: its steps, its message, its queue
             found.append(OpenTask(task_id, "", text=str(error)))
         if len(found) >= limit:
             break

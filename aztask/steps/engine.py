@@ -49,6 +49,7 @@ from aztask.steps.recorded import ChildEnd, encoded_error, error_from
 from aztask.steps.records import ANY, CALL, DONE, FAILED, RETRYING, SIGNAL, StepRecord
 from aztask.steps.stepoptions import (
     NAME_CHARACTERS,
+    NAMES,
     CallableTask,
     StartedTask,
     StepOptions,
@@ -380,6 +381,8 @@ class RunSteps:
         names = tuple(each for each in wanted if not isinstance(each, StartedTask))
         for each in names:
             check_step(each, StepOptions(key))
+            if NAMES in each:
+                raise StepError(f"a signal's name is one line, not {each!r}")
         texts = [f"no signal {' or '.join(names)} came"] if names else []
         texts += [f"task {each.name} {each.id} did not end" for each in started.values()]
         late = WaitTimeout(f"{', and '.join(texts)} {_within(seconds)}")

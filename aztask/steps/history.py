@@ -41,6 +41,7 @@ from aztask.steps.records import (
     digest_of,
     history_of,
 )
+from aztask.steps.stepoptions import NAMES
 from aztask.steps.suspension import OrderChanged, Parked, Renewal, StepDelayed
 from aztask.steps.waits import CHILD, SIGNALS, SLEEPS, Signal, Wait
 from aztask.stores.records.base import RunRecord
@@ -48,9 +49,6 @@ from aztask.stores.records.base import RunRecord
 SLEEP: Final = "sleep"
 EARLY_SECONDS: Final = 0.02
 """A service may deliver a message so much before its time: another hop would gain nothing."""
-
-NAMES: Final = "\n"
-"""Between the names of signals for which a wait waits."""
 
 CONTINUE_WITH: Final = "continue_with"
 

@@ -32,6 +32,7 @@ from aztask.errors import (
     EncodeError,
     ForeignId,
     NotFound,
+    ResultDamaged,
     SignalRefused,
 )
 from aztask.message.codec import Codec
@@ -41,7 +42,7 @@ from aztask.message.signatures import STORED
 from aztask.queues.base import Broker
 from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.settlement import DeadLetter
-from aztask.steps.stepoptions import NAME_CHARACTERS
+from aztask.steps.stepoptions import NAME_CHARACTERS, NAMES
 from aztask.steps.waits import (
     CHILD_SECONDS,
     KEPT_SECONDS,
@@ -355,6 +356,8 @@ class TaskSignals:
 
     def _repair(self, results: ResultStore, store: WaitStore, task_id: str) -> None:
         record, found = results.get(task_id), store.read(task_id)
+        if record is not None and record.state is State.UNREADABLE:
+            raise ResultDamaged(f"its row is damaged ({record.damage})")
         if record is None or (record.state.final and not _parks(record)):
             dead = record is not None and _is_dead(record)
             self.ended(task_id, dead=dead)
@@ -415,9 +418,9 @@ def place_of(task_id: str, generation: int, hop: int) -> str:
 
 def check_name(name: object) -> None:
     """Raise SignalRefused for what no wait could ask for."""
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS:
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS or NAMES in name:
         raise SignalRefused(
-            f"a signal's name is a text of 1 to {NAME_CHARACTERS} characters, not {name!r}"
+            f"a signal's name is one line of 1 to {NAME_CHARACTERS} characters, not {name!r}"
         )
 
 

@@ -13,6 +13,8 @@ from aztask.retry import RetryPolicy
 from aztask.support.display import short_repr
 
 NAME_CHARACTERS: Final = 200
+NAMES: Final = "\n"
+"""Between the names of signals for which a wait waits, in its record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ import pytest
 
 from aztask.app.loading import load_app
 from aztask.operate import stepcheck
-from aztask.operate.stepcheck import CHANGED, FAILS, FITS, LATE, check, open_tasks
+from aztask.operate.stepcheck import CHANGED, FAILS, FITS, LATE, UNCHECKED, check, open_tasks
+from aztask.steps.home import StepHome
+from aztask.stores.rows import Change
 
 OLD = """
 import os, socket, time
@@ -89,6 +91,25 @@ def test_only_open_tasks_are_checked(site: Path) -> None:
         assert ended.successful()
         (found,) = open_tasks(app, 10)
         assert found.task_id == "open" and found.call
+
+
+def test_a_damaged_step_is_of_its_task_alone(site: Path) -> None:
+    app = load_app("check_shop:app")
+    with app.inline():
+        for number in range(3):
+            app.tasks["shop.order"].with_options(task_id=f"t{number}").delay("visa")
+        store = StepHome(app).store()
+        (row, *_) = [row for row in store.old(store.now() + 60) if row.place.partition == "t1"]
+        assert store._rows.write(Change(row.place, {"data": b"damaged"}, row)) is not None
+        found = list(check("check_shop:app", open_tasks(app, 10)))
+    assert {each.task_id: each.end for each in found} == {
+        "t0": FITS,
+        "t1": UNCHECKED,
+        "t2": FITS,
+    }
+    assert "a recorded step of task t1 cannot be read" in next(
+        each.text for each in found if each.task_id == "t1"
+    )
 
 
 def test_an_app_that_cannot_be_imported(site: Path) -> None:

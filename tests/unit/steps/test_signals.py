@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from aztask.steps.history import waits_in
 from aztask.steps.keepers import StoredOutside
 from aztask.steps.suspension import Parked, StepDelayed, combined
 from aztask.steps.waits import SIGNALS, SLEEPS, VERSION, Wait
+from aztask.stores.records.base import State
 from aztask.stores.rows import Change
 
 DAY = 86400.0
@@ -449,8 +451,8 @@ def test_what_is_no_signal(app: App) -> None:
 
     with app.inline():
         result = order.delay()
-        for name in ("", "x" * 201, 7):
-            with pytest.raises(SignalRefused, match="a signal's name is a text"):
+        for name in ("", "x" * 201, 7, "a\nb"):
+            with pytest.raises(SignalRefused, match="a signal's name is one line"):
                 result.signal(name)  # type: ignore[arg-type]
         with pytest.raises(EncodeError, match="at most 16384 are taken"):
             result.signal("a", "x" * 17_000)
@@ -600,6 +602,43 @@ def test_what_cannot_be_repaired_does_not_stop_the_others(
         assert [signals.repair() for _ in range(3)] == [2, 1, 0]
         inline.run()
         assert [each.get(0) for each in found] == ["bad-1", "bad-2", "bad-3", "good"]
+
+
+def test_a_wait_for_a_name_of_two_lines_is_refused(app: App) -> None:
+    """Its record has a line for each name."""
+
+    @app.task_with_context
+    def order(context: Context) -> Any:
+        return context.wait_for("a\nb")
+
+    with app.inline(), pytest.raises(TaskFailed, match="a signal's name is one line"):
+        order.delay().get(0)
+
+
+def test_what_waits_stays_while_the_row_of_its_run_is_damaged(
+    app: App,
+    unable: Callable[[], signalling.TaskSignals],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+) -> None:
+    """It may be readable later, for example with a key that is missing here."""
+    with app.inline() as inline:
+        (result,) = signalled(app, unable, "t")
+        kept, results = rows(app, "t"), app.results
+        assert results is not None
+        known = results.get("t")
+        assert known is not None
+        damaged = replace(known, state=State.UNREADABLE, outcome=None, damage="no such key")
+        inline._worker._time.move(4)
+        with monkeypatch.context() as patched:
+            patched.setattr(results, "get", lambda task_id: damaged)
+            app.sends.signals.repair()
+        assert rows(app, "t") == kept == 2
+        assert "its row is damaged (no such key)" in caplog.text
+        inline._worker._time.move(61)
+        app.sends.signals.repair()
+        inline.run()
+        assert result.get(0) == "t"
 
 
 def test_an_unreachable_store_is_no_fault_of_a_row(
