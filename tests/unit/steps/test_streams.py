@@ -355,7 +355,7 @@ def test_the_end_of_a_run_waits_for_no_pause(
 
 
 def test_after_the_end_of_a_run_nothing_is_emitted(app: App) -> None:
-    """As by a thread of the task's own, which would wait for room for ever."""
+    """A thread that the task has started may do this: without an error it would wait for ever."""
     with emission(app) as stream:
         stream.emit(1)
     with pytest.raises(StepError, match="the run has ended"):
