@@ -40,7 +40,7 @@ LIMITS = {
 # What features brought since, each a line of its own: to see what the house was for, and what grew.
 GROWTH: dict[str, dict[str, int]] = {
     "signatures that mean one thing": {"files": 1, "lines of code": 385, "longest file": 3},
-    "signed results": {"files": 3, "lines of code": 568, "longest file": 1},
+    "signed results": {"files": 3, "lines of code": 568, "longest file": 2},
     "durable steps": {
         "rooms": 1,
         "files": 10,

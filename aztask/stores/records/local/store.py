@@ -98,9 +98,9 @@ _STEPS = (
 )
 
 # A component of its own: a release that does not know it still opens the file.
+# Each a component of its own: the release before refuses a file in which a component that it knows
+# has a further step.
 _SIGNED_STEPS = ("ALTER TABLE runs ADD COLUMN signature BLOB",)
-# A component of its own: the release before refuses a file in which a component that it knows has
-# a further step.
 _SAVED_STEPS = ("ALTER TABLE runs ADD COLUMN saved_signature BLOB",)
 
 _START = """
