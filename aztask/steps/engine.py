@@ -49,11 +49,11 @@ from aztask.steps.recorded import ChildEnd, encoded_error, error_from
 from aztask.steps.records import ANY, CALL, DONE, FAILED, RETRYING, SIGNAL, StepRecord
 from aztask.steps.stepoptions import (
     NAME_CHARACTERS,
-    NAMES,
     CallableTask,
     StartedTask,
     StepOptions,
     check_call,
+    check_signal,
     check_step,
     close,
     line_here,
@@ -380,9 +380,7 @@ class RunSteps:
         started = {each.id: each for each in wanted if isinstance(each, StartedTask)}
         names = tuple(each for each in wanted if not isinstance(each, StartedTask))
         for each in names:
-            check_step(each, StepOptions(key))
-            if NAMES in each:
-                raise StepError(f"a signal's name is one line, not {each!r}")
+            check_signal(each, StepOptions(key))
         texts = [f"no signal {' or '.join(names)} came"] if names else []
         texts += [f"task {each.name} {each.id} did not end" for each in started.values()]
         late = WaitTimeout(f"{', and '.join(texts)} {_within(seconds)}")

@@ -72,6 +72,13 @@ def check_step(name: object, options: StepOptions) -> None:
             )
 
 
+def check_signal(name: str, options: StepOptions) -> None:
+    """As `check_step`, for the name of a signal that a wait asks for."""
+    check_step(name, options)
+    if NAMES in name:
+        raise StepError(f"a signal's name is one line, not {name!r}")
+
+
 def check_call(name: str, function: object, options: StepOptions) -> None:
     """Refuse what no retry of the task could call, before anything runs. Raises StepError."""
     if not callable(function):

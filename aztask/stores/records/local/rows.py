@@ -26,6 +26,9 @@ _NAMES: Final = (
     "started_at", "settlement", "value", "error_type", "error", "traceback", "ended_at", "duration",
     "owner", "position", "failures", "snoozes", "earlier", "note", "broker", "signature",
 )  # fmt: skip
+SIGNATURES: Final = {"signed_results": "signature", "signed_checkpoints": "saved_signature"}
+"""{component: the column of runs that it adds}. The release before passes by a component that it
+does not know, and refuses a file in which one that it knows has a further step."""
 COLUMNS: Final = (
     f"{', '.join(_NAMES)}, typeof(saved), "
     "(SELECT reason FROM damaged_runs WHERE damaged_runs.id = runs.id)"

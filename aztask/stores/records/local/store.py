@@ -48,6 +48,7 @@ from aztask.stores.records.local.cancellations import LocalCancellations
 from aztask.stores.records.local.quarantine import LocalQuarantine
 from aztask.stores.records.local.rows import (
     COLUMNS,
+    SIGNATURES,
     StoredRun,
     has_key,
     key_of,
@@ -96,12 +97,6 @@ _STEPS = (
     "ALTER TABLE runs ADD COLUMN earlier BLOB",
     "ALTER TABLE runs ADD COLUMN note BLOB",
 )
-
-# A component of its own: a release that does not know it still opens the file.
-# Each a component of its own: the release before refuses a file in which a component that it knows
-# has a further step.
-_SIGNED_STEPS = ("ALTER TABLE runs ADD COLUMN signature BLOB",)
-_SAVED_STEPS = ("ALTER TABLE runs ADD COLUMN saved_signature BLOB",)
 
 _START = """
     INSERT INTO runs (task_id, generation, hop, task, queue, position, owner, worker, starts,
@@ -193,8 +188,8 @@ class LocalResults:
         self._database = database
         self._clock = clock
         database.migrate("results", _STEPS)
-        database.migrate("signed_results", _SIGNED_STEPS)
-        database.migrate("signed_checkpoints", _SAVED_STEPS)
+        for component, name in SIGNATURES.items():
+            database.migrate(component, (f"ALTER TABLE runs ADD COLUMN {name} BLOB",))
         self._mine = owner.broker or None
         self._cancellations = LocalCancellations(database, owner)
         self._run_owners = LocalRunOwners(database, clock, owner)
