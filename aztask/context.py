@@ -356,10 +356,12 @@ class Context:
         yields.
 
         Raises EncodeError, and StepError without a result store or inside a step: a later run takes
-        the step's value from its record, and would not emit the part again.
+        the step's value from its record, and would not emit the part again. A task that waits after
+        a branch of `gather` has emitted fails with StepError: branches emit in another order in
+        each run.
         """
         self.steps.refuse_inside("emit is called", _EMIT_OUTSIDE)
-        self.emission.emit(value)
+        self.emission.emit(value, branch=self.steps.branch_name)
 
     async def aemit(self, value: Any) -> None:
         """`emit` for coroutines: it never blocks the event loop."""

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NoReturn, TypedDict, TypeGuard, cast
 from aztask.breaker import CircuitBreaker
 from aztask.errors import ConfigurationError, DuplicateTask, did_you_mean
 from aztask.message.headers import TASK_LIMIT
-from aztask.message.message import CONTINUE
+from aztask.message.message import CONTINUE, RENEWED
 from aztask.retry import RetryPolicy, RetryStrategy
 from aztask.support.checks import shown
 from aztask.support.durations import to_epoch_seconds
@@ -391,10 +391,10 @@ def task_name(app: str, function: object, given: str | None) -> str:
             f"the name of a task is a text of 1 to {TASK_LIMIT} printable characters, not "
             f"{shown(name)}"
         )
-    if name.endswith(CONTINUE):
+    if name.endswith((CONTINUE, RENEWED)):
         raise ConfigurationError(
-            f"task {name!r}: a name that ends in {CONTINUE} stands for a task that waits; choose "
-            "another one"
+            f"task {name!r}: a name that ends in {CONTINUE} or {RENEWED} stands for a task that "
+            "goes on; choose another one"
         )
     return name
 

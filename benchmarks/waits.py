@@ -1,13 +1,19 @@
-"""What tasks that wait cost: memory, and waking them all.
+"""What tasks that wait cost: a slot, a lease, memory; and waking them all.
 
-Usage: python benchmarks/waits.py [--check] [--tasks 10000]
+Usage: python benchmarks/waits.py [--check] [--tasks 10000] [> docs/benchmarks/waits.txt]
 
-park   so many tasks wait for a signal; the memory of their worker before and afterwards.
-wake   a signal to each of them, beside as many bare sends and twice as many requests for a row.
-end    until all of them have ended.
+park   so many tasks wait for a signal, in one file with queue and results. While they
+       wait: messages under a lease, slots that plain tasks get, processor time, and the memory of
+       the worker and all its processes after the first half of the tasks and after all of them.
+wake   a signal to each task. A signal is: a look at the task's state, the signal's row, a look at
+       the rows of the task, the wake-up's send, and the cancellation of the timer, as one
+       transaction. Beside it, in turns of 250: as many bare sends of a task, and twice as many bare
+       requests for a row (one is written, and read), each of them alone.
+end    until all of them have gone on and ended. The worker runs those that are awake during both
+       sides of `wake`, since both take turns.
 
---check fails if waking takes more than 1.5 times the bare requests, or if memory grows with the
-number of tasks.
+--check fails if waking takes more than 1.5 times the bare requests, if a task that waits holds a
+lease or a slot, or if memory grows with their number.
 """
 
 from __future__ import annotations
@@ -21,19 +27,28 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Check, conclude, figure, machine
+from common import Check, conclude, family, figure, machine, megabytes, processor_seconds
 
 from aztask import App
 from aztask.stores.records.base import State
 from aztask.stores.rows import Change, Place
 
-PATIENCE = 600.0
+PATIENCE = 1200.0
 MOST = 1.5
-MOST_GROWTH = 24 * 1024
-"""KiB of memory that a worker may grow by, however many tasks wait: buffers and caches."""
+MOST_GROWTH = 12.0
+"""MB by which the memory of all processes may grow from the first half of the tasks to all."""
+SETTLED_SECONDS = 3.0
+QUIET_SECONDS = 10.0
+"""So long leases and processor time are looked at."""
+MOST_CPU = 5.0
+"""Per cent of a core that the worker may take meanwhile, as an idle one does."""
+TURN = 250
+SLOTS = 2
+NAP = 0.5
 ROOT = Path(__file__).parents[1]
 APP = """
 import os
+import time
 from aztask import App
 
 app = App("bench", broker=os.environ["BENCH"], results=os.environ["BENCH"])
@@ -42,6 +57,12 @@ app = App("bench", broker=os.environ["BENCH"], results=os.environ["BENCH"])
 @app.task_with_context
 def order(context, number):
     return context.wait_for("approved", timeout=86_400)
+
+
+@app.task
+def nap(seconds):
+    time.sleep(seconds)
+    return time.time()
 """
 
 
@@ -50,14 +71,6 @@ def taken(what: Callable[[], object]) -> float:
     began = time.perf_counter()
     what()
     return time.perf_counter() - began
-
-
-def resident(pid: int) -> int:
-    """The resident memory of a process, in KiB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1])
-    return 0
 
 
 def until(condition: Callable[[], bool]) -> float:
@@ -70,21 +83,110 @@ def until(condition: Callable[[], bool]) -> float:
     return time.perf_counter() - began
 
 
-def bare(app: App, count: int) -> float:
-    """Seconds for so many bare sends and twice as many requests for a row."""
-    store = app.sends.signals.store
-    assert store is not None
-    rows, owner = store._rows, store.owner
+class Bench:
+    """A worker that runs, and the app that sends to it."""
 
-    def work() -> None:
-        for number in range(count):
-            app.send("bench.nothing", [number], queue="bare")
-            place = Place(owner, f"bare-{number}", f"bare-{number}:x")
-            made = rows.write(Change(place, {"due": 1e11, "data": b"x" * 100}))
-            assert made is not None
-            rows.get([place])
+    def __init__(self, app: App, worker: int) -> None:
+        self.app = app
+        self.worker = worker
+        store = app.sends.signals.store
+        assert store is not None
+        self._rows, self._owner = store._rows, store.owner
 
-    return taken(work)
+    def park(self, first: int, last: int) -> float:
+        """Send so many tasks; seconds until all of them wait."""
+        began = time.perf_counter()
+        for number in range(first, last):
+            self.app.send("bench.order", [number], task_id=f"t{number}")
+        until(self.idle)
+        assert self.app.result(f"t{last - 1}").state == "waiting"
+        return time.perf_counter() - began
+
+    def idle(self) -> bool:
+        """True if no message is due or under a lease."""
+        stats = self.app.broker.stats("default")
+        return not stats.active and not stats.leased
+
+    def memory(self) -> float:
+        """MB of the worker and all its processes."""
+        time.sleep(SETTLED_SECONDS)
+        return sum(map(megabytes, family(self.worker)))
+
+    def look(self) -> tuple[int, float]:
+        """Most messages under a lease at a time, and the per cent of a core that is used."""
+        before = sum(map(processor_seconds, family(self.worker)))
+        began, most = time.perf_counter(), 0
+        while (passed := time.perf_counter() - began) < QUIET_SECONDS:
+            most = max(most, self.app.broker.stats("default").leased)
+            time.sleep(0.05)
+        used = sum(map(processor_seconds, family(self.worker))) - before
+        return most, 100 * used / passed
+
+    def free_slots(self) -> int:
+        """How many plain tasks the worker runs side by side while others wait."""
+        naps = [self.app.send("bench.nap", [NAP]) for _ in range(2 * SLOTS)]
+        ends = sorted(each.get(timeout=PATIENCE) for each in naps)
+        return sum(end < ends[0] + NAP / 2 for end in ends)
+
+    def wake(self, first: int, last: int) -> float:
+        """Seconds for a signal to each of these tasks."""
+
+        def work() -> None:
+            for number in range(first, last):
+                self.app.result(f"t{number}").signal("approved", number)
+
+        return taken(work)
+
+    def bare(self, first: int, last: int) -> float:
+        """Seconds for as many bare sends, and twice as many bare requests for a row."""
+
+        def work() -> None:
+            for number in range(first, last):
+                self.app.send("bench.nothing", [number], queue="bare")
+                place = Place(self._owner, f"bare-{number}", f"bare-{number}:x")
+                made = self._rows.write(Change(place, {"due": 1e11, "data": b"x" * 100}))
+                assert made is not None
+                self._rows.get([place])
+
+        return taken(work)
+
+
+def measure(bench: Bench, count: int) -> list[Check]:
+    """Park so many tasks, wake them, and print what it took."""
+    half = count // 2
+    parked = bench.park(0, half)
+    before = bench.memory()
+    parked += bench.park(half, count)
+    after = bench.memory()
+    leased, used = bench.look()
+    slots = bench.free_slots()
+    alone = woken = 0.0
+    for first in range(0, count, TURN):
+        last = min(first + TURN, count)
+        alone += bench.bare(first, last)
+        woken += bench.wake(first, last)
+    ended = until(lambda: bench.app.result(f"t{count - 1}").ready() and bench.idle())
+    for number in range(count):
+        if bench.app.result(f"t{number}").state != State.SUCCEEDED.value:
+            raise SystemExit(f"task {number} is {bench.app.result(f't{number}').state}")
+    left = bench.app.broker.stats("default").scheduled
+    print(f"{count:,} tasks parked in {figure(parked)} s")
+    print(
+        f"memory of all processes: {before:.1f} MB with {half:,} of them, {after:.1f} MB with all"
+    )
+    print(f"while they wait: {leased} messages under a lease, {figure(used)} % of a core")
+    print(f"plain tasks beside them: {slots} at a time, with -c {SLOTS}")
+    print(f"{count:,} bare sends and {2 * count:,} bare requests for a row: {figure(alone)} s")
+    print(f"{count:,} signals: {figure(woken)} s; all have ended {figure(ended)} s later")
+    print(f"timers left: {left}")
+    return [
+        Check("waking, times the bare requests", woken / alone, MOST, "times", at_least=False),
+        Check("growth of memory, half to all", after - before, MOST_GROWTH, "MB", at_least=False),
+        Check("messages under a lease while they wait", leased, 0, "", at_least=False),
+        Check("processor while they wait", used, MOST_CPU, "% core", at_least=False),
+        Check("plain tasks at a time", slots, SLOTS, "tasks"),
+        Check("timers that are left", left, 0, "", at_least=False),
+    ]
 
 
 def main() -> None:
@@ -92,8 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tasks", type=int, default=10_000)
-    options = parser.parse_args()
-    count = options.tasks
+    count = parser.parse_args().tasks
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
         address = f"local://{folder}/bench.db"
@@ -103,53 +204,22 @@ def main() -> None:
             "BENCH": address,
             "PYTHONPATH": os.pathsep.join([str(ROOT), folder]),
         }
-        command = [sys.executable, "-m", "aztask", "worker", "-A", "waits_app:app", "-c", "2"]
+        command = [sys.executable, "-m", "aztask", "worker", "-A", "waits_app:app"]
         with (Path(folder) / "log").open("wb") as log:
             worker = subprocess.Popen(
-                [*command, "--log-tasks", "off"], env=environment, stdout=log, stderr=log
+                [*command, "-c", str(SLOTS), "--log-tasks", "off"],
+                env=environment,
+                stdout=log,
+                stderr=log,
             )
-        app = App("bench", broker=address, results=address)
         try:
-            app.send("bench.order", [-1], task_id="first")
-            until(lambda: _waits(app, "first"))
-            before = resident(worker.pid)
-            for number in range(count):
-                app.send("bench.order", [number], task_id=f"t{number}")
-            parked = until(lambda: app.broker.stats("default").active == 0 and _idle(app))
-            after = resident(worker.pid)
-            alone = bare(app, count)
-
-            def wake() -> None:
-                for number in range(count):
-                    app.result(f"t{number}").signal("approved", number)
-
-            woken = taken(wake)
-            ended = until(lambda: app.result(f"t{count - 1}").ready() and _idle(app))
-            states = {app.result(f"t{number}").state for number in range(0, count, 97)}
-            if states != {State.SUCCEEDED.value}:
-                raise SystemExit(f"some tasks are {states}")
+            checks = measure(
+                Bench(App("bench", broker=address, results=address), worker.pid), count
+            )
         finally:
             worker.terminate()
             worker.wait(30)
-    print(f"{count:,} tasks parked in {figure(parked)} s")
-    print(f"memory of the worker: {before:,} KiB before, {after:,} KiB while they wait")
-    print(f"{count:,} bare sends and {2 * count:,} bare requests for a row: {figure(alone)} s")
-    print(f"{count:,} signals: {figure(woken)} s; all have ended {figure(ended)} s later")
-    conclude(
-        [
-            Check("waking, times the bare requests", woken / alone, MOST, "times", at_least=False),
-            Check("growth of memory", after - before, MOST_GROWTH, "KiB", at_least=False),
-        ]
-    )
-
-
-def _waits(app: App, task_id: str) -> bool:
-    return app.result(task_id).state == "waiting"
-
-
-def _idle(app: App) -> bool:
-    stats = app.broker.stats("default")
-    return not stats.active and not stats.leased
+    conclude(checks)
 
 
 if __name__ == "__main__":

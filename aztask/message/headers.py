@@ -22,7 +22,14 @@ import msgpack
 
 from aztask.errors import DecodeError, EncodeError
 from aztask.message.bounds import MessageLimits
-from aztask.message.message import CONTINUE, COUNTER_LIMIT, MESSAGE_ID_LIMIT, TaskMessage
+from aztask.message.message import (
+    CONTINUE,
+    COUNTER_LIMIT,
+    HISTORY,
+    MESSAGE_ID_LIMIT,
+    RENEWED,
+    TaskMessage,
+)
 from aztask.message.payload import StoredValue
 
 PROTOCOL: Final = 1
@@ -106,6 +113,8 @@ def write_headers(message: TaskMessage) -> dict[str, Any]:
     if _rest_of(message) != _USUAL_REST:
         _write_rest(message, headers)
     if message.extra:
+        if not message.continued and "." in str(message.extra.get(HISTORY, "")):
+            headers["task"] = message.task + RENEWED
         return {**message.extra, **headers}
     return headers
 
@@ -181,8 +190,9 @@ def read_headers(headers: Mapping[str, Any], limits: MessageLimits) -> dict[str,
             values[name] = read(header, value)
     if "timelimit" in values:
         values["time_limit"], values["soft_time_limit"] = values.pop("timelimit")
-    if values["task"].endswith(CONTINUE) and values["task"] != CONTINUE:
-        values["task"], values["continued"] = values["task"].removesuffix(CONTINUE), True
+    name, mark, kind = values["task"].rpartition("#")
+    if name and mark + kind in (CONTINUE, RENEWED):
+        values["task"], values["continued"] = name, mark + kind == CONTINUE
     retries = values.pop("retries", 0)
     values.setdefault("resubmit_count", retries)
     _check_saved(values.get("saved"), limits)
@@ -234,7 +244,8 @@ def read_time(header: str, value: object) -> float:
 
 
 def _read_task(header: str, value: object) -> str:
-    more = len(CONTINUE) if isinstance(value, str) and value.endswith(CONTINUE) else 0
+    text = value if isinstance(value, str) else ""
+    more = max(len(each) * text.endswith(each) for each in (CONTINUE, RENEWED))
     return read_text(header, value, TASK_LIMIT + more)
 
 

@@ -29,6 +29,9 @@ COUNTER_LIMIT = 2**31 - 1
 CONTINUE = "#continue"
 """What the wire adds to the task's name in a message that continues a parked run."""
 
+RENEWED = "#renewed"
+"""The same in a message of a task that continues with other arguments, in a history of its own."""
+
 HISTORY = "aztask-history"
 """The header that names the history of a task's steps, if it is not the first one."""
 

@@ -158,7 +158,7 @@ class LocalParts(MemoryEmission):
         super().__init__()
         self._codec = app.codec
 
-    def emit(self, value: Any) -> None:
+    def emit(self, value: Any, branch: str = "") -> None:
         """Show the value, as the next part. Raises EncodeError."""
         part_data(self._codec, value)
         self.show(value)

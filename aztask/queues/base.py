@@ -51,6 +51,7 @@ __all__ = [
     "Settled",
     "Transactional",
     "Unknown",
+    "shared_transaction",
 ]
 
 
@@ -476,6 +477,17 @@ class Transactional(Protocol):
     def transaction(self) -> AbstractContextManager[None]:
         """Everything that this thread does inside is committed together or not at all. Nests."""
         ...
+
+
+def shared_transaction(broker: object, results: object) -> Transactional | None:
+    """The broker, if its sends and settlements and the store's writes can be one transaction."""
+    if (
+        isinstance(broker, Transactional)
+        and isinstance(results, Transactional)
+        and broker.transaction_key == results.transaction_key
+    ):
+        return broker
+    return None
 
 
 # -- Facts about a queue ---------------------------------------------------------------------------

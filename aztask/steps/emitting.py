@@ -9,6 +9,11 @@ Rules
 4. A run whose lease is lost writes nothing more.
 5. A run that waits leaves a mark, after how many parts. The run that goes on counts from the newest
    mark: what an attempt that failed in between has emitted is not part of the stream.
+6. Branches of a `gather` emit in another order in each run, so no run could go on counting behind
+   them: a run that waits after one of them has emitted fails.
+7. A delivery of a run that was delivered before may emit nothing, where the one before did. So it
+   looks for such a take at its end, and begins an empty one. A run that is given back does the
+   same at once, because some services then count the next delivery under the same number.
 
 Crash window: a worker that is killed leaves a take without its last parts. The next start of the
 task begins another take, which readers see as a reset.
@@ -20,10 +25,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Generator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from aztask.errors import BrokerUnavailable, EncodeError, ResultDamaged, StepError
+from aztask.errors import BrokerUnavailable, EncodeError, ResultDamaged, StepError, WorkerStopping
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.steps.parts import PartStore, Take, parts_of, place_of, take_of
@@ -84,6 +90,7 @@ class Emission:
     ) -> None:
         self._app = app
         self._message = message
+        self._delivery = delivery_count
         self._take = Take(take_of(message, delivery_count))
         self._lease = lease
         self._store: PartStore | None = None
@@ -92,23 +99,28 @@ class Emission:
         self._bytes = 0
         self._count = 0
         self._closed = self._ending = self._parked = False
-        self._begun = False
+        self._begun = self._branched = False
         self._continues = message.continued
+        self._again = delivery_count > 1
         self._part: Part | None = None
 
-    def emit(self, value: Any) -> None:
-        """Add a part to the stream. Raises EncodeError, and StepError without a result store."""
+    def emit(self, value: Any, branch: str = "") -> None:
+        """Add a part to the stream. Raises EncodeError, and StepError without a result store.
+
+        * `branch`: of `gather`, in which it is emitted; "" for the main line.
+        """
         data = part_data(self._app.codec, value)
         if self._count >= MOST_PARTS:
             raise EncodeError(f"a task emits at most {MOST_PARTS:,} parts; emit larger ones")
         with self._changed:
-            if self._part is None:
+            if self._part is None and not self._closed:
                 self._start()
             # In turns: what ends a lease does not know who waits here.
             while not self._changed.wait_for(self._has_room, LOOK_SECONDS):
                 pass
             if self._closed:  # a thread of the task's own outlives it
                 raise StepError("the run has ended, so it emits no further part")
+            self._branched = self._branched or bool(branch)
             self._count += 1
             self._waiting.append((self._count, data))
             self._bytes += len(data)
@@ -149,7 +161,7 @@ class Emission:
     @property
     def open(self) -> bool:
         """Whether `end` has something to do."""
-        return self._part is not None and not self._closed
+        return (self._part is not None or self._again) and not self._closed
 
     def end(self, error: BaseException | None) -> None:
         """Write all parts, and the mark of a run that waits. Raises StepsUnavailable (rule 3).
@@ -158,8 +170,14 @@ class Emission:
         """
         if not self.open:
             return
+        if self._part is None:
+            self._closed = True
+            if error is None:
+                self._begin_empty()
+            return
+        waits = isinstance(error, Parked)
         with self._changed:
-            self._closed, self._parked = True, isinstance(error, Parked)
+            self._closed, self._parked = True, waits and not self._branched
             self._changed.notify_all()
         try:
             self.flush()
@@ -168,6 +186,32 @@ class Emission:
                 self._ending = True
                 self._waiting.clear()  # what could not be written: the thread ends
                 self._changed.notify_all()
+        if isinstance(error, WorkerStopping):
+            with suppress(StepsUnavailable):
+                self._begin_empty()
+        elif waits and self._branched:
+            raise StepError(
+                f"the task waits ({error}), and branches of gather have emitted parts: in each run "
+                "they do so in another order, so the next one could not go on behind them; emit "
+                "after the gather"
+            )
+
+    def _begin_empty(self) -> None:
+        """Begin a take without parts, if an earlier delivery of this run has one (rule 7).
+
+        One request, and another two if there is such a take. Raises StepsUnavailable.
+        """
+        store = parts_of(self._app.results, self._app.codec)
+        if store is None or self._lease.lost:
+            return
+        try:
+            begun = store.last_take(self._message.id)
+            take = Take(take_of(self._message, self._delivery))
+            if not begun.startswith(place_of(self._message.generation, self._message.hop)):
+                return
+            store.begin(self._message.id, self._continued(store, take))
+        except BrokerUnavailable as error:
+            raise StepsUnavailable(f"its stream cannot be read: {error}") from None
 
     def _write(self) -> None:
         while True:
@@ -243,7 +287,7 @@ class MemoryEmission:
         """Whether `end` has something to do: never."""
         return False
 
-    def emit(self, value: Any) -> None:
+    def emit(self, value: Any, branch: str = "") -> None:
         """Keep the value as the next part."""
         self.values.append(value)
 
@@ -264,7 +308,7 @@ class MemoryEmission:
 class Emits(Protocol):
     """Where a run's parts go."""
 
-    def emit(self, value: Any) -> None:
+    def emit(self, value: Any, branch: str = "") -> None:
         """Add a part to the stream."""
         ...
 

@@ -147,7 +147,8 @@ class RunSteps:
         return here.step if here is not None and here.run is self else None
 
     @property
-    def _branch_name(self) -> str:
+    def branch_name(self) -> str:
+        """The branch of `gather` in which the caller runs; "" for the main line."""
         here = _here.get()
         return here.branch if here is not None and here.run is self else ""
 
@@ -214,7 +215,7 @@ class RunSteps:
     def _begin(self, name: str, options: StepOptions, line: object) -> StepRecord | OpenStep:
         instead = "call the function itself there, or end the outer step first"
         self.refuse_inside(f"step {name!r} is asked for", instead)
-        with self._reaching(self._branch_name):
+        with self._reaching(self.branch_name):
             branch = self._branch(name, options, line)
             found = self._history.begin(branch, name, options.key)
         if isinstance(found, OpenStep):
@@ -224,7 +225,7 @@ class RunSteps:
         return found
 
     def _branch(self, name: str, options: StepOptions, line: object) -> Branch:
-        branch = self._history.branch(self._branch_name)
+        branch = self._history.branch(self.branch_name)
         if options.key is not None:
             return branch
         branch.line = branch.line or line
@@ -258,10 +259,10 @@ class RunSteps:
         try:
             yield
         except BrokerUnavailable as error:
-            self._suspended[self._branch_name] = unreachable = StepsUnavailable(str(error))
+            self._suspended[self.branch_name] = unreachable = StepsUnavailable(str(error))
             raise unreachable from None
         except Suspension as suspension:
-            self._suspended[self._branch_name] = suspension
+            self._suspended[self.branch_name] = suspension
             raise
         except StepError as broken:
             self._broken = self._broken or broken
@@ -348,7 +349,7 @@ class RunSteps:
         options = StepOptions(key)
         check_step(SLEEP, options)
         self._may_wait("sleep")
-        with self._reaching(self._branch_name):
+        with self._reaching(self.branch_name):
             branch = self._branch(SLEEP, options, line_here())
             most = self._history.longest
             if not 0 <= seconds <= most:
@@ -400,7 +401,7 @@ class RunSteps:
         self, what: str, wanted: WantedEnd, seconds: float | None, late: Exception, key: str | None
     ) -> Any:
         self._may_wait(what)
-        with self._reaching(self._branch_name):
+        with self._reaching(self.branch_name):
             branch = self._branch(wanted.name, StepOptions(key), line_here())
             most = self._history.longest
             if seconds is not None and not 0 <= seconds <= most:
@@ -438,7 +439,7 @@ class RunSteps:
             raise StepError(
                 f"{what} takes a task of the app and its arguments, not {type(task).__name__}"
             )
-        with self._reaching(self._branch_name):
+        with self._reaching(self.branch_name):
             parks = self._history.keeper.parks
         if not parks:
             value = self.step(task.name, task, StepOptions(key), args, kwargs)
@@ -458,7 +459,7 @@ class RunSteps:
     def continue_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
         """End the run, and go on with other arguments; see `Context.continue_with`."""
         self._may_wait("continue_with")
-        if self._branch_name:
+        if self.branch_name:
             raise self._refused("continue_with is called in a branch of gather; call it behind it")
         with self._reaching(""):
             branch = self._branch("continue_with", StepOptions(), line_here())
@@ -481,7 +482,7 @@ class RunSteps:
     def patched(self, name: str) -> bool:
         """True if this run takes the new way of a changed flow; see `Context.patched`."""
         check_step(name, StepOptions())
-        with self._reaching(self._branch_name):
+        with self._reaching(self.branch_name):
             branch = self._branch(name, StepOptions(), line_here())
             return self._history.patched(branch, name)
 
@@ -526,7 +527,7 @@ class RunSteps:
 
     def _names(self, count: int, line: object = None) -> list[str]:
         """Names for the branches of a `gather`: the same in every run."""
-        with self._reaching(self._branch_name):
+        with self._reaching(self.branch_name):
             branch = self._branch("gather", StepOptions(), line or line_here())
             self._history.flush(branch)
             branch.gathers += 1

@@ -9,9 +9,10 @@ Rows
 * ``m``: the mark of the newest run that ended in a wait: its take, and after how many parts.
 
 Rules
-1. Each start of a run writes a take of its own, whose name is (generation, hop, delivery) and a
-   random text: a worker that was frozen writes where no reader looks. The last name in the order of
-   characters counts.
+1. Each start of a run writes a take of its own, whose name is (generation, hop, delivery), the time
+   of the start and a random text: a worker that was frozen writes where no reader looks. The last
+   name in the order of characters counts. The time only decides between starts on one machine: a
+   local queue counts a delivery that was given back, and the next one, under the same number.
 2. A row of parts has its position as its key, so an append whose answer was lost doubles nothing.
 3. A run that goes on after a wait continues the take of the mark: parts that it emits again have
    the numbers of those, and are not written.
@@ -35,7 +36,7 @@ from aztask.stores.layout import SqlLayout, TablesLayout
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.owners import is_other_broker
 from aztask.stores.rows import Change, KeepsRows, Kind, Place, Row, RowStore, move_rows
-from aztask.support import chance
+from aztask.support import chance, clock
 
 _PARTS: Final = (
     """
@@ -110,7 +111,7 @@ def place_of(generation: int, hop: int) -> str:
 def take_of(message: TaskMessage, delivery_count: int) -> str:
     """A new name for the take of this delivery's run (rule 1)."""
     place = f"{place_of(message.generation, message.hop)}{delivery_count:08d}"
-    return f"{place}.{chance.token()[:12]}"
+    return f"{place}.{int(1000 * clock.wall()):011x}{chance.token()[:8]}"
 
 
 @dataclass(slots=True)
@@ -147,6 +148,16 @@ class PartStore:
             changes.append(self._change(task_id, f"t:{take.name}", begun))
         # None: the rows are there, from a try whose answer was lost (rule 2).
         self._rows.together(changes)
+
+    def begin(self, task_id: str, take: Take) -> None:
+        """Begin a take that has no part yet. One request."""
+        begun = [VERSION, take.base, take.kept, self._store.now()]
+        self._rows.write(self._change(task_id, f"t:{take.name}", begun))
+
+    def last_take(self, task_id: str) -> str:
+        """The name of the newest take; "" if there is none. One request for each `PAGE` takes."""
+        *_, last = ("", *(row.place.key for row in self._pages(task_id, "t:")))
+        return last.removeprefix("t:")
 
     def mark(self, task_id: str, take: str, count: int) -> None:
         """Note that a run ended in a wait, after so many parts of a take. One request."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -39,7 +40,7 @@ from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.message.signatures import STORED
-from aztask.queues.base import Broker
+from aztask.queues.base import Broker, Transactional, shared_transaction
 from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.settlement import DeadLetter
 from aztask.steps.stepoptions import NAME_CHARACTERS, NAMES
@@ -117,8 +118,9 @@ class TaskSignals:
     def signal(self, task_id: str, name: str, value: Any = None) -> None:
         """Store a signal, and wake its task if it waits for it; see `AsyncResult.signal`.
 
-        Crash window: if the process dies between the row and the wake-up, housekeeping wakes the
-        task. The signal is sent once its row is written.
+        Where queue and results share one file, all of it is one transaction. Crash window
+        elsewhere: the signal is sent once its row is written; if the process dies between the row
+        and the wake-up, housekeeping wakes the task.
         """
         results, store = self._results()
         check_name(name)
@@ -128,17 +130,22 @@ class TaskSignals:
                 f"signal {name!r} has {len(data)} bytes, and at most {SIGNAL_BYTES} are taken; "
                 "store the value, and send a reference to it"
             )
+        with self._together(results):
+            self._signal(results, store, task_id, name, data)
+
+    def _signal(
+        self, results: ResultStore, store: WaitStore, task_id: str, name: str, data: bytes
+    ) -> None:
         refuse(task_id, results.get(task_id))
         sent = store.add(task_id, name, data)
         hit("signalled")
-        before = store.before(task_id, sent)
+        parked, before = store.beside(task_id, sent)
         if before >= MOST_SIGNALS:
             store.remove([sent.row])
             raise SignalRefused(
                 f"{before} signals {name!r} wait for task {task_id} already, as many as one task "
                 "may have; let it take them first"
             )
-        parked = store.parked(task_id)
         if parked is None:
             return
         if not self._codec.signs and _signed(parked):
@@ -158,13 +165,24 @@ class TaskSignals:
 
         What this process may not send, housekeeping sends.
         """
-        store = self.store
-        parked = store.parked(task_id) if store is not None else None
-        if store is None or parked is None:
+        results, store = self._places.results(), self.store
+        if store is None:
             return False
-        if not self.send(parked):
-            _soon(store, parked)
-        return True
+        with self._together(results):
+            parked = store.parked(task_id)
+            if parked is not None and not self.send(parked):
+                _soon(store, parked)
+        return parked is not None
+
+    def _together(self, results: object) -> AbstractContextManager[None]:
+        """One transaction where queue and results share one file; else each request is its own."""
+        if not isinstance(results, Transactional):
+            return nullcontext()
+        try:
+            joint = shared_transaction(self._places.broker(), results)
+        except (BrokerError, ConfigurationError):  # this process has no queue: workers have
+            return nullcontext()
+        return nullcontext() if joint is None else joint.transaction()
 
     def send(self, parked: ParkedRun) -> bool:
         """Send the wake-up of a run, and cancel its timer; False if this process cannot."""
@@ -327,7 +345,8 @@ class TaskSignals:
             if claimed is None:
                 continue  # another worker looks at this task
             try:
-                self._repair(results, store, task_id)
+                with self._together(results):
+                    self._repair(results, store, task_id)
             except BrokerUnavailable:
                 store.look_again(claimed, first.values["due"])
                 raise

@@ -290,6 +290,20 @@ class WaitStore:
         )
         return len(found)
 
+    def beside(self, task_id: str, signal: Signal) -> tuple[ParkedRun | None, int]:
+        """The run that waits, and how many older signals of this name are stored (`before`).
+
+        Usually one request: the run and its signals are neighbours, and most tasks have few.
+        """
+        place = signal.row.place
+        first = self._place(task_id, "p").key
+        rows = self._rows.range(self.owner, place.partition, first, place.key, QUEUED_PAGE)
+        run = self._sorted(rows[:1], task_id).parked
+        if len(rows) == QUEUED_PAGE:
+            return run, self.before(task_id, signal)
+        named = self._named(task_id, signal.name)
+        return run, sum(row.place.key.startswith(named) for row in rows)
+
     def oldest(
         self, task_id: str, name: str, taken: Collection[str]
     ) -> tuple[Signal | None, list[Row]]:

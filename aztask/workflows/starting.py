@@ -11,14 +11,14 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
-from aztask.queues.base import Broker, Transactional
+from aztask.queues.base import Broker, shared_transaction
 from aztask.stores.records.workflows import ROOT, DocumentChange
 from aztask.support import chance
 from aztask.support.clock import Clock
@@ -128,15 +128,9 @@ class WorkflowLauncher:
     def _begun(self, workflow: str) -> Iterator[None]:
         """One transaction if broker and store share a file; after a rollback nothing is known."""
         results, broker = self._engine.results, self._broker
-        joint: AbstractContextManager[None] = nullcontext()
-        if (
-            isinstance(broker, Transactional)
-            and isinstance(results, Transactional)
-            and broker.transaction_key == results.transaction_key
-        ):
-            joint = broker.transaction()
+        joint = shared_transaction(broker, results)
         try:
-            with joint:
+            with joint.transaction() if joint is not None else nullcontext():
                 yield
         except BaseException:
             self._engine.graphs.forget(workflow)

@@ -22,6 +22,7 @@ from test_step_kills import actions
 from test_wait_kills import ARGUMENTS, BROKERS, LEASE
 
 from aztask import SignalRefused
+from aztask.queues.base import shared_transaction
 from aztask.stores.records.base import State
 from aztask.testing import RunningEmulator
 
@@ -120,6 +121,11 @@ def test_the_signaller_dies(site: Site, failpoint: str) -> None:
     worker = site.worker(*ARGUMENTS)
     wait_until(lambda: parked(site), 20, "it waits")
     assert signaller(site, "yes", failpoint) == (-signal.SIGKILL if failpoint else 0)
+    app = site.app()
+    if failpoint and shared_transaction(app.broker, app.results) is not None:
+        store = app.sends.signals.store
+        assert store is not None and store.read("a").signals == [], "one transaction: no signal"
+        assert signaller(site, "yes") == 0
     wait_until(lambda: site.app().result("a").ready(), 8, "it goes on")
     assert_ended(site, ["yes"], hops=2)
     if not failpoint and site.app().broker.capabilities.cancel_scheduled:

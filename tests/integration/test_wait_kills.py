@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from azurite import Azurite
 from bus import bus_site
 from harness import Site, site_in, wait_until
-from ledger_app import sleeper
+from ledger_app import approval, sleeper
 from storage import storage_site
 from strategies import left
 from test_servicebus_worker import DETECTING, PLAIN
@@ -102,3 +103,20 @@ def test_burst_waits_for_a_task_that_sleeps(tmp_path: Path) -> None:
         worker = site.worker(*ARGUMENTS, "--burst")
         assert worker.wait() == 0, worker.log
         assert app.result("a").successful()
+
+
+def test_burst_waits_for_a_task_that_no_queue_shows(tmp_path: Path) -> None:
+    """Its timer is gone: the row of the wait alone says that the task is open."""
+    with site_in(tmp_path / "site", joint=False) as site:
+        app = site.app()
+        app.send(approval.name, ["a", 600.0], task_id="a")
+        worker = site.worker(*ARGUMENTS, "--burst")
+        store = app.sends.signals.store
+        assert store is not None
+        wait_until(lambda: store.parked("a") is not None and left(site) == 1, 20, "it waits")
+        app.broker.purge("default")
+        time.sleep(2.0)
+        assert worker.process.poll() is None, "the worker has ended"
+        app.result("a").signal("approved", "yes")
+        assert worker.wait() == 0, worker.log
+        assert app.result("a").get(timeout=0) == ["yes"]

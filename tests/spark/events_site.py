@@ -16,10 +16,10 @@ def random_event(draw: random.Random, number: int) -> Event:
     """One event of any kind, with the fields that a worker gives that kind."""
     kind = draw.choices(
         ["enqueued", "received", "started", "succeeded", "resubmitted", "failed", "dead_lettered",
-         "lease_lost", "settle_failed", "renewed", "snoozed", "expired", "cancelled"],
-        [20, 20, 20, 18, 4, 2, 2, 3, 2, 5, 2, 1, 1],
+         "lease_lost", "settle_failed", "renewed", "snoozed", "waiting", "expired", "cancelled"],
+        [20, 20, 20, 18, 4, 2, 2, 3, 2, 5, 2, 2, 1, 1],
     )[0]  # fmt: skip
-    ran = kind in ("succeeded", "resubmitted", "failed", "snoozed")
+    ran = kind in ("succeeded", "resubmitted", "failed", "snoozed", "waiting")
     ended = ran or kind in ("expired", "cancelled")
     told = ended or kind in ("lease_lost", "settle_failed")
     lease = draw.choice([30.0, 60.0])

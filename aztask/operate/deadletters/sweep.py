@@ -24,7 +24,7 @@ from aztask.errors import AztaskError, EncodeError, MessageTooLarge
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.letters import DeadLetterView
-from aztask.queues.base import Transactional
+from aztask.queues.base import shared_transaction
 from aztask.queues.delivery import Delivery, Lost, Position, Settled, Unknown
 from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.queues.lease.state import Lease, LeaseState
@@ -101,7 +101,7 @@ class Sweep:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.joint = joint(app)
+        self.joint = shared_transaction(app.broker, app.results)
         self.report = Report()
         self._app = app
         self._queue = queue
@@ -277,15 +277,3 @@ class Sweep:
 
 class _Undo(Exception):
     """Rolls back the joint transaction: the lease was lost in it, so nothing may be sent."""
-
-
-def joint(app: App) -> Transactional | None:
-    """The broker, if it and the result store can share a transaction; else None."""
-    broker, results = app.broker, app.results
-    if (
-        isinstance(broker, Transactional)
-        and isinstance(results, Transactional)
-        and broker.transaction_key == results.transaction_key
-    ):
-        return broker
-    return None

@@ -39,9 +39,8 @@ from aztask.operate.deadletters.sweep import (
     Replacement,
     Report,
     Sweep,
-    joint,
 )
-from aztask.queues.base import Delivery, Peeked, Position
+from aztask.queues.base import Delivery, Peeked, Position, shared_transaction
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.uniqueness.engine import split
 
@@ -160,7 +159,7 @@ class DeadLetters:
             raise ConfigurationError(f"rate takes messages a second above 0, not {rate!r}")
         pace = _RateLimiter(rate, self._clock)
         generations = _Generations(self._app, fresh=fresh, arguments=arguments)
-        size = 1 if joint(self._app) else BATCH
+        size = 1 if shared_transaction(self._app.broker, self._app.results) else BATCH
         return self._act(
             selection,
             pace.limit(size),
@@ -400,7 +399,7 @@ class _Generations:
         self.fresh = fresh
         self.arguments = arguments
         self._results = app.results
-        self._joint = joint(app) is not None
+        self._joint = shared_transaction(app.broker, app.results) is not None
         self._given: OrderedDict[tuple[str, int, int], int] = OrderedDict()
 
     def before_replay(self, message: TaskMessage) -> int:

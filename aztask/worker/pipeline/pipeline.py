@@ -28,7 +28,7 @@ from functools import cached_property, partial
 from aztask.app import App
 from aztask.celery.embedded.launch import may_embed
 from aztask.errors import BrokerError, CodecError
-from aztask.queues.base import Transactional
+from aztask.queues.base import shared_transaction
 from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.settlement import Abandon, DeadLetter, Release
 from aztask.stores.records.base import Finish, Owned, ResultStore, Start, StartAnswer
@@ -75,7 +75,7 @@ class Pipeline:
         self._name = name
         self._clock = clock
         self._results: ResultStore | None = app.results
-        self._joint = _joint(app)
+        self._joint = shared_transaction(app.broker, app.results)
         self._redelivery = Redelivery(app, keeper, clock)
         self.floods = FloodLog(clock)
         self._pointers = Pointers(app, keeper, self._redelivery, self.floods)
@@ -395,14 +395,3 @@ class Pipeline:
 
 def _is_once(item: WorkItem) -> bool:
     return item.task is not None and item.task.delivery == "at-most-once"
-
-
-def _joint(app: App) -> Transactional | None:
-    """The broker, if its settlements and the store's records can be one transaction."""
-    broker, results = app.broker, app.results
-    shared = (
-        isinstance(broker, Transactional)
-        and isinstance(results, Transactional)
-        and broker.transaction_key == results.transaction_key
-    )
-    return broker if shared and isinstance(broker, Transactional) else None

@@ -243,7 +243,9 @@ class SlotRunner:
                 set_current_context(call.context)
                 self._loop.get().own(call.context)
                 with attempts.hooks(call.context):
-                    value = await _interruptible(_written(call.begin(), call.context.emission), run)
+                    value = await _interruptible(
+                        _written(_interruptible(call.begin(), run), call.context.emission), run
+                    )
             finally:
                 slot.end()
                 set_current_context(None)

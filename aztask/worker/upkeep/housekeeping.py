@@ -194,6 +194,9 @@ REMOTE_WAITS_SECONDS = 2.0
 """Seconds between two looks at debounced tasks whose quiet time may be over. The last one is
 between two looks for signals, while tasks wait."""
 
+MOST_WAITING = 10_000
+"""So many tasks that wait are read before a worker ends because its queues are empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chore:
@@ -470,7 +473,10 @@ class Housekeeping:
         self._lost.beat(results, HEARTBEAT_SECONDS, stopped=record.stopped)
 
     def drained(self) -> bool:
-        """Whether the queues are empty, delayed messages included; a missing queue is, too."""
+        """Whether the queues are empty, delayed messages included, and no task of them waits.
+
+        A missing queue is empty, too.
+        """
         now = self._clock.monotonic()
         if now < self._look_at:
             return False
@@ -480,7 +486,20 @@ class Housekeeping:
         except AztaskError as error:
             logger.warning("cannot check that the queues are empty, retry follows: %s", error)
             return False
-        return not any(each.active or each.leased or each.scheduled or each.total for each in stats)
+        if any(each.active or each.leased or each.scheduled or each.total for each in stats):
+            return False
+        return not self._awaits_inside()
+
+    def _awaits_inside(self) -> bool:
+        """Whether a task of these queues waits inside its code: no queue need show its timer."""
+        try:
+            waits = self._app.sends.signals.store
+            return waits is not None and any(
+                queue in self._queues for queue in waits.queues(MOST_WAITING)
+            )
+        except AztaskError as error:
+            logger.warning("cannot check which tasks wait, retry follows: %s", error)
+            return True
 
     def _stats(self, queue: str) -> QueueStats:
         try:

@@ -6,7 +6,8 @@ from aztask import App, AztaskError
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters import sweep as module
 from aztask.operate.deadletters.letters import DeadLetterView
-from aztask.operate.deadletters.sweep import HeldLetter, Replacement, Sweep, joint
+from aztask.operate.deadletters.sweep import HeldLetter, Replacement, Sweep
+from aztask.queues.base import shared_transaction
 from aztask.settlement import DeadLetter
 
 
@@ -70,7 +71,7 @@ def test_the_number_held_aside_is_bounded(app, monkeypatch):
 
 
 def test_one_file_is_one_transaction(app, tmp_path):
-    assert joint(app) is app.broker
+    assert shared_transaction(app.broker, app.results) is app.broker
     other = App("shop", broker=f"local://{tmp_path}/q.db", results=f"local://{tmp_path}/r.db")
-    assert joint(other) is None
+    assert shared_transaction(other.broker, other.results) is None
     other.close()

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from aztask import App, Context, RetryPolicy, StepError, TaskFailed, chain
+from aztask.message.codec import Codec
+from aztask.message.message import CONTINUE, RENEWED, TaskMessage
 from aztask.operate.steps import steps
 from aztask.steps.home import StepHome
 from aztask.steps.keepers import StoredOutside
-from aztask.steps.records import former_history, next_history
+from aztask.steps.records import former_history, is_renewed, next_history
 
 
 @pytest.fixture
@@ -27,6 +29,24 @@ def histories(app: App, task_id: str) -> list[str]:
 def test_names_of_histories() -> None:
     assert [next_history(name) for name in ("0", "0.1", "3.9")] == ["0.1", "0.2", "3.10"]
     assert [former_history(name) for name in ("0.1", "0.2", "3.10")] == ["0", "0.1", "3.9"]
+
+
+def test_the_next_round_has_a_name_of_its_own_on_the_wire() -> None:
+    """A worker of an older release knows no rounds, so it puts the message off."""
+    codec = Codec(signing_keys=[b"0123456789abcdef"])
+    message = TaskMessage("t", "s" * 512, "q", b"\x93\x90\x80\x80")
+    renewed = message.parked().renewed(message, "0.1")
+    for each in (renewed, renewed.resubmitted(counted=True)):
+        envelope = codec.to_envelope(each)
+        assert envelope.headers["task"] == "s" * 512 + RENEWED
+        found = codec.from_envelope(envelope, "q")
+        assert (found.task, found.continued) == ("s" * 512, False)
+        assert is_renewed(found)
+    waits = codec.to_envelope(renewed.parked())
+    assert waits.headers["task"] == "s" * 512 + CONTINUE
+    assert codec.from_envelope(waits, "q").continued
+    fresh = codec.to_envelope(renewed.replayed(keep_saved=False))
+    assert fresh.headers["task"] == "s" * 512, "its history follows no other one"
 
 
 def test_each_round_has_a_history_of_its_own(app: App) -> None:

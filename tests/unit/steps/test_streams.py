@@ -15,7 +15,13 @@ from typing import Any
 import pytest
 
 from aztask import App, Context, RetryPolicy, TaskFailed
-from aztask.errors import BrokerUnavailable, EncodeError, ResultTimeout, StepError
+from aztask.errors import (
+    BrokerUnavailable,
+    EncodeError,
+    ResultTimeout,
+    StepError,
+    WorkerStopping,
+)
 from aztask.message.message import TaskMessage
 from aztask.steps import emitting
 from aztask.steps.emitting import Emission
@@ -495,6 +501,81 @@ def test_a_frozen_delivery_that_goes_on_is_not_read(app: App) -> None:
     assert seen(live) == []
     run(app, 0, delivery=1)  # one that was frozen before its first part
     assert seen(live) == []
+
+
+def test_a_delivery_that_emits_nothing_leaves_no_part_of_the_one_that_died(app: App) -> None:
+    """It is the same run: only the broker's count says that another delivery came before."""
+    live = listener(app)
+    run(app, 1, 2)
+    assert seen(live) == [1, 2]
+    place = f"{live._place.token}.{live._place.number}"
+    run(app, delivery=2)
+    assert seen(live) == ["reset"]
+    assert seen(listener(app)) == []
+    assert seen(listener(app, place)) == ["reset"]
+    run(app, 1, delivery=3)
+    assert seen(live) == [1], "nothing was shown that it could reset"
+    assert seen(listener(app)) == [1]
+
+
+def test_a_second_delivery_keeps_the_parts_before_the_wait(app: App) -> None:
+    live = listener(app)
+    run(app, 1, 2, waits=True)
+    run(app, 1, 2, 3, message=hop(1))
+    assert seen(live) == [1, 2, 3]
+    run(app, message=hop(1), delivery=2)
+    assert seen(live) == ["reset", 1, 2]
+    assert seen(listener(app)) == [1, 2]
+
+
+def test_a_delivery_whose_run_never_emitted_writes_no_take(app: App) -> None:
+    run(app, delivery=2)
+    assert store_of(app).read("t").takes == []
+    run(app, 1, waits=True)
+    run(app, message=hop(1), delivery=2)
+    assert len(store_of(app).read("t").takes) == 1, "that of the hop before stays"
+
+
+def test_a_delivery_that_is_given_back_leaves_no_part(app: App) -> None:
+    """A local queue counts the next one under the same number."""
+    live = listener(app)
+    with suppress(WorkerStopping), emission(app) as stopped:
+        stopped.emit(1)
+        raise WorkerStopping
+    assert seen(live) in ([], [1, "reset"], ["reset"])
+    run(app)
+    assert seen(listener(app)) == []
+    run(app, 5, 6)
+    assert seen(listener(app)) == [5, 6]
+
+
+def test_branches_emit_only_if_the_task_does_not_wait_afterwards(app: App) -> None:
+    """They emit in another order in each run, so the next one could not go on behind them."""
+
+    def ask(context: Context, *, waits: bool) -> None:
+        context.emit("first")
+        context.gather(lambda: context.emit("left"), lambda: context.emit("right"))
+        if waits:
+            context.sleep(1.0)
+
+    task = app.task_with_context(retry=RetryPolicy(0))(ask)
+    with app.inline() as inline:
+        free = task.delay(waits=False)
+        assert {part.value for part in free.stream()} == {"first", "left", "right"}
+        result = task.delay(waits=True)
+        inline.advance(2.0)
+        with pytest.raises(TaskFailed, match="emit after the gather"):
+            result.get()
+
+
+def test_coroutines_in_branches_are_refused_too(app: App) -> None:
+    @app.task_with_context(retry=RetryPolicy(0))
+    async def ask(context: Context) -> None:
+        await context.gather(context.aemit("left"), context.aemit("right"))
+        context.wait_for("go", timeout=1.0)
+
+    with app.inline(), pytest.raises(TaskFailed, match="emit after the gather"):
+        ask.delay().get()
 
 
 def test_a_continuation_whose_mark_is_damaged_begins_anew(

@@ -252,8 +252,9 @@ def test_a_name_of_its_own_on_the_wire(app: App) -> None:
     assert not found.replayed(keep_saved=False).continued
     plain = codec.from_envelope(codec.to_envelope(message), "q")
     assert (plain.task, plain.continued) == ("shop.order", False)
-    with pytest.raises(ConfigurationError, match="stands for a task that waits"):
-        app.task(name="shop.a#continue")(lambda: None)
+    for name in ("shop.a#continue", "shop.a#renewed"):
+        with pytest.raises(ConfigurationError, match="stands for a task that goes on"):
+            app.task(name=name)(lambda: None)
 
 
 def test_a_unique_key_is_held_while_its_task_waits(app: App) -> None:
@@ -323,3 +324,64 @@ def test_arguments_of_a_task_that_waits_are_not_collected(app: App, tmp_path: Pa
         assert set(arguments()) <= found
         inline.advance(10)
         assert result.get() == 30_000
+
+
+def test_with_every_queue_empty_a_task_that_waits_is_open(tmp_path: Path) -> None:
+    """Its message is gone: the rows alone say that it is open, and hold what wakes it."""
+    app = App(
+        "shop",
+        broker="servicebus://nowhere.invalid",
+        payloads=str(tmp_path),
+        payload_threshold=1000,
+    )
+
+    @app.task_with_context(unique="arguments", on_conflict="raise", expires=60.0)
+    def order(context: Context, data: bytes) -> list[Any]:
+        return [len(data), context.wait_for("approved", timeout=30 * DAY)]
+
+    with app.inline() as inline:
+        result = order.delay(b"x" * 30_000)
+        app.broker.purge("default")
+        assert not app.broker.peek("default", limit=10)
+        results, unique = app.results, unique_engine(app)
+        assert results is not None and unique is not None
+        for _ in range(3):
+            inline.advance(DAY)
+            unique.repair()
+            app.sends.signals.repair()
+            now = inline._worker._clock.wall()
+            results.purge(now - 7 * DAY)
+            with pytest.raises(NotUnique):
+                order.delay(b"x" * 30_000)
+            found: set[str] = set()
+            assert PayloadHolders(None, app.results)._rows(found) == ""
+            assert app.payloads is not None
+            kept = {each.name for each in app.payloads.store.list()}
+            assert kept and kept <= found
+            record = results.get(result.id)
+            assert record is not None and record.parked_at(now), "what a schedule's overlap asks"
+            assert not app.broker.peek("default", limit=10)
+        result.signal("approved", "yes")
+        assert result.get(0) == [30_000, "yes"]
+
+
+def test_no_signature_is_too_old_for_a_timer() -> None:
+    """`signature_max_age` counts from the time at which a message is due."""
+    app = App(
+        "shop",
+        broker="servicebus://nowhere.invalid",
+        signing_keys=["0123456789abcdef"],
+        signature_max_age=60.0,
+    )
+
+    @app.task_with_context
+    def order(context: Context) -> str:
+        context.sleep(3 * DAY)
+        return str(context.wait_for("approved", timeout=3 * DAY))
+
+    with app.inline() as inline:
+        result = order.delay()
+        inline.advance(3 * DAY + 1)
+        inline.advance(2 * DAY)
+        result.signal("approved", "yes")
+        assert result.get(0) == "yes"

@@ -33,6 +33,7 @@ EVENTS = (
     Event("resubmitted", *COMMON, duration_seconds=0.2, error_type="OSError"),
     Event("failed", *COMMON, duration_seconds=0.2, error_type="OSError"),
     Event("expired", *COMMON),
+    Event("waiting", *COMMON, duration_seconds=0.1, reason="it sleeps"),
     Event("lease_lost", *COMMON),
     Event("dead_lettered", *COMMON, error_type="retries-exhausted"),
     Event("put_off", *COMMON, reason="task shop.add is paused"),
@@ -79,12 +80,12 @@ def bench():
     ]
     + [
         ("aztask_tasks_total", {"queue": "default", "task": "shop.add", "outcome": outcome}, 1)
-        for outcome in ("succeeded", "retried", "failed", "expired")
+        for outcome in ("succeeded", "retried", "failed", "expired", "waiting")
     ]
     + [
         (name, {"queue": "default", "task": "shop.add", **more}, value)
         for name, more, value in (
-            ("aztask_task_duration_seconds_count", {}, 3),
+            ("aztask_task_duration_seconds_count", {}, 4),
             ("aztask_task_failures_total", {"error": "OSError"}, 2),
             ("aztask_dead_letters_total", {"reason": "retries-exhausted"}, 1),
             ("aztask_put_offs_total", {}, 1),

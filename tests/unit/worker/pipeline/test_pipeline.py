@@ -13,13 +13,13 @@ from pipelinebench import LEASE, Bench, Make
 from aztask import RetryPolicy
 from aztask.errors import AlreadySettled, BrokerUnavailable
 from aztask.message.envelope import Envelope
+from aztask.queues.base import shared_transaction
 from aztask.queues.delivery import Lost, Unknown
 from aztask.queues.lease.state import LeaseState
 from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
 from aztask.stores.records.base import Finish, Outcome, Start, State
 from aztask.stores.records.starts import owner_of
 from aztask.support.floodlog import FIRST_LINES
-from aztask.worker.pipeline.pipeline import _joint
 from aztask.worker.pipeline.refusals import TRIES
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 
@@ -916,5 +916,4 @@ def test_a_broker_or_a_store_without_transactions_has_none_in_common(make: Make)
     both = make(joint=True).app
     plain: Any = SimpleNamespace()
     for broker, results in ((plain, plain), (plain, both.results), (both.broker, plain)):
-        app: Any = SimpleNamespace(broker=broker, results=results)
-        assert _joint(app) is None
+        assert shared_transaction(broker, results) is None

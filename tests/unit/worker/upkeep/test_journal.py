@@ -7,7 +7,7 @@ from still import Still
 from aztask import App
 from aztask.message.message import TaskMessage
 from aztask.settlement import Complete, DeadLetter, Resubmit
-from aztask.stores.records.base import Outcome, State
+from aztask.stores.records.base import PARKED, Outcome, State
 from aztask.worker.pipeline.work import Step
 
 
@@ -77,6 +77,18 @@ def test_a_start_is_reported_once_and_before_the_end(bench):
     bench.end(State.SUCCEEDED, Complete())
     bench.journal.started(bench.item)
     assert bench.kinds() == ["started", "succeeded"]
+
+
+def test_a_run_that_waits_inside_its_task_is_neither_an_error_nor_put_off(bench):
+    bench.start()
+    bench.item.run.duration = 0.5
+    text = "it sleeps, until 2026-09-21 12:00:00Z"
+    settlement = Resubmit(9.0, counted=False, asked=True)
+    bench.end(State.SNOOZED, settlement, error_type=PARKED, error=text)
+    waiting = bench.events[-1]
+    assert (waiting.event, waiting.reason, waiting.duration_seconds) == ("waiting", text, 0.5)
+    assert (waiting.error_type, waiting.error) == (None, None)
+    assert (bench.journal.counts["waiting"], bench.journal.counts["snoozed"]) == (1, 0)
 
 
 def test_a_dead_letter_has_two_events(bench):

@@ -1,0 +1,167 @@
+"""Flows that wait, while workers of this release and of a previous one serve their queue, under
+random kills.
+
+As in a rolling deploy: the flows have begun on this release, workers of the previous one are still
+there, and end after a while. They have the task `flow`, too, but know no steps: what continues a
+flow must not run there from its first line. FLEET_SEED=... draws other kills.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import azurite
+import pytest
+from fleetprocesses import HERE, seed_of_run
+from previous import BEFORE_STORED, REVISION, ROOT, MissingRelease, previous_release
+
+from aztask import App
+from aztask.queues.base import QueueOptions
+from aztask.stores.records.base import Provisioned, State
+
+FLOWS = 10
+ROUNDS = 2
+LEASE = 5.0
+MIXED_SECONDS = 40.0
+PATIENCE = 300.0
+
+
+class Mixed:
+    """Workers of both releases in one folder."""
+
+    def __init__(self, folder: Path, results: str, former: Path, draw: random.Random) -> None:
+        self.folder = folder
+        self.draw = draw
+        self.packages = {"former": former, "this": ROOT}
+        self.variables = {
+            "PLACE": str(folder),
+            "FLEET_BROKER": f"local://{folder}/queues.db",
+            "FLEET_RESULTS": results,
+        }
+        self.workers: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def start(self, kind: str) -> None:
+        package = self.packages[kind]
+        path = os.pathsep.join([str(HERE), str(package)])
+        release = {"PYTHONPATH": path, "FLEET_PACKAGE": str(package / "aztask"), "KIND": kind}
+        with (self.folder / f"{kind}.log").open("ab") as log:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "aztask", "worker", "-A", "flow_app:app", "-c", "2"],
+                cwd=self.folder,
+                env={**os.environ, **self.variables, **release},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.workers.append((kind, worker))
+
+    def kill_one(self) -> None:
+        """Kill a worker with all its processes; another of its release takes its place."""
+        kind, worker = self.workers.pop(self.draw.randrange(len(self.workers)))
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait(10)
+        self.start(kind)
+
+    def end(self, kind: str) -> None:
+        """Stop the workers of a release, as a deploy does."""
+        ending = [each for each in self.workers if each[0] == kind]
+        for each in ending:
+            self.workers.remove(each)
+            each[1].terminate()
+        for _, worker in ending:
+            worker.wait(60)
+
+    def close(self) -> None:
+        for _, worker in self.workers:
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait(10)
+
+    def notes(self) -> list[list[str]]:
+        file = self.folder / "notes"
+        return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.fixture(params=["local", "tables"])
+def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mixed]:
+    revision = {"local": REVISION, "tables": BEFORE_STORED}[request.param]
+    try:
+        former = previous_release(tmp_path / "former", revision)
+    except MissingRelease as error:
+        pytest.fail(str(error), pytrace=False)
+    draw = random.Random(seed_of_run())
+    if request.param == "local":
+        made = Mixed(tmp_path, f"local://{tmp_path}/results.db", former, draw)
+        yield made
+        made.close()
+        return
+    with azurite.storing(tmp_path / "azurite") as services:
+        made = Mixed(tmp_path, azurite.account_of(*services), former, draw)
+        yield made
+        made.close()
+
+
+def until(check: Callable[[], bool], what: str) -> None:
+    ends_at = time.monotonic() + PATIENCE
+    while not check():
+        assert time.monotonic() < ends_at, what
+        time.sleep(0.2)
+
+
+def test_no_flow_runs_from_its_first_line_on_the_former_release(mixed: Mixed) -> None:
+    app = App(
+        "shop", broker=mixed.variables["FLEET_BROKER"], results=mixed.variables["FLEET_RESULTS"]
+    )
+    if isinstance(app.results, Provisioned):
+        app.results.create()
+    app.broker.declare("default", QueueOptions(lease=LEASE))
+    keys = [f"f{number}" for number in range(FLOWS)]
+    for key in keys:
+        app.send("flow", [key, ROUNDS, []], task_id=key)
+    for _ in range(2):
+        mixed.start("this")
+    store = app.sends.signals.store
+    assert store is not None
+    until(lambda: all(store.parked(key) is not None for key in keys), "all have begun")
+    for _ in range(2):
+        mixed.start("former")
+    ends_at, kills = time.monotonic() + MIXED_SECONDS, 0
+    due = [(key, number) for number in range(ROUNDS) for key in keys]
+    while time.monotonic() < ends_at:
+        time.sleep(mixed.draw.uniform(0.2, 1.0))
+        if due:
+            key, number = due.pop(0)
+            app.result(key).signal("go", number)
+        if kills < MIXED_SECONDS / 4 and mixed.draw.random() < 0.4:
+            mixed.kill_one()
+            kills += 1
+    for key, number in due:
+        app.result(key).signal("go", number)
+    mixed.end("former")
+    until(lambda: all(app.result(key).ready() for key in keys), "all have ended")
+    for key in keys:
+        wanted = [[ROUNDS - n, [True, f"{key}-{ROUNDS - n}"], n] for n in range(ROUNDS)]
+        assert app.result(key).get(timeout=0) == [each for one in wanted for each in one]
+        ends = [run.state for run in app.results.history(key) if run.state.final]
+        assert ends == [State.SUCCEEDED], "its end is recorded once"
+    notes = mixed.notes()
+    ran = Counter(" ".join(words[:2]) for words in notes)
+    print(f"{kills} kills, {dict(ran)}")
+    assert kills >= 3
+    assert ran["former child"], "the former release was there"
+    assert not ran["former flow"], "a continuation ran from its first line"
+    step_keys = defaultdict(set)
+    for words in notes:
+        if words[1] == "act":
+            step_keys[words[2], words[3]].add(words[4])
+    assert len(step_keys) == FLOWS * ROUNDS
+    assert {len(each) for each in step_keys.values()} == {1}, "a step that runs again has its key"
+    assert app.broker.stats("default").dead == 0
+    app.close()
