@@ -5,12 +5,13 @@ Usage: python benchmarks/waits.py [--check] [--tasks 10000] [> docs/benchmarks/w
 park   so many tasks wait for a signal, in one file with queue and results. While they
        wait: messages under a lease, slots that plain tasks get, processor time, and the memory of
        the worker and all its processes after the first half of the tasks and after all of them.
-wake   a signal to each task. A signal is: a look at the task's state, the signal's row, a look at
-       the rows of the task, the wake-up's send, and the cancellation of the timer, as one
-       transaction. Beside it, in turns of 250: as many bare sends of a task, and twice as many bare
-       requests for a row (one is written, and read), each of them alone.
-end    until all of them have gone on and ended. The worker runs those that are awake during both
-       sides of `wake`, since both take turns.
+wake   `app.signal_all` for all tasks. A signal is its row, a look at the rows of its task, the send
+       of the wake-up, and the cancellation of the timer; 100 tasks are one transaction. Beside it,
+       in turns of 500: as many bare sends of a task, one by one, and twice as many bare requests
+       for a row (one is written, and read). "one by one": a tenth of the tasks get their
+       signals with `result.signal`, each in a transaction of its own.
+end    until all of them have gone on and ended. The worker runs during both sides of `wake`, and is
+       busy with those that are awake already.
 
 --check fails if waking takes more than 1.5 times the bare requests, if a task that waits holds a
 lease or a slot, or if memory grows with their number.
@@ -42,7 +43,7 @@ QUIET_SECONDS = 10.0
 """So long leases and processor time are looked at."""
 MOST_CPU = 5.0
 """Per cent of a core that the worker may take meanwhile, as an idle one does."""
-TURN = 250
+TURN = 500
 SLOTS = 2
 NAP = 0.5
 ROOT = Path(__file__).parents[1]
@@ -137,6 +138,11 @@ class Bench:
 
         return taken(work)
 
+    def wake_all(self, first: int, last: int) -> float:
+        """Seconds for one call that signals all of these tasks."""
+        tasks = [f"t{number}" for number in range(first, last)]
+        return taken(lambda: self.app.signal_all(tasks, "approved", first))
+
     def bare(self, first: int, last: int) -> float:
         """Seconds for as many bare sends, and twice as many bare requests for a row."""
 
@@ -164,9 +170,17 @@ def measure(bench: Bench, count: int) -> list[Check]:
     for first in range(0, count, TURN):
         last = min(first + TURN, count)
         alone += bench.bare(first, last)
-        woken += bench.wake(first, last)
+        woken += bench.wake_all(first, last)
     ended = until(lambda: bench.app.result(f"t{count - 1}").ready() and bench.idle())
-    for number in range(count):
+    more = count + count // 10
+    bench.park(count, more)
+    single_alone = single = 0.0
+    for first in range(count, more, TURN // 10):
+        last = min(first + TURN // 10, more)
+        single_alone += bench.bare(first, last)
+        single += bench.wake(first, last)
+    until(lambda: bench.app.result(f"t{more - 1}").ready() and bench.idle())
+    for number in range(more):
         if bench.app.result(f"t{number}").state != State.SUCCEEDED.value:
             raise SystemExit(f"task {number} is {bench.app.result(f't{number}').state}")
     left = bench.app.broker.stats("default").scheduled
@@ -178,6 +192,7 @@ def measure(bench: Bench, count: int) -> list[Check]:
     print(f"plain tasks beside them: {slots} at a time, with -c {SLOTS}")
     print(f"{count:,} bare sends and {2 * count:,} bare requests for a row: {figure(alone)} s")
     print(f"{count:,} signals: {figure(woken)} s; all have ended {figure(ended)} s later")
+    print(f"{more - count:,} signals one by one: {figure(single / single_alone)} times the same")
     print(f"timers left: {left}")
     return [
         Check("waking, times the bare requests", woken / alone, MOST, "times", at_least=False),

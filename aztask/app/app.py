@@ -9,7 +9,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, overload
 
@@ -26,7 +26,7 @@ from aztask.config import (
     read_environment,
 )
 from aztask.context import Context
-from aztask.errors import ConfigurationError
+from aztask.errors import AztaskError, ConfigurationError
 from aztask.handler import Handler
 from aztask.hooks import Hooks, event_sink
 from aztask.leaseadvice.advisor import LeaseAdvisor
@@ -649,6 +649,26 @@ class App:
     def result(self, task_id: str) -> AsyncResult[Any]:
         """The `AsyncResult` of a task id, for example one that you stored. Asks no server."""
         return self.sends.result(task_id)
+
+    def signal_all(
+        self, task_ids: Iterable[str], name: str, value: Any = None
+    ) -> dict[str, AztaskError]:
+        """Send one signal to many tasks, as `AsyncResult.signal` does to one.
+
+        ::
+
+            refused = app.signal_all(waiting, "prices", {"date": "2026-11-28"})
+
+        * `value`: the same for all.
+
+        Returns the tasks that take none, with the error that `AsyncResult.signal` would raise;
+        the others have it. Their wake-ups are sent in batches; where queue and results share one
+        file, 100 tasks are one transaction. If the process dies, or if it raises BrokerUnavailable,
+        the tasks before have the signal, and those behind have none.
+
+        Raises SignalRefused for a name, and EncodeError for a value, that no signal may have.
+        """
+        return self.sends.signal_all(task_ids, name, value)
 
     def redirect(
         self, broker: Broker, results: ResultStore, on_sent: Callable[..., None] | None = None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 from aztask.app.queues import DeclaredQueues
 from aztask.app.tasks import DeclaredLimits
 from aztask.context import current_context
-from aztask.errors import NotUnique
+from aztask.errors import AztaskError, NotUnique
 from aztask.message.codec import Codec
 from aztask.result import AsyncResult
 from aztask.sending.asyncsend import AsyncSender
@@ -126,6 +126,12 @@ class Sends:
         """Send a signal to a task; see `AsyncResult.signal`."""
         self.signals.signal(task_id, name, value)
         self._woken()
+
+    def signal_all(self, task_ids: Iterable[str], name: str, value: Any) -> dict[str, AztaskError]:
+        """Send one signal to each task; see `App.signal_all`."""
+        refused = self.signals.signal_all(task_ids, name, value)
+        self._woken()
+        return refused
 
     def wake(self, task_id: str) -> None:
         """Wake a task that waits, so that it finds out that it was cancelled."""

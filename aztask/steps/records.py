@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -203,6 +204,7 @@ def read_record(data: bytes) -> StepRecord:
     return record
 
 
+@lru_cache(4096)
 def digest_of(*texts: str) -> str:
     """32 hexadecimal digits that these texts have, and no others."""
     packed: bytes = msgpack.packb(texts, unicode_errors="surrogatepass")

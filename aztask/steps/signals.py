@@ -18,9 +18,10 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from aztask.errors import (
@@ -63,6 +64,9 @@ from aztask.support.failpoint import hit
 logger = logging.getLogger(__name__)
 
 PAGE: Final = 200
+TOGETHER: Final = 100
+"""Tasks that get a signal in one transaction: other writers of the file wait for it."""
+_MARK: Final = STORED.encode()
 NOT_HERE: Final = "task %s is not woken here: %s"
 
 
@@ -88,6 +92,7 @@ class TaskSignals:
         self._places = places
         self._codec = codec
         self._store: tuple[object, WaitStore | None] = (None, None)
+        self._joint: tuple[object, Transactional | None] = (None, None)
         self.parks = False
 
     @property
@@ -122,6 +127,17 @@ class TaskSignals:
         elsewhere: the signal is sent once its row is written; if the process dies between the row
         and the wake-up, housekeeping wakes the task.
         """
+        for error in self.signal_all([task_id], name, value).values():
+            raise error
+
+    def signal_all(
+        self, task_ids: Iterable[str], name: str, value: Any = None
+    ) -> dict[str, AztaskError]:
+        """Send one signal to each task; see `App.signal_all`.
+
+        Crash window: as `signal`, for `TOGETHER` tasks at a time. If the process dies, the tasks
+        before have the signal.
+        """
         results, store = self._results()
         check_name(name)
         data = self._codec.encode_value(value)
@@ -130,35 +146,63 @@ class TaskSignals:
                 f"signal {name!r} has {len(data)} bytes, and at most {SIGNAL_BYTES} are taken; "
                 "store the value, and send a reference to it"
             )
-        with self._together(results):
-            self._signal(results, store, task_id, name, data)
+        refused: dict[str, AztaskError] = {}
+        left = iter(dict.fromkeys(task_ids))
+        while some := list(islice(left, TOGETHER)):
+            with self._together(results):
+                refused.update(self._signal(results, store, some, name, data))
+        return refused
 
     def _signal(
-        self, results: ResultStore, store: WaitStore, task_id: str, name: str, data: bytes
+        self, results: ResultStore, store: WaitStore, tasks: Sequence[str], name: str, data: bytes
+    ) -> dict[str, AztaskError]:
+        refused: dict[str, AztaskError] = {}
+        awake, gone = list[ParkedRun](), list[Row]()
+        sent = store.add_all(tasks, name, data)
+        hit("signalled", len(sent))
+        for task_id, signal in zip(tasks, sent, strict=True):
+            parked, before = store.beside(task_id, signal)
+            try:
+                self._admit(results, task_id, name, parked, before)
+            except (NotFound, SignalRefused, ForeignId, ConfigurationError) as error:
+                refused[task_id] = error
+                gone.append(signal.row)
+            else:
+                if parked is not None and parked.waits_for(name):
+                    awake.append(parked)
+        if gone:
+            store.remove(gone)
+        for run in self.send(awake):
+            logger.info(
+                "signal %s to task %s is stored; its workers wake the task within %g s",
+                name, run.id, 5.0,
+            )  # fmt: skip
+        return refused
+
+    def _admit(
+        self,
+        results: ResultStore,
+        task_id: str,
+        name: str,
+        parked: ParkedRun | None,
+        before: int,
     ) -> None:
-        refuse(task_id, results.get(task_id))
-        sent = store.add(task_id, name, data)
-        hit("signalled")
-        parked, before = store.beside(task_id, sent)
-        if before >= MOST_SIGNALS:
-            store.remove([sent.row])
-            raise SignalRefused(
-                f"{before} signals {name!r} wait for task {task_id} already, as many as one task "
-                "may have; let it take them first"
-            )
+        """Raise NotFound, SignalRefused, ForeignId or ConfigurationError unless the task takes it.
+
+        Its run is read only if none waits: the row of one that does is gone when its task ends.
+        """
         if parked is None:
-            return
-        if not self._codec.signs and _signed(parked):
-            store.remove([sent.row])
+            refuse(task_id, results.get(task_id))
+        elif not self._codec.signs and _signed(parked):
             raise ConfigurationError(
                 f"task {task_id} was sent with a signing key, and its workers take no signal "
                 "without one: give this app the same signing_keys"
             )
-        if parked.waits_for(name) and not self.send(parked):
-            logger.info(
-                "signal %s to task %s is stored; its workers wake the task within %g s",
-                name, task_id, 5.0,
-            )  # fmt: skip
+        if before >= MOST_SIGNALS:
+            raise SignalRefused(
+                f"{before} signals {name!r} wait for task {task_id} already, as many as one task "
+                "may have; let it take them first"
+            )
 
     def wake(self, task_id: str) -> bool:
         """Wake a task, so that it finds out why; False if it does not wait.
@@ -170,58 +214,92 @@ class TaskSignals:
             return False
         with self._together(results):
             parked = store.parked(task_id)
-            if parked is not None and not self.send(parked):
-                _soon(store, parked)
+            for run in self.send([] if parked is None else [parked]):
+                _soon(store, run)
         return parked is not None
 
     def _together(self, results: object) -> AbstractContextManager[None]:
         """One transaction where queue and results share one file; else each request is its own."""
-        if not isinstance(results, Transactional):
-            return nullcontext()
-        try:
-            joint = shared_transaction(self._places.broker(), results)
-        except (BrokerError, ConfigurationError):  # this process has no queue: workers have
-            return nullcontext()
+        if self._joint[0] is not results:
+            joint = None
+            if isinstance(results, Transactional):
+                # Without a queue it is no error yet: workers have one.
+                with suppress(BrokerError, ConfigurationError):
+                    joint = shared_transaction(self._places.broker(), results)
+            self._joint = results, joint
+        joint = self._joint[1]
         return nullcontext() if joint is None else joint.transaction()
 
-    def send(self, parked: ParkedRun) -> bool:
-        """Send the wake-up of a run, and cancel its timer; False if this process cannot."""
+    def send(self, runs: Sequence[ParkedRun]) -> list[ParkedRun]:
+        """Send the wake-ups of runs, and cancel their timers; returns those that stay.
+
+        Those are what this process cannot send.
+        """
         try:
-            return self._send(parked)
+            return self._send(runs)
         except BrokerUnavailable as error:
-            logger.info(NOT_HERE, parked.id, error)
-            return False
+            for run in runs:
+                logger.info(NOT_HERE, run.id, error)
+            return list(runs)
 
-    def _send(self, parked: ParkedRun) -> bool:
-        """As `send`. Raises BrokerUnavailable, which is no fault of this run."""
-        try:
-            message = self.message(parked)
-            if message is None:
-                return False
-            broker = self._places.broker()
-            broker.send(parked.queue, [self._codec.to_envelope(message.woken())])
-        except BrokerUnavailable:
-            raise
-        except (BrokerError, ConfigurationError) as error:
-            logger.info(NOT_HERE, parked.id, error)
-            return False
-        hit("woken")
-        self._cancel_timer(broker, parked, message)
-        return True
+    def _send(self, runs: Sequence[ParkedRun]) -> list[ParkedRun]:
+        """As `send`. Raises BrokerUnavailable, which is no fault of these runs."""
+        left = list[ParkedRun]()
+        queues: dict[str, list[tuple[ParkedRun, Envelope]]] = {}
+        for run in runs:
+            if (envelope := self._wake_up(run)) is None:
+                left.append(run)
+            else:
+                queues.setdefault(run.queue, []).append((run, envelope))
+        for queue, pairs in queues.items():
+            sent = [run for run, _ in pairs]
+            try:
+                broker = self._places.broker()
+                broker.send(queue, [envelope for _, envelope in pairs])
+            except BrokerUnavailable:
+                raise
+            except (BrokerError, ConfigurationError) as error:
+                for run in sent:
+                    logger.info(NOT_HERE, run.id, error)
+                left += sent
+            else:
+                hit("woken", len(sent))
+                self._cancel_timers(broker, queue, sent)
+        return left
 
-    def _cancel_timer(self, broker: Broker, parked: ParkedRun, message: TaskMessage) -> None:
-        """Cancel the timer of a run that is awake, if that is one request.
+    def _cancel_timers(self, broker: Broker, queue: str, runs: Sequence[ParkedRun]) -> None:
+        """Cancel the timers of runs that are awake, where that needs no search.
 
         One that stays is harmless: it comes at its time, as a superfluous copy.
         """
         can = broker.capabilities
         try:
-            if can.timer_numbers and parked.timer:
-                broker.cancel_timer(parked.queue, parked.timer)
-            elif can.cancel_scheduled and not can.timer_numbers:
-                broker.cancel_scheduled(parked.queue, [self._codec.message_id(message)])
+            if can.timer_numbers:
+                for run in runs:
+                    if run.timer:
+                        broker.cancel_timer(queue, run.timer)
+            elif can.cancel_scheduled:
+                broker.cancel_scheduled(queue, [self._codec.keyed_id(run.timer_id) for run in runs])
         except (BrokerError, CapabilityError) as error:
-            logger.debug("the timer of task %s, which is awake, stays: %s", parked.id, error)
+            logger.debug("timers of %d tasks, which are awake, stay: %s", len(runs), error)
+
+    def _wake_up(self, parked: ParkedRun) -> Envelope | None:
+        """What wakes a run, ready to be sent; None if it is refused.
+
+        Without keys the row has it as it is. With keys it is signed there for its place alone.
+        """
+        if self._codec.signs:
+            message = self.message(parked)
+            return None if message is None else self._codec.to_envelope(message.woken())
+        envelope = envelope_of(parked.payload)
+        if STORED in envelope.content_type:
+            return None
+        found = (envelope.headers.get(name) for name in ("id", "aztask-generation", "aztask-hop"))
+        if tuple(found) != (parked.id, parked.generation, parked.hop):
+            what = envelope.problem or "its message is that of another run"
+            logger.error("task %s is not woken, it waits for its time: %s", parked.id, what)
+            return None
+        return envelope
 
     def message(self, parked: ParkedRun) -> TaskMessage | None:
         """The message of the hop that wakes a run, verified; None if it is refused."""
@@ -267,7 +345,7 @@ class TaskSignals:
         """
         results, store = self._results()
         stored = place_of(run.id, run.generation, run.hop)
-        envelope = self._codec.to_envelope(replace(message, delivery_base=0), stored=stored)
+        envelope = self._codec.to_envelope(message.woken(), stored=stored)
         now = store.now()
         due = (min(run.due, now) if run.children else run.due) + LATE_SECONDS
         store.park(replace(run, payload=payload_of(envelope)), due)
@@ -305,8 +383,8 @@ class TaskSignals:
         parked = store.parked(task_id) if store is not None else None
         if store is None or parked is None or child not in parked.children:
             return
-        if not self._send(parked):
-            _soon(store, parked)
+        for run in self._send([parked]):
+            _soon(store, run)
 
     def now(self) -> float:
         """The time of the result store, UTC epoch seconds."""
@@ -396,7 +474,7 @@ class TaskSignals:
                 or record.state.final  # it was cancelled
             )
         ):
-            sent = self._send(run)
+            sent = not self._send([run])
         if run is not None and run.row is not None:
             again = _next_look(run, now, sent=sent) if waits else now + KEPT_SECONDS
             store.look_again(run.row, again)
@@ -473,7 +551,7 @@ def _parks(record: RunRecord) -> bool:
 
 
 def _signed(run: ParkedRun) -> bool:
-    return STORED in envelope_of(run.payload).content_type
+    return _MARK in run.payload and STORED in envelope_of(run.payload).content_type
 
 
 def _record(results: ResultStore, task_id: str) -> RunRecord | None:

@@ -24,6 +24,7 @@ import msgpack
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import CodecError
 from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
 from aztask.steps.records import digest_of
 from aztask.steps.signedrows import SignedRows
 from aztask.stores.layout import Shards, SqlLayout, shard_of
@@ -156,6 +157,12 @@ class ParkedRun:
         return name in self.signals
 
     @property
+    def timer_id(self) -> str:
+        """The message id of its timer, without an id key."""
+        message = TaskMessage(self.id, self.task, "", b"", generation=self.generation, hop=self.hop)
+        return message.message_id
+
+    @property
     def signals(self) -> list[str]:
         """The names of the signals that wake it."""
         return [name for wait in self.waits if wait.kind == SIGNALS for name in wait.names]
@@ -269,14 +276,22 @@ class WaitStore:
 
     def add(self, task_id: str, name: str, value: bytes) -> Signal:
         """Store a signal: one request."""
+        (made,) = self.add_all([task_id], name, value)
+        return made
+
+    def add_all(self, task_ids: Sequence[str], name: str, value: bytes) -> list[Signal]:
+        """Store a signal for each task: one request for each."""
         at = self._last = max(self.now(), self._last + 1e-6)
         key = f"s:{digest_of(name)}:{at:017.6f}-{chance.below(2**32):08x}"
-        place = self._place(task_id, key)
-        data: bytes = msgpack.packb([VERSION, task_id, name, at, value])
-        values = {"due": at + UNSENT_SECONDS, "data": self._signed.closed(task_id, place, data)}
-        made = self._rows.write(Change(place, values))
-        assert made is not None  # noqa: S101  # no other row has this key
-        return Signal(name, value, at, made)
+        changes = list[Change]()
+        for task_id in task_ids:
+            place = self._place(task_id, key)
+            data: bytes = msgpack.packb([VERSION, task_id, name, at, value])
+            values = {"due": at + UNSENT_SECONDS, "data": self._signed.closed(task_id, place, data)}
+            changes.append(Change(place, values))
+        made = self._rows.write_all(changes)
+        # No other row has this key.
+        return [Signal(name, value, at, row) for row in made if row is not None]
 
     def before(self, task_id: str, signal: Signal) -> int:
         """How many older signals of its name are stored, at most `MOST_SIGNALS`.

@@ -93,6 +93,24 @@ def test_signals_are_counted_without_their_values_and_taken_one_by_one(store: Wa
     assert store.oldest("t", "c", ()) == (None, [])
 
 
+def test_a_signal_sees_the_run_and_how_many_of_its_name_are_older(store: WaitStore) -> None:
+    first = store.add("t", "a", b"1")
+    assert store.beside("t", first) == (None, 0)
+    assert store.park(replace(RUN, id="t"), 1e11)
+    (second,) = store.add_all(["t"], "a", b"2")
+    store.add("t", "b", b"other")
+    third, beside = store.add_all(["t", "u"], "a", b"3")
+    for signal, older in ((first, 0), (second, 1), (third, 2)):
+        found, before = store.beside("t", signal)
+        assert (found and found.id, before) == ("t", older)
+    assert store.beside("u", beside) == (None, 0)
+    for number in range(20):
+        store.add("t", "a", bytes([number]))
+    last = store.add("t", "a", b"last")
+    found, before = store.beside("t", last)
+    assert (found and found.id, before) == ("t", 23), "more rows than one look reads"
+
+
 def test_a_later_hop_replaces_the_row_and_an_earlier_one_does_not(store: WaitStore) -> None:
     assert store.park(replace(RUN, hop=3), 1e10)
     assert store.park(replace(RUN, hop=3, waits=()), 1e10), "its settlement is repeated"

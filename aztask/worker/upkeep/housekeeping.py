@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,9 @@ class DeadWatch:
                 )
                 count = letter.delivery_count
                 self._mailbox.post(partial(self._journal.buried, message, queue, count, dead))
+            if message.continued:  # the row of its wait admits signals
+                with suppress(AztaskError):  # workers look at it again
+                    self._app.sends.signals.ended(message.id, dead=True)
         self._set_bits(found)
 
     def _set_bits(self, found: Sequence[tuple[TaskMessage, Peeked, RunRecord]]) -> None:

@@ -31,7 +31,7 @@ from aztask.steps import signals as signalling
 from aztask.steps.history import waits_in
 from aztask.steps.keepers import StoredOutside
 from aztask.steps.suspension import Parked, StepDelayed, combined
-from aztask.steps.waits import SIGNALS, SLEEPS, VERSION, Wait
+from aztask.steps.waits import SIGNALS, SLEEPS, VERSION, ParkedRun, Wait
 from aztask.stores.records.base import State
 from aztask.stores.rows import Change
 
@@ -424,6 +424,73 @@ def test_a_cancelled_task_ends_at_once(app: App) -> None:
             result.get(0)
         assert scheduled(app) == 0
         assert rows(app, result.id) == 0
+
+
+def test_one_call_signals_many_tasks(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In portions; what takes no signal stops no other."""
+
+    @app.task_with_context
+    def order(context: Context) -> Any:
+        return context.wait_for("approved", timeout=DAY)
+
+    @app.task_with_context
+    def other(context: Context) -> Any:
+        return context.wait_for("other", timeout=DAY), context.wait_for("approved", timeout=DAY)
+
+    @app.task
+    def done() -> None: ...
+
+    monkeypatch.setattr(signalling, "TOGETHER", 2)
+    with app.inline():
+        waiting = [order.delay() for _ in range(5)]
+        later, ended = other.delay(), done.delay()
+        ids = [waiting[0].id, "x", *(each.id for each in waiting), ended.id, later.id]
+        refused = app.signal_all(ids, "approved", "yes")
+        assert {name: type(error) for name, error in refused.items()} == {
+            "x": NotFound,
+            ended.id: SignalRefused,
+        }
+        assert [each.get(0) for each in waiting] == ["yes"] * 5
+        assert later.state == "waiting"
+        later.signal("other", "go")
+        assert later.get(0) == ["go", "yes"]
+        assert scheduled(app) == 0, "their timers are cancelled"
+        assert [rows(app, each) for each in ("x", ended.id)] == [0, 0], "what is refused is gone"
+        assert app.signal_all([], "approved") == {}
+        with pytest.raises(SignalRefused):
+            app.signal_all(ids, "two\nlines")
+
+
+def test_a_signal_is_one_transaction_where_all_is_one_file(app: App, tmp_path: Path) -> None:
+    """What fails in the middle leaves nothing: neither a row nor a wake-up."""
+    place = f"local://{tmp_path}/all.db"
+    app = App("shop", broker=place, results=place)
+    app.broker.declare("default")
+    places = Places(app, app.broker)
+    signals = signalling.TaskSignals(places, app.codec)  # type: ignore[arg-type]
+    app.send("shop.order", task_id="a")
+    store = signals.store
+    assert store is not None
+    message = TaskMessage("a", "shop.order", "default", b"\x93\x90\x80\x80").parked()
+    now = store.now()
+    waits = (Wait(SIGNALS, ("go",), now + DAY),)
+    run = ParkedRun("a", "shop.order", "default", 0, 1, now, now + DAY, waits, b"")
+    assert not signals.park(run, message)
+    before = app.broker.stats("default")
+
+    def fails(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    signals._cancel_timers = fails  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        signals.signal("a", "go", 1)
+    assert app.broker.stats("default") == before
+    assert store.read("a").signals == []
+    del signals._cancel_timers  # type: ignore[misc]
+    signals.signal("a", "go", 1)
+    assert app.broker.stats("default").active == before.active + 1
+    assert len(store.read("a").signals) == 1
+    app.close()
 
 
 def test_who_takes_no_signal(app: App) -> None:
