@@ -189,7 +189,7 @@ class TaskSignals:
     ) -> None:
         """Raise NotFound, SignalRefused, ForeignId or ConfigurationError unless the task takes it.
 
-        Its run is read only if none waits: the row of one that does is gone when its task ends.
+        Its run is read only if none waits: a run that waits has lost its row when its task ends.
         """
         if parked is None:
             refuse(task_id, results.get(task_id))
