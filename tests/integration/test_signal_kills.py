@@ -77,7 +77,7 @@ def assert_ended(site: Site, found: list[str], hops: int) -> None:
     assert app.broker.stats("default").dead == 0
     store = app.sends.signals.store
     assert store is not None
-    assert store.read("a").parked is None
+    wait_until(lambda: store.read("a").parked is None, 5, "its row goes after its end is recorded")
 
 
 @pytest.mark.parametrize(
