@@ -14,10 +14,14 @@ from typing import Final
 
 from aztask.app import App
 from aztask.errors import AztaskError, ConfigurationError
+from aztask.operate.action import results_of
 from aztask.operate.controls import controls
 from aztask.operate.overview import Figures
 from aztask.operate.schedules import schedules
+from aztask.operate.workers import heartbeats
 from aztask.queues.base import QueueStats
+from aztask.stores.records.base import WorkerRecord
+from aztask.support import clock
 from aztask.support.display import plural, safe_str
 from aztask.support.finding import Level
 
@@ -58,15 +62,28 @@ def _workers(figures: Figures) -> Iterator[Notice]:
     for each in figures.workers:
         name = each.record.name
         if each.state == "silent":
-            tasks = plural(each.record.running, "task")
-            text = (
-                f"worker {name} is silent: it was killed or cannot reach the store; it ran {tasks}"
-            )
-            level = Level.PROBLEM if each.record.running else Level.WARNING
-            yield Notice(level, "worker", name, text)
+            yield _silent(each.record)
         for part in each.record.failing if each.state == "alive" else ():
             text = f"worker {name}: {part.part} fails: {part.reason}"
             yield Notice(Level.PROBLEM, "worker", name, text)
+
+
+def silent_workers(app: App) -> list[Notice]:
+    """The workers of this broker that fell silent within a day.
+
+    Raises BrokerUnavailable, and ConfigurationError without a result store.
+    """
+    found = heartbeats(results_of(app), clock.wall(), everyone=False)
+    return [_silent(each) for each in found.records if found.state(each) == "silent"]
+
+
+def _silent(record: WorkerRecord) -> Notice:
+    tasks = plural(record.running, "task")
+    text = (
+        f"worker {record.name} is silent: it was killed or cannot reach the store; it ran {tasks}"
+    )
+    level = Level.PROBLEM if record.running else Level.WARNING
+    return Notice(level, "worker", record.name, text)
 
 
 def _queues(figures: Figures) -> Iterator[Notice]:
@@ -113,16 +130,25 @@ def _controls(app: App) -> Iterator[Notice]:
 
 def _schedules(app: App) -> Iterator[Notice]:
     try:
-        listed, aside = schedules(app)
+        yield from bad_schedules(app)
     except ConfigurationError:
         return
     except AztaskError as error:
         yield Notice(Level.PROBLEM, "service", "", f"schedules cannot be read: {safe_str(error)}")
-        return
+
+
+def bad_schedules(app: App) -> list[Notice]:
+    """Schedules that missed a time, that no code claims, that are damaged, or are put aside.
+
+    Raises BrokerUnavailable, and ConfigurationError without a result store.
+    """
+    listed, aside = schedules(app)
+    found = []
     for name, why in aside.items():
         text = f"schedule {name} was put aside by worker {why.worker}: {why.reason}"
-        yield Notice(Level.PROBLEM, "schedule", name, text)
+        found.append(Notice(Level.PROBLEM, "schedule", name, text))
     for each in listed:
         if each.owner is None and each.state in _BAD_SCHEDULES:
             text = f"schedule {each.name} {_BAD_SCHEDULES[each.state]}"
-            yield Notice(Level.WARNING, "schedule", each.name, text)
+            found.append(Notice(Level.WARNING, "schedule", each.name, text))
+    return found

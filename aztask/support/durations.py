@@ -49,6 +49,14 @@ def parse_duration(text: str) -> float:
     return total
 
 
+def span(seconds: float) -> str:
+    """A duration in one unit: ``5m``; a negative one is ``0s``."""
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "m")):
+        if seconds >= 2 * size:
+            return f"{int(seconds / size)}{unit}"
+    return f"{int(max(0.0, seconds))}s"
+
+
 def to_seconds(
     value: object, name: str, *, minimum: float = 0.0, maximum: float = LONGEST_SECONDS
 ) -> float:

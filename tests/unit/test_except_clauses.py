@@ -146,6 +146,8 @@ ALLOWED = {
     "aztask.operate.overview:Reader._heartbeats": SHOWN,
     "aztask.operate.overview:Reader._list_failures": SHOWN,
     "aztask.operate.overview:Reader._stats": SHOWN,
+    "aztask.operate.watch.rules:_checked": PARSED,
+    "aztask.operate.watch.rules:_here": PARSED,
     "aztask.operate.requests:_json": PARSED,
     "aztask.operate.requests:_replay": PARSED,
     "aztask.stores.payloads.payloads:Payloads._drop_pending": "the caller raises the first error",

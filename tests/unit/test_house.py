@@ -78,6 +78,11 @@ GROWTH: dict[str, dict[str, int]] = {
         "longest file": 2,
         "files with one importer": 2,
     },
+    "notices to webhooks": {
+        "files": 6,
+        "lines of code": 816,
+        "files with one importer": 2,
+    },
     "actions on the page, and their audit": {
         "files": 4,
         "lines of code": 713,

@@ -13,7 +13,7 @@ from aztask.operate.action import results_of
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.options import Duration, NameList, Text, all_names, app_option, json_option
-from aztask.operate.cli.output import ago, iso_time, print_json, print_table, span
+from aztask.operate.cli.output import ago, iso_time, print_json, print_table
 from aztask.operate.cli.target import NAMELESS, open_app
 from aztask.operate.controls import (
     MOST,
@@ -35,6 +35,7 @@ from aztask.operate.controls import (
 )
 from aztask.operate.draining import permits_of, wait_until_idle
 from aztask.support.display import printable, visible
+from aztask.support.durations import span
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Lists = tuple[tuple[str, ...], ...]

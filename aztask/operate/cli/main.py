@@ -45,6 +45,7 @@ COMMANDS = {
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
     "top": "Show queues, workers, running tasks, rates and failures live on the terminal.",
     "dashboard": "Serve the operations page in a browser until stopped.",
+    "watch": "Send a notice to a webhook when a rule holds, and once more when it ends.",
     "exporter": "Serve queue depths and worker counts to Prometheus until stopped.",
     "emulator": "Run a local Service Bus for development and tests.",
     "completion": "Print the script that completes commands and options in your shell.",

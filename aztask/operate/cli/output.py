@@ -18,6 +18,7 @@ import click
 
 from aztask.operate.cli.failures import one_line
 from aztask.support.display import mask, plural, short_repr, visible
+from aztask.support.durations import span
 
 if TYPE_CHECKING:  # a command that reads no queue does not load the App for it
     from aztask.operate.queues import LeftOut
@@ -155,14 +156,6 @@ def iso_time(at: float | None) -> str | None:
 def ago(at: float, now: float) -> str:
     """How long ago, in one unit: ``5m ago``."""
     return f"{span(now - at)} ago"
-
-
-def span(seconds: float) -> str:
-    """A duration in one unit: ``5m``; a negative one is ``0s``."""
-    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "m")):
-        if seconds >= 2 * size:
-            return f"{int(seconds / size)}{unit}"
-    return f"{int(max(0.0, seconds))}s"
 
 
 # -- what a listing leaves out ---------------------------------------------------------------

@@ -21,13 +21,13 @@ from aztask.operate.cli.output import (
     iso_time,
     print_json,
     print_table,
-    span,
     to_json,
     warn_of_damage,
 )
 from aztask.operate.cli.target import open_app
 from aztask.operate.workers import RunningRow, WorkerRecord, Workers
 from aztask.support.display import visible
+from aztask.support.durations import span
 
 
 @click.command("workers")

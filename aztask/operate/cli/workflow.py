@@ -12,7 +12,7 @@ import click
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.options import Text, app_option, json_option
-from aztask.operate.cli.output import STATE_COLOURS, iso_time, print_json, print_table, span
+from aztask.operate.cli.output import STATE_COLOURS, iso_time, print_json, print_table
 from aztask.operate.cli.target import open_app
 from aztask.operate.workflows import (
     STATES,
@@ -27,6 +27,7 @@ from aztask.operate.workflows import (
     workflows,
 )
 from aztask.support.display import visible
+from aztask.support.durations import span
 from aztask.workflows.graphs import Drawing, Part, draw
 
 SHOWN: Final = 8

@@ -19,9 +19,10 @@ from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
-from aztask.operate.cli.output import ago, span
+from aztask.operate.cli.output import ago
 from aztask.operate.overview import Figures, Reader
 from aztask.support.display import visible
+from aztask.support.durations import span
 
 COLUMNS: Final = {
     "queues": ("queue", "total", "active", "leased", "scheduled", "deferred", "dead"),

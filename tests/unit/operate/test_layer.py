@@ -36,6 +36,7 @@ NOT_ABOVE_OPERATE = {
     "operate.cli.reload": "it restarts a worker",
     "operate.cli.scheduler": "it runs a part of a worker",
     "operate.cli.send": "it is `.delay()` on a command line",
+    "operate.cli.watch": "it runs until a signal stops it, as a worker does",
     "operate.cli.worker": "it runs a worker",
 }
 
