@@ -7,18 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from azurite import Azurite
-from bus import bus_site
-from harness import Site, site_in, wait_until
+from everyplace import PLACES, site_at
+from harness import Site, wait_until
 from ledger_app import rounds
-from storage import storage_site
 from strategies import left
-from test_servicebus_worker import DETECTING, PLAIN
 from test_step_kills import actions
-from test_wait_kills import ARGUMENTS, BROKERS, LEASE
+from test_wait_kills import ARGUMENTS, LEASE
 
 from aztask.stores.records.base import State
-from aztask.testing import RunningEmulator
 
 KILLED = (
     "step-recorded:KILL",
@@ -30,21 +26,10 @@ KILLED = (
 )
 
 
-@pytest.fixture(params=BROKERS)
+@pytest.fixture(params=PLACES)
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    folder = tmp_path / "site"
-    if request.param == "storage":
-        azurite: Azurite = request.getfixturevalue("azurite")
-        with storage_site(folder, azurite) as made:
-            yield made
-    elif request.param in ("detection", "no detection"):
-        bus: RunningEmulator = request.getfixturevalue("bus")
-        options = DETECTING if request.param == "detection" else PLAIN
-        with bus_site(folder, bus, options) as made:
-            yield made
-    else:
-        with site_in(folder, joint=request.param == "one file") as made:
-            yield made
+    with site_at(request, tmp_path / "site") as made:
+        yield made
 
 
 @pytest.mark.parametrize("failpoint", KILLED)

@@ -11,20 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from azurite import Azurite
-from bus import bus_site
+from everyplace import PLACES, site_at
 from harness import Site, site_in, wait_until
 from ledger_app import approval, long_flow
-from storage import storage_site
 from strategies import left
-from test_servicebus_worker import DETECTING, PLAIN
 from test_step_kills import actions
-from test_wait_kills import ARGUMENTS, BROKERS, LEASE
+from test_wait_kills import ARGUMENTS, LEASE
 
 from aztask import SignalRefused
 from aztask.queues.base import shared_transaction
 from aztask.stores.records.base import State
-from aztask.testing import RunningEmulator
 
 LONG = 600.0
 SIGNALLER = (
@@ -32,21 +28,10 @@ SIGNALLER = (
 )
 
 
-@pytest.fixture(params=BROKERS)
+@pytest.fixture(params=PLACES)
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    folder = tmp_path / "site"
-    if request.param == "storage":
-        azurite: Azurite = request.getfixturevalue("azurite")
-        with storage_site(folder, azurite) as made:
-            yield made
-    elif request.param in ("detection", "no detection"):
-        bus: RunningEmulator = request.getfixturevalue("bus")
-        options = DETECTING if request.param == "detection" else PLAIN
-        with bus_site(folder, bus, options) as made:
-            yield made
-    else:
-        with site_in(folder, joint=request.param == "one file") as made:
-            yield made
+    with site_at(request, tmp_path / "site") as made:
+        yield made
 
 
 def signaller(site: Site, value: str, failpoint: str = "") -> int:

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from azurite import Azurite
 from bus import bus_site
+from everyplace import PLACES, site_at
 from harness import Site, site_in, wait_until
 from ledger_app import approval, sleeper
-from storage import storage_site
 from strategies import left
 from test_servicebus_worker import DETECTING, PLAIN
 from test_step_kills import actions
@@ -26,7 +25,6 @@ ARGUMENTS = (
     *("-Q", "default", "--pool", "processes", "-c", "2"),
     *("--lease", f"{LEASE}s", "--max-lease", "60s"),
 )
-BROKERS = ("one file", "two files", "storage", "detection", "no detection")
 KILLED = (
     "step-ran:KILL:2",
     "step-recorded:KILL:2",
@@ -38,21 +36,10 @@ KILLED = (
 the run that it wakes has begun."""
 
 
-@pytest.fixture(params=BROKERS)
+@pytest.fixture(params=PLACES)
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    folder = tmp_path / "site"
-    if request.param == "storage":
-        azurite: Azurite = request.getfixturevalue("azurite")
-        with storage_site(folder, azurite) as made:
-            yield made
-    elif request.param in ("detection", "no detection"):
-        bus: RunningEmulator = request.getfixturevalue("bus")
-        options = DETECTING if request.param == "detection" else PLAIN
-        with bus_site(folder, bus, options) as made:
-            yield made
-    else:
-        with site_in(folder, joint=request.param == "one file") as made:
-            yield made
+    with site_at(request, tmp_path / "site") as made:
+        yield made
 
 
 def assert_gone_on(site: Site, key: str) -> None:
