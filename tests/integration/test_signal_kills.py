@@ -96,7 +96,7 @@ def test_the_worker_dies_around_a_wait(site: Site, failpoint: str, when: str) ->
         pytest.skip("a signal that is there before the wait parks nothing")
     first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=failpoint)
     if awake:
-        wait_until(lambda: waits(site), 20, "it waits")
+        wait_until(lambda: parked(site), 20, "it waits")
         assert signaller(site, "yes") == 0
     assert first.wait() == -signal.SIGKILL, first.log
     if when == "after" and not awake:
@@ -167,7 +167,7 @@ def test_a_timer_is_cancelled_without_a_search(site: Site, monkeypatch: pytest.M
 def test_two_signals_at_once_are_for_two_waits(site: Site) -> None:
     site.app().send(approval.name, ["a", LONG, 2], task_id="a")
     worker = site.worker(*ARGUMENTS)
-    wait_until(lambda: waits(site), 20, "it waits")
+    wait_until(lambda: parked(site), 20, "it waits")
     command = [sys.executable, "-c", SIGNALLER]
     both = [
         subprocess.Popen([*command, value], env=site.environment) for value in ("left", "right")
@@ -185,7 +185,7 @@ def test_a_signal_with_the_timeout(site: Site) -> None:
     timeout = 1.5
     site.app().send(approval.name, ["a", timeout, 2], task_id="a")
     worker = site.worker(*ARGUMENTS)
-    wait_until(lambda: waits(site), 20, "it waits")
+    wait_until(lambda: parked(site), 20, "it waits")
     record = site.app().results.get("a")
     assert record is not None and record.due_again is not None
     clock = site.app().sends.signals
