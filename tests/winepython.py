@@ -55,8 +55,22 @@ class Windows:
 
     def run(self, *arguments: str, cwd: Path, **more: str) -> str:
         """Run Python and return what it prints, both streams. Raises AssertionError if it fails."""
+        return self.program(str(self.python), *arguments, cwd=cwd, **more)
+
+    def shell(self, *commands: str, cwd: Path, **more: str) -> str:
+        """Run commands in one `cmd.exe`; ``aztask`` is that of this Python."""
+        python = windows_path(self.python)
+        lines = [
+            command.replace("aztask ", f"{python} -m aztask ", 1)
+            if command.startswith("aztask ")
+            else f"call {command}"
+            for command in commands
+        ]
+        return self.program("cmd", "/c", " && ".join(lines), cwd=cwd, **more)
+
+    def program(self, *command: str, cwd: Path, **more: str) -> str:
         done = subprocess.run(
-            ["wine", str(self.python), *arguments],
+            ["wine", *command],
             cwd=cwd,
             env=self.environment(more),
             stdin=subprocess.DEVNULL,

@@ -3,8 +3,9 @@
 Rules
 1. A task is called in a child process, up to the first step or wait that is not recorded. No
    function of a step runs; nothing is recorded, sent or settled.
-2. The lines between steps run. So the child has no network: Python's sockets refuse, and where the
-   kernel allows it, the process has a network of its own without a way out. Files are not guarded.
+2. The lines between steps run. So the child has no network: Python's sockets refuse but for a
+   pair within the process, and where Linux allows it, the process has a network of its own
+   without a way out. Files are not guarded.
 3. A task that does not come to its next step in time ends the child. The next task gets a new one.
 """
 
@@ -15,11 +16,13 @@ import ctypes
 import inspect
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final, NoReturn
@@ -445,13 +448,48 @@ def _refuse(*_: object, **__: object) -> NoReturn:
     raise OSError("aztask steps --check has no network; make this call in a step")
 
 
+class _Network(threading.local):
+    """Refuses what Python's sockets are asked, but for a pair of sockets of this process.
+
+    Where a system has no such pairs, as Windows, a pair is a connection over the loopback. An event
+    loop makes one, so no coroutine would run without it.
+    """
+
+    pairing = False
+
+    def end(self) -> None:
+        for owner, names in (
+            (socket.socket, ("connect", "connect_ex", "sendto", "sendmsg")),
+            (socket, ("getaddrinfo",)),
+        ):
+            for name in names:
+                if hasattr(owner, name):
+                    setattr(owner, name, self._refusing(getattr(owner, name)))
+        pair = socket.socketpair
+
+        def socketpair(*args: Any, **kwargs: Any) -> tuple[socket.socket, socket.socket]:
+            self.pairing = True
+            try:
+                return pair(*args, **kwargs)
+            finally:
+                self.pairing = False
+
+        socket.socketpair = socketpair
+
+    def _refusing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs) if self.pairing else _refuse()
+
+        return asked
+
+
 def _end_network() -> None:
     """Leave this process without a network, before it has a thread (rule 2)."""
-    for name in ("connect", "connect_ex", "sendto", "sendmsg"):
-        if hasattr(socket.socket, name):
-            setattr(socket.socket, name, _refuse)
-    socket.getaddrinfo = _refuse
-    if sys.platform == "linux":
+    _Network().end()
+    if sys.platform == "win32":  # its event loop connects without `socket.connect`
+        for name in ("connect", "sendto"):
+            setattr(asyncio.IocpProactor, name, _refuse)
+    if platform.system() == "Linux":
         ctypes.CDLL(None).unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
 
 

@@ -67,10 +67,51 @@ def test_its_settings_for_the_emulator_work(project, bus):
     assert "3.5" in ended.stdout
 
 
-def test_its_settings_for_azure_are_addresses(project):
-    text = (project / "settings" / "azure.sh").read_text()
-    parse_broker(re.search(r"AZTASK_BROKER=(.*)", text)[1])
-    parse_results(re.search(r"AZTASK_RESULTS=(.*)", text)[1])
+def settings_of(path):
+    """What a file of settings sets, read as its shell reads it."""
+    line = {
+        ".sh": r"export (\w+)='([^']*)'",
+        ".ps1": r"\$env:(\w+) = '([^']*)'",
+        ".cmd": r'@set "(\w+)=([^"]*)"',
+    }
+    remark = "@rem " if path.suffix == ".cmd" else "# "
+    lines = path.read_bytes().decode().split("\r\n" if path.suffix == ".cmd" else "\n")
+    assert lines.pop() == ""
+    called = path.relative_to(path.parents[1])
+    typed = str(called).replace("/", "\\") if path.suffix == ".cmd" else f". {called}"
+    assert lines[0] == f"{remark}Type: {typed}"
+    found = {each: re.fullmatch(line[path.suffix], each) for each in lines}
+    assert all(match or each.startswith(remark) for each, match in found.items()), lines
+    return dict(match.groups() for match in found.values() if match)
+
+
+@pytest.mark.parametrize("place", ["local", "emulator", "azure"])
+def test_its_settings_are_the_same_addresses_in_each_shell(project, place):
+    bash_reads, powershell, cmd = (
+        settings_of(project / "settings" / f"{place}.{shell}") for shell in ("sh", "ps1", "cmd")
+    )
+    assert bash_reads == powershell == cmd
+    assert bash_reads["AZTASK_APP"] == "shop.app:app"
+    parse_broker(bash_reads["AZTASK_BROKER"])
+    parse_results(bash_reads["AZTASK_RESULTS"])
+
+
+@pytest.mark.parametrize("command", ["demo", "init"])
+def test_the_advice_on_windows_is_for_powershell(tmp_path, command):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "run.py").write_text(
+        "import platform, sys\n"
+        "platform.system = lambda: 'Windows'\n"
+        "from aztask.operate.cli.main import main\n"
+        "main()\n"
+    )
+    given = "a.py" if command == "demo" else "shop"
+    ended = bash(tmp_path, f"{sys.executable} run.py {command} {given}")
+    assert ended.returncode == 0, ended.stderr
+    shown = ended.stderr.splitlines()
+    assert "  . settings/local.ps1" in shown
+    assert '  aztask send shop.add_up --args "[[1.5, 2]]"' in shown
+    assert not any("&&" in line or ".sh" in line for line in shown)
 
 
 def test_what_the_demo_says_to_try_works_when_pasted(tmp_path):
@@ -81,7 +122,7 @@ def test_what_the_demo_says_to_try_works_when_pasted(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert "Try next" not in ended.stdout
     commands = ended.stderr.partition("Try next:\n")[2].splitlines()
-    assert len(commands) == 3
+    assert len(commands) == 5
     ended = bash(tmp_path, *commands)
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"shop\.count_words +succeeded", ended.stdout)

@@ -10,6 +10,12 @@ from winepython import Windows, lines_with, windows_path
 
 ADDRESS = {"AZTASK_BROKER": "local://", "AZTASK_RESULTS": "local://"}
 
+CHECKING = """
+import sys
+from aztask.operate.cli.main import run
+print("exit", run(sys.argv[1:]))
+"""
+
 
 def aztask(windows: Windows, folder: Path, *arguments: str) -> str:
     return windows.run("-m", "aztask", *arguments, cwd=folder, **ADDRESS)
@@ -54,10 +60,26 @@ def test_a_task_whose_process_died_runs_again(windows: Windows, shop: Path, pool
 
 def test_a_new_project(windows: Windows, tmp_path: Path) -> None:
     aztask(windows, tmp_path, "init", "shop")
-    project, app = tmp_path / "shop", ("-A", "shop.app:app")
-    aztask(windows, project, *app, "send", "shop.count_words", "--args", '["a b c"]')
-    log = aztask(windows, project, *app, "worker", "--burst")
+    log = windows.shell(
+        r"settings\local.cmd",
+        'aztask send shop.add_up --args "[[1.5, 2]]"',
+        "aztask worker --burst",
+        cwd=tmp_path / "shop",
+    )
     assert lines_with(log, "stopped: 1 succeeded"), log
+
+
+def test_open_steps_of_a_coroutine_are_checked(windows: Windows, shop: Path) -> None:
+    """Its event loop needs a connection within the process; the task gets none out of it."""
+    for mode in ("waits", "connects"):
+        aztask(windows, shop, "-A", "shop", "send", "shop.order", "--args", f'["{mode}"]')
+    aztask(windows, shop, "-A", "shop", "worker", "--burst")
+    shown = windows.run(
+        *("-c", CHECKING, "-A", "shop", "steps", "--check", "--yes"), cwd=shop, **ADDRESS
+    )
+    assert len(lines_with(shown, "it waits for signal approved")) == 1, shown
+    assert len(lines_with(shown, "aztask steps --check has no network")) == 1, shown
+    assert "exit 1" in shown
 
 
 def test_doctor_gives_no_advice_of_unix(windows: Windows, shop: Path) -> None:

@@ -34,6 +34,7 @@ from aztask.operate.cli.demo_work import (
     register,
 )
 from aztask.operate.cli.failures import CommandFailed
+from aztask.operate.cli.init import first_commands
 from aztask.operate.cli.options import json_option
 from aztask.operate.cli.output import ProgressLine, print_fields, print_json, print_table
 from aztask.result import AsyncResult
@@ -130,12 +131,6 @@ def _is_setting(name: str) -> bool:
 CHECK_SECONDS = 0.05
 SLOWEST = 5
 NAMED = 3
-NEXT = """
-Try next:
-  aztask init shop && cd shop && . settings/local.sh
-  aztask send shop.count_words --args '["a b c"]'
-  aztask worker --burst && aztask result"""
-"""Printed at the end: a shell runs these lines in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +184,8 @@ def command(path: str | None, as_json: bool) -> None:
     else:
         _print_summary(jobs, seconds)
         if not wrong:
-            click.echo(NEXT, err=True)
+            commands = ["aztask init shop", *first_commands("shop"), "aztask result"]
+            click.echo("\n  ".join(["\nTry next:", *commands]), err=True)
     if wrong:
         shown = ", ".join(visible(name) for name in wrong[:NAMED])
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import platform
 import shutil
 import sys
 from importlib import resources
@@ -15,6 +16,13 @@ import click
 from aztask.operate.cli.failures import CommandFailed
 from aztask.support.display import printable, visible
 
+SHELLS: Final = {
+    "sh": ("# {}", "export {}='{}'", ". {}", "\n"),
+    "ps1": ("# {}", "$env:{} = '{}'", ". {}", "\n"),
+    "cmd": ("@rem {}", '@set "{}={}"', "{}", "\r\n"),
+}
+"""{a shell's files: its remark, its setting, how a file is called, how lines end}"""
+
 FILES: Final = {
     "README.md": "README.md",
     ".gitignore": "gitignore",
@@ -23,9 +31,11 @@ FILES: Final = {
     "{name}/app.py": "app.py",
     "{name}/tasks.py": "tasks.py",
     "tests/test_tasks.py": "test_tasks.py",
-    "settings/local.sh": "local.sh",
-    "settings/emulator.sh": "emulator.sh",
-    "settings/azure.sh": "azure.sh",
+    **{
+        f"settings/{place}.{shell}": f"{place}.settings"
+        for place in ("local", "emulator", "azure")
+        for shell in SHELLS
+    },
 }
 """The files of a project, and their templates under ``aztask/operate/cli/project/``."""
 
@@ -55,11 +65,7 @@ def command(name: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # made above, so all of it is ours
         raise
     click.echo(f"wrote {visible(name)}: {len(FILES)} files; read {visible(name)}/README.md")
-    click.echo(
-        f"Try:\n  cd {name} && . settings/local.sh\n"
-        f"  aztask send {name}.count_words --args '[\"a b c\"]'\n  aztask worker --burst",
-        err=True,
-    )
+    click.echo("\n  ".join(["Try:", *first_commands(name)]), err=True)
 
 
 def _problem(name: str) -> str:
@@ -84,4 +90,28 @@ def _write(folder: Path, name: str) -> None:
         text = (templates / f"{template}.tmpl").read_text(encoding="utf-8")
         target = folder / path.format(name=name)
         target.parent.mkdir(exist_ok=True)
-        target.write_text(Template(text).substitute(name=name), encoding="utf-8")
+        made = Template(text).substitute(name=name)
+        ending = "\n"  # on Windows too: Git Bash and WSL read these files
+        if template.endswith(".settings"):
+            made, ending = _settings(path, made)
+        target.write_text(made, encoding="utf-8", newline=ending)
+
+
+def _settings(path: str, text: str) -> tuple[str, str]:
+    """Lines such as ``NAME=value`` in the words of the shell that reads the file; how they end."""
+    remark, setting, call, ending = SHELLS[path.rpartition(".")[2]]
+    typed = call.format(path.replace("/", "\\") if path.endswith(".cmd") else path)
+    lines = [remark.format(f"Type: {typed}")]
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        lines.append(setting.format(name, value) if line[0] != "#" else remark.format(line[2:]))
+    return "\n".join([*lines, ""]), ending
+
+
+def first_commands(name: str) -> list[str]:
+    """What a reader types in the folder of the project, in the shell of this system."""
+    if platform.system() == "Windows":  # PowerShell has no `&&`, and removes quotes inside others
+        send = f'aztask send {name}.add_up --args "[[1.5, 2]]"'
+        return [f"cd {name}", ". settings/local.ps1", send, "aztask worker --burst"]
+    send = f"aztask send {name}.count_words --args '[\"a b c\"]'"
+    return [f"cd {name} && . settings/local.sh", send, "aztask worker --burst"]

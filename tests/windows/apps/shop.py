@@ -1,10 +1,12 @@
 """The app of these tests, imported by a Python of Windows."""
 
+import asyncio
 import ctypes
 import os
+import sys
 from pathlib import Path
 
-from aztask import App
+from aztask import App, Context
 
 app = App("shop")
 
@@ -29,3 +31,13 @@ def die_once(mark: str) -> str:
     path.touch()
     os.kill(os.getpid(), 9)
     return "still there"
+
+
+@app.task_with_context
+async def order(context: Context, mode: str) -> str:
+    """Wait for a signal; in mode "connects", `steps --check` sees it call out between two steps."""
+    charge = context.step("charge", len, mode)
+    if mode == "connects" and "aztask.operate.stepcheck" in sys.orig_argv:
+        await asyncio.open_connection("127.0.0.1", 9)
+    context.wait_for("approved")
+    return str(charge)
