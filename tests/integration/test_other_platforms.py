@@ -480,3 +480,38 @@ def test_a_worker_that_reloads_starts_anew_and_stays_one_command(system, folder,
         worker.kill()
         worker.wait()
     nothing_is_left(folder)
+
+
+FLOW = """
+import asyncio
+import sys
+
+from aztask import App, Context
+
+app = App("flow", broker="local://", results="local://")
+
+
+@app.task_with_context
+async def order(context: Context, mode: str) -> str:
+    context.step("charge", len, mode)
+    if mode == "connects" and "aztask.operate.stepcheck" in sys.orig_argv:
+        await asyncio.open_connection("127.0.0.1", 9)
+    return context.wait_for("approved")
+"""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_open_steps_of_a_coroutine_are_checked(system, folder, lacking):
+    """Its event loop needs a pair of sockets, on Windows a connection; the task gets no other."""
+    (folder / "flow.py").write_text(FLOW)
+    environment = {**lacking(system), "AZTASK_APP": "flow"}
+    aztask = [sys.executable, "-m", "aztask"]
+    for mode in ("waits", "connects"):
+        sent = run([*aztask, "send", "flow.order", "--args", f'["{mode}"]'], folder, environment)
+        assert sent.returncode == 0, sent.stderr
+    ended = run([*aztask, "worker", "--burst"], folder, environment)
+    assert ended.returncode == 0, ended.stderr
+    checked = run([*aztask, "steps", "--check", "--yes"], folder, environment)
+    assert checked.returncode == 1, checked.stdout + checked.stderr
+    assert checked.stdout.count("it waits for signal approved") == 1, checked.stdout
+    assert checked.stdout.count("aztask steps --check has no network") == 1, checked.stdout

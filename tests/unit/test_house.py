@@ -88,6 +88,7 @@ GROWTH: dict[str, dict[str, int]] = {
         "lines of code": 713,
         "files with one importer": 2,
     },
+    "settings for each shell": {"lines of code": 43, "files with one importer": 1},
     "small things that made a new user stop": {"files": 3, "lines of code": 650},
     "a worker one can debug": {"files": 2, "lines of code": 230},
     "flows without an end, tasks beside signals, and a check of new code": {
