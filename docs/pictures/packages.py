@@ -7,8 +7,8 @@ from canvas import Canvas
 LAYERS = (
     (
         "edges",
-        "celery.backend  celery.migration  dashboard  django  emulator  operate.cli  operate.top"
-        "  spark  spark.cli  testing",
+        "agents  celery.backend  celery.migration  dashboard  django  emulator  operate.cli"
+        "  operate.top  spark  spark.cli  testing",
         "commands, the operations page, a local Service Bus, Spark, web frameworks",
     ),
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),

@@ -33,8 +33,8 @@ LAYERS = {
     "worker": "worker",
     "operate": "operate",
     "telemetry": "telemetry",
-    "edges": "celery.backend celery.migration dashboard django emulator operate.cli operate.top"
-    " spark spark.cli testing __main__",
+    "edges": "agents celery.backend celery.migration dashboard django emulator operate.cli"
+    " operate.top spark spark.cli testing __main__",
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
 
@@ -50,10 +50,12 @@ LIBRARIES = {
     "py4j": ("spark",),
     "pyarrow": ("spark",),
     "pandas": ("spark",),
+    "mcp": ("agents",),
+    "anyio": ("agents",),
     "jinja2": ("spark.report", "dashboard"),
     "markupsafe": ("dashboard",),
     "starlette": ("dashboard",),
-    "uvicorn": ("dashboard",),
+    "uvicorn": ("agents", "dashboard"),
     "watchfiles": ("operate.cli",),
     "opentelemetry": ("telemetry.otel",),
     "prometheus_client": ("telemetry.prometheus",),

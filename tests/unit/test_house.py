@@ -78,6 +78,12 @@ GROWTH: dict[str, dict[str, int]] = {
         "longest file": 2,
         "files with one importer": 2,
     },
+    "agents": {
+        "rooms": 1,
+        "files": 8,
+        "lines of code": 1_195,
+        "files with one importer": 3,
+    },
     "notices to webhooks": {
         "files": 6,
         "lines of code": 816,

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PRIVATE = {
     "azure-servicebus": r"from azure\.servicebus\._",
     "kombu": r"(?:kombu|Transport|Channel|virtual)\b",  # a transport is a subclass of Kombu's own
+    "mcp": r"from mcp\.server\.lowlevel",  # release 2 renamed its classes
 }
 """Packages of which something is used that their makers may change, and how that shows."""
 
@@ -28,6 +29,7 @@ NOT_TRIED = {
     "pytest": "a tool for tests",
     "jinja2": "of the dashboard and the reports, whose tests need newer tools",
     "libcst": "of `aztask migrate`, whose tests need the newest Celery",
+    "mcp": "of `aztask mcp`, whose tests need newer tools",
     "pandas": "of Spark",
     "pyarrow": "of Spark",
     "pyspark": "the oldest that is allowed is the one that all tests use",

@@ -46,6 +46,7 @@ COMMANDS = {
     "top": "Show queues, workers, running tasks, rates and failures live on the terminal.",
     "dashboard": "Serve the operations page in a browser until stopped.",
     "watch": "Send a notice to a webhook when a rule holds, and once more when it ends.",
+    "mcp": "Serve queries, and actions if you allow them, to agents over MCP.",
     "exporter": "Serve queue depths and worker counts to Prometheus until stopped.",
     "emulator": "Run a local Service Bus for development and tests.",
     "completion": "Print the script that completes commands and options in your shell.",

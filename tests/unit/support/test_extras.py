@@ -73,6 +73,7 @@ def test_the_command_installs_what_was_missing(extra, packages):
 
 ALWAYS = ("test", "tls")  # azure-storage-queue brings cryptography, too
 OF_AN_EXTRA = (
+    "aztask.agents.",
     "aztask.azure.container",
     "aztask.azure.taggedblob",
     "aztask.celery.backend",
