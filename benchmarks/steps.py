@@ -89,7 +89,9 @@ def runs(folder: Path, results: str, tasks: int) -> tuple[list[float], list[int]
     if isinstance(app.results, Provisioned):
         app.results.create()
     command = [sys.executable, "-m", "aztask", "worker", "-A", "steps_app:app", "-c", "1"]
-    worker = subprocess.Popen([*command, "--log-tasks", "off"], env=environment)
+    worker = subprocess.Popen(
+        [*command, "--log-tasks", "off"], env=environment, stderr=subprocess.DEVNULL
+    )
     seconds, first, again = [], [], []
     try:
         for number in range(tasks):

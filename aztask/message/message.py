@@ -43,6 +43,11 @@ PUT_OFF_SERIES = COUNTER_LIMIT // _OWN_SERIES - 2
 """Series of put-offs that one run may have, each of 4,096 numbers; see `TaskMessage.put_off`."""
 
 
+def plain_name(task: str) -> str:
+    """The name of a task, from that on the wire."""
+    return task.removesuffix(CONTINUE).removesuffix(RENEWED)
+
+
 @dataclass(frozen=True)
 class TaskMessage:
     """One invocation on its way, as ``context.message``.

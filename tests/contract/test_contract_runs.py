@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from stores import Store
 
+from aztask.message.message import CONTINUE, RENEWED
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
 from aztask.stores.records.base import (
     Finish,
@@ -171,6 +172,19 @@ def test_a_start_of_another_task_with_the_same_id_is_told_so_and_changes_nothing
         forged = replace(a_start(key, "two", position), task="shop.nothing")
         assert results.start([forged]) == [OtherTask("shop.resize", "default")]
     assert state_of(results) == before
+
+
+@pytest.mark.parametrize("suffix", [CONTINUE, RENEWED])
+def test_a_row_that_an_older_release_has_made_for_a_continuation(
+    results: ResultStore, suffix: str
+) -> None:
+    """It takes the name on the wire for that of a task, and puts the message off."""
+    key = KEYS[0]
+    older = replace(a_start(key, "one"), task=f"shop.resize{suffix}")
+    assert isinstance(results.start([older])[0], Owned)
+    assert isinstance(results.start([a_start(key, "two")])[0], Owned)
+    forged = replace(a_start(key, "three"), task="shop.nothing")
+    assert isinstance(results.start([forged])[0], OtherTask)
 
 
 def test_of_two_tasks_with_one_id_one_is_told_so(results: ResultStore) -> None:

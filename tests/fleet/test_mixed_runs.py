@@ -7,6 +7,7 @@ store. No run is lost or run twice, and what the older revision wrote gets an ow
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,14 @@ def waits(context, seconds):
         notes.write("1\\n" if hasattr(context, "sleep") else "2\\n")
     context.sleep(seconds)
     return "woke"
+
+@app.task_with_context(name="rounds")
+def rounds(context, left):
+    with open(os.environ["MIXED_NOTES"], "a") as notes:
+        notes.write("1\\n" if hasattr(context, "continue_with") else "2\\n")
+    if left:
+        context.continue_with(left - 1)
+    return "done"
 """
 SEND = """
 from mixed_app import *
@@ -211,6 +220,32 @@ def test_both_revisions_work_at_the_same_time(mixed: Mixed, app: App, neighbour:
     assert neighbour.results is not None
     assert neighbour.results.purge(time.time() + 3600.0) == 0
     assert app.result("task-0").get(timeout=5) == 0
+
+
+def test_the_older_revision_puts_off_the_next_round(mixed: Mixed, app: App) -> None:
+    """The worker of this one dies as soon as the next round is in the queue."""
+    result = app.send("rounds", [1], task_id="r")
+    dies = subprocess.run(
+        [sys.executable, "-m", "aztask", "-A", "mixed_app:app", "worker"],
+        cwd=mixed.folder,
+        env={**mixed.environment("this"), "AZTASK_FAILPOINT": "settled:KILL"},
+        timeout=120,
+        check=False,
+    )
+    assert dies.returncode == -signal.SIGKILL
+
+    def put_off() -> bool:
+        return any(
+            each.envelope.headers["task"] == "rounds#renewed"
+            and "aztask-unknown-since" in each.envelope.headers
+            for each in app.broker.peek("default", limit=10)
+        )
+
+    with mixed.worker("older"):
+        wait_until(put_off, 60, "the older worker has met it")
+    mixed.work("this")
+    assert result.get(timeout=10) == "done"
+    assert mixed.ran() == [1, 1]
 
 
 def test_the_older_revision_puts_off_what_continues_a_run(mixed: Mixed, app: App) -> None:

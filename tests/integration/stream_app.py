@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from ledger_app import app, note
 
 from aztask import Context, RetryPolicy
 
-__all__ = ["app", "count", "fail_once", "pause_and_count"]
+__all__ = ["app", "count", "emit_at_first", "fail_once", "pause_and_count"]
 
 
 @app.task(name="stream.count")
@@ -48,4 +49,16 @@ def fail_once(context: Context, key: str, pause: float) -> str:
         time.sleep(1.5)
         raise OSError("the model is away")
     context.emit("three")
+    return key
+
+
+@app.task_with_context(name="stream.emit_at_first")
+def emit_at_first(context: Context, key: str) -> str:
+    """Its first start emits, and does not end by itself; the next one emits nothing."""
+    note("start", key)
+    if Path(os.environ["LEDGER"]).read_text().count(f"start {key} ") > 1:
+        return key
+    for number in range(1000):
+        context.emit(f"{os.getpid()}-{number + 1}")
+        time.sleep(0.1)
     return key

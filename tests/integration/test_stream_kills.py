@@ -14,7 +14,7 @@ import pytest
 from bus import bus_site
 from harness import Site, site_in, wait_until
 from proxy import Proxy, proxied
-from stream_app import count, fail_once, pause_and_count
+from stream_app import count, emit_at_first, fail_once, pause_and_count
 
 from aztask import StreamPart
 from aztask.queues.base import QueueOptions
@@ -112,6 +112,26 @@ def test_a_killed_worker_leaves_a_take_and_the_next_one_is_a_reset(site: Site) -
     resumed = list(site.app().result("a").stream(after=seen.id))
     assert resumed[0].reset, "what was read is of a take that does not count"
     assert len(resumed) == 61
+    assert second.stop() == 0, second.log
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_the_next_start_emits_nothing_and_no_part_is_left(site: Site, end: str) -> None:
+    """Whether its worker was killed, or gave it back: a local queue then counts no delivery."""
+    site.app().send(emit_at_first.name, ["a"], task_id="a")
+    first = site.worker(*ARGUMENTS, "--shutdown-timeout", "0.5s")
+    live = Reader(site, "a")
+    wait_until(lambda: len(live.parts) >= 5, 60, "it has read some")
+    if end == "killed":
+        first.kill()
+        first.wait()
+    else:
+        assert first.stop() == 0, first.log
+    second = site.worker(*ARGUMENTS)
+    parts = live.end()
+    assert parts[-1].reset
+    assert site.app().result("a").get(timeout=10) == "a"
+    assert list(site.app().result("a").stream()) == []
     assert second.stop() == 0, second.log
 
 

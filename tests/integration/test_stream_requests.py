@@ -1,4 +1,4 @@
-"""What a stream costs in Azure Tables: every request of a writer and of readers, counted."""
+"""What a stream and a signal cost in Azure Tables: every request is counted."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from aztask.message.message import TaskMessage
 from aztask.settlement import Complete
 from aztask.steps.emitting import Emission
 from aztask.steps.suspension import Parked
+from aztask.steps.waits import SIGNALS, ParkedRun, Wait
 from aztask.stores.records.base import Finish, Outcome, Provisioned, RunKey, Start, State
 from aztask.stores.tables.client import TimeBudget
 
@@ -85,6 +86,29 @@ def test_a_writing_task_makes_at_most_ten_requests_a_second(
     assert most_in_a_second(running[first:]) <= 10
     assert len(made) - len(running) <= 3
     assert len(made) <= 10 * SECONDS + 4
+
+
+def test_a_signal_writes_one_row_and_reads_once(shop: App) -> None:
+    """Of a task that waits; that of another task is looked for, too."""
+    signals = shop.sends.signals
+    names = [f"t{number}" for number in range(12)]
+    for name in names:
+        message = TaskMessage(name, "shop.ask", "default", b"\x93\x90\x80\x80").parked()
+        waits = (Wait(SIGNALS, ("go",), 2e9),)
+        run = ParkedRun(name, "shop.ask", "default", 0, 1, time.time(), 2e9, waits, b"")
+        assert not signals.park(run, message)
+    shop.result(names[0]).signal("go")  # asks for the server's clock
+    before = shop.broker.stats("default").active
+    with counting() as made:
+        shop.result(names[1]).signal("go")
+    assert len(made) == 2
+    with counting() as made:
+        assert shop.signal_all(names[2:], "go") == {}
+    assert len(made) == 2 * len(names[2:])
+    assert shop.broker.stats("default").active == before + len(names) - 1
+    with counting() as made:
+        assert set(shop.signal_all(["unknown"], "go")) == {"unknown"}
+    assert len(made) <= 5
 
 
 def test_the_readers_of_a_process_make_two_requests_a_second_together(shop: App) -> None:

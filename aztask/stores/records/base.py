@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
+from aztask.message.message import plain_name
 from aztask.queues.delivery import Position
 from aztask.settlement import Decision, Resubmit
 from aztask.stores.records.starts import GIVEN_BACK, NO_STARTS, EarlierStart, EarlierStarts
@@ -230,11 +231,13 @@ def other_task(
     A message may be forwarded to another queue, so the queue counts only where the message would be
     completed without a run.
 
-    * `task`, `queue`: those of the row; "" if they are not known.
+    * `task`, `queue`: those of the row; "" if they are not known. A worker of an older release
+      that owned the run of a continuation has noted its name on the wire.
     * `answer`: what the row alone would answer, if that is known yet.
     """
     moved = bool(queue) and queue != start.queue and isinstance(answer, Recorded | OwnedElsewhere)
-    return OtherTask(task, queue) if moved or (task and task != start.task) else None
+    other = bool(task) and start.task not in (task, plain_name(task))
+    return OtherTask(task, queue) if moved or other else None
 
 
 StartAnswer: TypeAlias = (
