@@ -49,6 +49,7 @@ from aztask.support.checks import (
     secrets,
     shown,
     some_of,
+    switch_of,
     text,
     whole_number,
 )
@@ -93,6 +94,9 @@ SERIALIZERS: Final = ("msgpack", "json")
 
 SHORTEST_KEY: Final = 16
 """Characters that a signing key must have at least: a shorter one can be guessed."""
+
+SHORTEST_ENCRYPTION_KEY: Final = 32
+"""Characters that an encryption key must have at least: it is guessed without asking a service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,7 @@ class Settings:
         "variable holds one key, or several with spaces or line breaks between them.",
         example="[key]",
         variable="AZTASK_SIGNING_KEYS",
-        from_text=keys_of,
+        from_text=keys_of("AZTASK_SIGNING_KEYS"),
     )
     id_key: Secret | None = setting(
         None,
@@ -193,6 +197,26 @@ class Settings:
         "Makes message ids that strangers cannot guess. Do not rotate it with the signing keys.",
         example="key",
         variable="AZTASK_ID_KEY",
+    )
+    encryption_keys: tuple[Secret, ...] = setting(
+        (),
+        "Sequence[str | Secret]",
+        secrets(SHORTEST_ENCRYPTION_KEY, "encryption key"),
+        "Keys that decrypt what other programs have encrypted: the first also encrypts, if "
+        "`encrypt` is True. Give them to all programs before that.",
+        example="[key]",
+        variable="AZTASK_ENCRYPTION_KEYS",
+        from_text=keys_of("AZTASK_ENCRYPTION_KEYS"),
+    )
+    encrypt: bool = setting(
+        False,
+        "bool",
+        flag,
+        "Encrypt what is sent and stored, with the first of `encryption_keys`. The variable is 1 "
+        "or 0.",
+        example="False",
+        variable="AZTASK_ENCRYPT",
+        from_text=switch_of("AZTASK_ENCRYPT"),
     )
     old_signatures: bool = setting(
         True,

@@ -24,6 +24,7 @@
     │ ├ EncodeError                 the arguments or the result cannot be written
     │ ├ DecodeError                 the bytes are damaged or in another format
     │ ├ ContentRefused              the content type, the signature or a limit is refused
+    │ │ └ KeyMissing                it is encrypted with a key that this program does not have
     │ ├ MessageTooLarge             more bytes than the service accepts
     │ ├ PayloadMissing              the stored arguments or result are gone
     │ └ PayloadDamaged              they are not what was stored
@@ -201,6 +202,10 @@ class DecodeError(CodecError):
 
 class ContentRefused(CodecError):
     """The message's content type, signature or size is not accepted here."""
+
+
+class KeyMissing(ContentRefused):
+    """It is encrypted with a key that this program does not have; add it to `encryption_keys`."""
 
 
 class MessageTooLarge(CodecError):

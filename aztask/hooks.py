@@ -184,6 +184,17 @@ class HookedSink:
         self._inner.close()
 
 
+class PrivateSink(HookedSink):
+    """An event sink that leaves out the texts of errors, which may quote arguments.
+
+    Their types stay. The texts are in the result store, encrypted.
+    """
+
+    def emit(self, event: Event) -> None:
+        """Pass one event on, without the text of its error."""
+        super().emit(event if event.error is None else event._replace(error=None))
+
+
 def event_sink(settings: Settings, writer: str, hooks: Hooks) -> EventSink:
     """The sink for events of `writer`: the app's directory, if it has one, and its listeners.
 
@@ -194,4 +205,5 @@ def event_sink(settings: Settings, writer: str, hooks: Hooks) -> EventSink:
         kept = settings.events_container is not None
         retention = None if kept else settings.events_retention_seconds
         inner = FileEventSink(settings.events, writer, retention=retention)
-    return HookedSink(inner, hooks.event)
+    made = PrivateSink if settings.encrypt else HookedSink
+    return made(inner, hooks.event)

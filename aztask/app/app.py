@@ -32,6 +32,7 @@ from aztask.hooks import Hooks, event_sink
 from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.limits.declaration import Limit
 from aztask.message.codec import Codec
+from aztask.message.encryption import Cipher
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue
@@ -142,6 +143,7 @@ class App:
         for_tests = read_environment(TEST_BROKER)
         given = {"broker": broker, "results": results, "events": events, **options}
         self.overruled = [] if for_tests else overruled_variables(Settings, given, VARIABLES)
+        cipher = _cipher_from_settings(self.settings)
         self._connections = places = Connections(
             for_tests or broker or read_environment(VARIABLES["broker"]),
             for_tests or results or read_environment(VARIABLES["results"]),
@@ -152,11 +154,14 @@ class App:
                 _signing_keys(self.settings),
                 old=self.settings.old_signatures,
                 environment=self.settings.environment or "",
+                cipher=cipher,
             ),
         )
-        self._make_parts(places, options.keys(), testing=for_tests is not None)
+        self._make_parts(places, cipher, options.keys(), testing=for_tests is not None)
 
-    def _make_parts(self, places: Connections, given: Collection[str], *, testing: bool) -> None:
+    def _make_parts(
+        self, places: Connections, cipher: Cipher, given: Collection[str], *, testing: bool
+    ) -> None:
         """Make what the App owns, each from those before it.
 
         * `given`: the names of the settings that the app's own options set.
@@ -174,8 +179,10 @@ class App:
             places.broker_target,
             testing=testing,
             owner=places.owner,
+            cipher=cipher,
         )
-        self.codec = _codec_from_settings(self.settings, self.queues, self.payloads)
+        self.codec = _codec_from_settings(self.settings, self.queues, self.payloads, cipher)
+        self.limits.digests = self.codec.digests
         self.hooks = Hooks()
         self.around_send, self.around_run = self.hooks.send, self.hooks.run
         self.around_worker, self.around_process = self.hooks.worker, self.hooks.process
@@ -777,8 +784,33 @@ def _signing_keys(settings: Settings) -> list[bytes]:
     return [key.reveal().encode() for key in settings.signing_keys]
 
 
+def _cipher_from_settings(settings: Settings) -> Cipher:
+    """Raises ConfigurationError for what encryption needs, and for what it does not go with."""
+    if settings.encrypt:
+        if not settings.signing_keys:
+            raise ConfigurationError(
+                "encrypt=True needs signing_keys, too: what is encrypted has to be authentic, and"
+                " what is not encrypted must not be run (AZTASK_SIGNING_KEYS)"
+            )
+        if not settings.id_key:
+            raise ConfigurationError(
+                "encrypt=True needs id_key, too: it hides the keys of unique tasks, limits and"
+                " tenants (AZTASK_ID_KEY)"
+            )
+        if settings.argsrepr:
+            raise ConfigurationError(
+                "argsrepr=True writes the arguments as text, which nothing encrypts: leave it off"
+                " with encrypt=True"
+            )
+    return Cipher(
+        [key.reveal().encode() for key in settings.encryption_keys],
+        encrypt=settings.encrypt,
+        environment=settings.environment or "",
+    )
+
+
 def _codec_from_settings(
-    settings: Settings, queues: DeclaredQueues, payloads: Payloads | None
+    settings: Settings, queues: DeclaredQueues, payloads: Payloads | None, cipher: Cipher
 ) -> Codec:
     return Codec(
         serializer=settings.serializer,
@@ -793,4 +825,5 @@ def _codec_from_settings(
         id_key=settings.id_key.reveal().encode() if settings.id_key else None,
         argsrepr=settings.argsrepr,
         load=payloads.load if payloads is not None else None,
+        cipher=cipher,
     )

@@ -29,6 +29,8 @@ class AppOptions(TypedDict, total=False):
     accept: Sequence[str]
     signing_keys: Sequence[str | Secret]
     id_key: str | Secret
+    encryption_keys: Sequence[str | Secret]
+    encrypt: bool
     old_signatures: bool
     signature_max_age: float | timedelta
     signature_clock_skew: float | timedelta

@@ -13,6 +13,7 @@ from aztask.errors import ConfigurationError, DuplicateTask, did_you_mean
 from aztask.handler import Handler
 from aztask.limits.declaration import Limit, limit_of
 from aztask.message.codec import Codec
+from aztask.message.encryption import PLAIN_DIGESTS, KeyDigests
 from aztask.message.envelope import Envelope
 from aztask.message.foreign import foreign_message, is_foreign
 from aztask.message.message import TaskMessage
@@ -112,7 +113,9 @@ class TaskRegistry:
 
 
 class DeclaredLimits(dict[str, Limit]):
-    """The limits that the code declares, by their names."""
+    """The limits that the code declares, by their names. `digests`: hide their keys."""
+
+    digests: KeyDigests = PLAIN_DIGESTS
 
     def declare(
         self,
@@ -128,7 +131,13 @@ class DeclaredLimits(dict[str, Limit]):
         if name_text(name, "limit: the name") in self and not interactive():
             raise ConfigurationError(f"there is a limit {name!r} already")
         self[name] = limit_of(
-            name, rate=rate, burst=burst, concurrency=concurrency, key=key, cost=cost
+            name,
+            rate=rate,
+            burst=burst,
+            concurrency=concurrency,
+            key=key,
+            cost=cost,
+            digests=self.digests,
         )
 
     def check_costs(self, task: Task[..., Any] | None, calls: Iterable[Invocation]) -> None:

@@ -17,6 +17,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from aztask.errors import ConfigurationError, CostTooLarge
+from aztask.message.encryption import PLAIN_DIGESTS, KeyDigests
 from aztask.support.checks import shown
 
 MOST: Final = 1_000_000
@@ -52,7 +53,7 @@ class Limit:
     With a key and without both it limits nothing: it names tenants, which can be paused.
 
     `key`: makes the key of the task's arguments; None: one limit for all. `cost`: says how much of
-    the rate a start uses; None: each start is one.
+    the rate a start uses; None: each start is one. `digests`: hide the keys, with encryption.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Limit:
     concurrency: int | None = None
     key: Callable[..., object] | None = None
     cost: Callable[..., object] | None = None
+    digests: KeyDigests = PLAIN_DIGESTS
 
     def cost_of(self, named: Mapping[str, Any]) -> int:
         """What a call costs, rounded up: 1 without `cost`, and 0 if the rate does not apply to it.
@@ -91,6 +93,8 @@ class Limit:
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """The key of a call, "" without `key`; None if the limit does not apply to the call.
 
+        It is as `KeyDigests.hidden` makes it.
+
         Raises what the function raises, and ConfigurationError for a value that is no key.
         """
         if self.key is None:
@@ -103,7 +107,7 @@ class Limit:
             raise ConfigurationError(
                 f"limit {self.name!r}: a key has 1 to {KEY_LIMIT} characters, not {len(text)}"
             )
-        return text
+        return self.digests.hidden(text)
 
     def entry(self, key: str) -> str:
         """The name of its rate's entry in the result store; names and keys may be any text."""
@@ -126,6 +130,7 @@ def limit_of(
     concurrency: object = None,
     key: Callable[..., object] | None = None,
     cost: Callable[..., object] | None = None,
+    digests: KeyDigests = PLAIN_DIGESTS,
 ) -> Limit:
     """The limit with these options. Raises ConfigurationError."""
     what = f"limit {name!r}"
@@ -148,14 +153,14 @@ def limit_of(
         if burst is not None or cost is not None:
             given = "cost" if burst is None else "burst"
             raise ConfigurationError(f"{what}: {given} belongs to a rate; give it one")
-        return Limit(name, None, held, key)
+        return Limit(name, None, held, key, digests=digests)
     most = MOST if cost is None else MOST_COST
     count, period = _rate_of(rate, what, most)
     if burst is None:
         at_once = 1 if cost is None else count
     else:
         at_once = _count(burst, f"{what}: burst", most)
-    return Limit(name, Rate(count, period, at_once), held, key, cost)
+    return Limit(name, Rate(count, period, at_once), held, key, cost, digests)
 
 
 def _count(value: object, what: str, most: int = MOST) -> int:

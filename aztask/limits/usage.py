@@ -26,8 +26,8 @@ class LimitUsage:
 
 
 def usage_of(store: ControlStore, limit: Limit, key: str = "") -> LimitUsage:
-    """Read the use of a limit now. Raises BrokerUnavailable."""
-    now = store.time().at
+    """Read the use of a limit now. key: as its function makes it. Raises BrokerUnavailable."""
+    now, key = store.time().at, limit.digests.hidden(key)
     slots, permits = store.read([limit.entry(key), limit.permits_entry(key)])
     wait: float | None = None
     held: dict[str, int] | None = None

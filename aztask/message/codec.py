@@ -7,6 +7,9 @@ Rules
    read or written, whatever is configured: decoding them can run code.
 3. Whatever bytes and headers come in, the only error is a CodecError with one line that says what
    is wrong. Whatever an encoder writes, a decoder with the same limits can read.
+4. With encryption, an envelope's body and checkpoint are encrypted for its task, and for the place
+   in which it is stored. A message whose key is missing is read as it is: it can be put off and
+   replayed, and `Codec.locked` says what is missing. It is no damage that another program has keys.
 """
 
 from __future__ import annotations
@@ -22,19 +25,30 @@ from kombu import serialization
 from kombu.exceptions import KombuError
 
 from aztask.errors import (
+    BrokerUnavailable,
     CodecError,
     ContentRefused,
     DecodeError,
     EncodeError,
+    KeyMissing,
 )
 from aztask.message import jsonencoding
 from aztask.message import serializer as formats
 from aztask.message.bounds import MessageLimits, check_json, check_msgpack, check_size
 from aztask.message.compression import decompress
+from aztask.message.encryption import (
+    MARKER,
+    NO_CIPHER,
+    PLAIN_DIGESTS,
+    Cipher,
+    KeyDigests,
+    is_encrypted,
+)
 from aztask.message.envelope import NO_PROPERTIES, Envelope
 from aztask.message.foreign import checked_content_type, content_type_of
 from aztask.message.headers import (
     COMPRESSION,
+    SAVED,
     STORED_ONLY,
     check_outgoing,
     read_headers,
@@ -68,6 +82,8 @@ def check_keywords(kwargs: Mapping[Any, Any], error: type[CodecError]) -> None:
         raise error("a keyword argument cannot be called self; rename the task's parameter")
 
 
+_ARGUMENTS = "arguments"
+_CHECKPOINT = "checkpoint"
 _NOT_ASCII = bytes(range(0x80))
 _CHECKS: dict[str, Callable[[bytes, MessageLimits], None]] = {
     formats.MSGPACK: check_msgpack,
@@ -92,6 +108,7 @@ class Codec:
         id_key: bytes | None = None,
         argsrepr: bool = False,
         load: Callable[[StoredValue], bytes] | None = None,
+        cipher: Cipher = NO_CIPHER,
     ) -> None:
         """Raises ConfigurationError.
 
@@ -104,7 +121,10 @@ class Codec:
         * `id_key`: makes message ids that strangers cannot guess. At least 16 bytes.
         * `argsrepr`: True to write the headers ``argsrepr`` and ``kwargsrepr``.
         * `load`: fetches a payload; None if the app stores none.
+        * `cipher`: encrypts what is in envelopes, and decrypts it.
         """
+        self.cipher = cipher
+        self._encrypts = cipher.encrypts
         self.serializer = serializer
         self.content_type = content_type_of(serializer)
         self.accept = frozenset(content_type_of(name) for name in accept)
@@ -116,6 +136,7 @@ class Codec:
         if id_key is not None:
             check_key(id_key, "the id key")
         self._id_key = id_key
+        self.digests = KeyDigests(id_key or b"") if cipher.encrypts else PLAIN_DIGESTS
         register_msgpack()
 
     @property
@@ -131,7 +152,12 @@ class Codec:
     @property
     def customized(self) -> bool:
         """True if messages differ from those of a codec without keys and ``argsrepr``."""
-        return self.signs or self._id_key is not None or self.argsrepr
+        return self.signs or self._id_key is not None or self.argsrepr or self._encrypts
+
+    @property
+    def encrypts(self) -> bool:
+        """True if messages are encrypted."""
+        return self._encrypts
 
     # -- arguments ---------------------------------------------------------------------------
 
@@ -161,7 +187,7 @@ class Codec:
         Raises DecodeError (damaged) and ContentRefused (a format or a size that is not accepted).
         Needs at most about 80 bytes of memory per value, plus the body.
         """
-        if message.payload is not None:
+        if message.payload is not None and not is_encrypted(message.body):
             stored = StoredValue.parse(message.payload)
             raise ContentRefused(f"the arguments are stored apart, {stored.described}")
         args, kwargs, _ = self._decode_parts(message)
@@ -201,6 +227,8 @@ class Codec:
         return Codec(serializer=other, accept=(other,), limits=self.limits)
 
     def _decode_parts(self, message: TaskMessage) -> tuple[Any, Any, dict[str, Any]]:
+        if is_encrypted(message.body):
+            raise KeyMissing(f"the arguments: {self.locked(message)}")
         content_type = checked_content_type(
             message.content_type, message.content_encoding, self.accept
         )
@@ -229,6 +257,8 @@ class Codec:
         """
         if not isinstance(data, bytes):
             raise DecodeError(f"an encoded value is bytes, not {type(data).__name__}")
+        if is_encrypted(data):
+            raise KeyMissing(f"the value: {self.cipher.missing(data)}")
         value = self.decode_body(data, formats.MSGPACK, "the value")
         return self.resolved(value) if MARK in data else value
 
@@ -284,17 +314,19 @@ class Codec:
         * `stored`: the place in a result store where it waits to be sent; with keys, no queue then
           accepts it (`aztask.message.signatures`, rule 5).
 
-        Raises EncodeError for an id, a name or a time that no reader would accept.
+        Raises EncodeError for an id, a name or a time that no reader would accept, and
+        ContentRefused for arguments that are too large once they are encrypted.
         """
         check_outgoing(message, self.limits)
         try:
             headers = write_headers(message)
         except ValueError as error:
             raise EncodeError(f"the eta or expiry cannot be written: {error}") from None
+        body = self._encrypted(message, headers, stored) if self._encrypts else message.body
         envelope = build(
             Envelope,
             {
-                "body": message.body,
+                "body": body,
                 "headers": headers,
                 "message_id": (
                     message.message_id if self._id_key is None else self.message_id(message)
@@ -351,7 +383,9 @@ class Codec:
         * `stored`: the place in a result store where it was found, as `to_envelope` got it.
 
         Celery's protocol 2 is read too, with Kombu's base64 or compressed bodies. Raises
-        ContentRefused (signature, size, content type) and DecodeError (headers).
+        ContentRefused (signature, size, content type) and DecodeError (headers, changed after the
+        encryption); and BrokerUnavailable for a stored message whose key is missing: another
+        program, or this one when it has the key, goes on with it.
         """
         body, headers, problem = envelope.body, envelope.headers, envelope.problem
         if problem or not isinstance(body, bytes) or not isinstance(headers, Mapping):
@@ -359,22 +393,24 @@ class Codec:
         if self._signatures:
             any_age = any_age or bool(stored)
             self._signatures.verify(envelope, queue, self.limits, any_age=any_age, stored=stored)
-        return self._read(envelope, queue, stored=bool(stored))
+        return self._read(envelope, queue, stored)
 
-    def from_unsigned(self, envelope: Envelope, queue: str) -> TaskMessage:
+    def from_unsigned(self, envelope: Envelope, queue: str, *, stored: str = "") -> TaskMessage:
         """The message in an envelope that no key has signed, because the caller vouches for it.
+
+        * `stored`: as in `from_envelope`.
 
         Raises what `from_envelope` raises, apart from a refusal of the signature.
         """
         if envelope.problem or not isinstance(envelope.body, bytes):
             raise DecodeError(envelope.problem or "an envelope is a body of bytes")
-        return self._read(envelope, queue, stored=False)
+        return self._read(envelope, queue, stored)
 
     def age_at(self, envelope: Envelope, queue: str, now: float) -> str:
         """Why a verified message was too old at a time; see `Signatures.age_at`."""
         return self._signatures.age_at(envelope, queue, now)
 
-    def _read(self, envelope: Envelope, queue: str, *, stored: bool) -> TaskMessage:
+    def _read(self, envelope: Envelope, queue: str, stored: str = "") -> TaskMessage:
         """The message in an envelope whose signature was verified, if there are keys."""
         body, headers = envelope.body, envelope.headers
         check_size(len(body), self.limits)
@@ -387,9 +423,11 @@ class Codec:
                 "the message was made to be stored, and not to be sent: another program has sent"
                 " what waits in the result store for its turn"
             )
-        if (inner := inner_type(content_type)) is not None or "payload" in values:
-            content_type = checked_reference(inner, body, values)
         body = self._plain_body(envelope)
+        if is_encrypted(body) or is_encrypted(values.get("saved")):
+            body = self._decrypted(body, values, stored)
+        if (inner := inner_type(content_type)) is not None or "payload" in values:
+            content_type = checked_reference(inner, b"" if is_encrypted(body) else body, values)
         return build(
             TaskMessage,
             {
@@ -402,6 +440,47 @@ class Codec:
                 **values,
             },
         )
+
+    # -- encryption --------------------------------------------------------------------------
+
+    def locked(self, message: TaskMessage) -> str:
+        """Why a message that was read is still encrypted, on one line; "" if it is not.
+
+        It is sent on as it is, so that a program with its key runs it.
+        """
+        body, saved = message.body, message.saved
+        if body.startswith(MARKER):
+            return self.cipher.missing(body)
+        return self.cipher.missing(saved) if is_encrypted(saved) else ""
+
+    def _encrypted(self, message: TaskMessage, headers: dict[str, Any], stored: str) -> bytes:
+        """The body as it travels, and the checkpoint in the headers.
+
+        The body of a message whose arguments are stored apart is empty, and encrypted all the same:
+        so a reader without the key knows that before it fetches them.
+        """
+        if stored and self.locked(message):
+            raise EncodeError(f"the message cannot be stored: {self.locked(message)}")
+        if message.saved is not None:
+            headers[SAVED] = self.cipher.encrypt(message.saved, _CHECKPOINT, message.id, stored)
+        body = self.cipher.encrypt(message.body, _ARGUMENTS, message.id, stored)
+        check_size(len(body), self.limits)
+        return body
+
+    def _decrypted(self, body: bytes, values: dict[str, Any], stored: str) -> bytes:
+        """The body in clear, and the checkpoint in `values`; both as they are without a key."""
+        saved = values.get("saved")
+        for piece in (body, saved):
+            if is_encrypted(piece) and (missing := self.cipher.missing(piece)):
+                if stored:
+                    raise BrokerUnavailable(f"what is stored for {stored} waits: {missing}")
+                return body
+        try:
+            if saved is not None:
+                values["saved"] = self.cipher.decrypt(saved, _CHECKPOINT, values["id"], stored)
+            return self.cipher.decrypt(body, _ARGUMENTS, values["id"], stored)
+        except DecodeError as error:
+            raise DecodeError(f"the arguments: {error}") from None
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ _TEXT: Final = re.compile(
     r"([1-9][0-9]{0,9}):([0-9a-f]{64}):([a-z]{1,16}/[0-9]{10}/[0-9a-f]{32})", re.ASCII
 )
 _INSIDE: Final = re.compile(
-    rb"(?<![0-9])[1-9][0-9]{0,9}:[0-9a-f]{64}:([a-z]{1,16}/[0-9]{10}/[0-9a-f]{32})"
+    rb"(?<![0-9])([1-9][0-9]{0,9}:[0-9a-f]{64}:([a-z]{1,16}/[0-9]{10}/[0-9a-f]{32}))"
 )
 _INNER: Final = {"application/x-msgpack": "msgpack", "application/json": "json"}
 _PREFIX: Final = "application/x-aztask-payload+"
@@ -111,7 +111,12 @@ def names_in(data: bytes) -> Iterator[str]:
     Nothing is decoded, so a damaged or unknown row hides none: an encoded message, a checkpoint and
     a value all carry a reference as this text.
     """
-    return (found[1].decode("ascii") for found in _INSIDE.finditer(data))
+    return (found[2].decode("ascii") for found in _INSIDE.finditer(data))
+
+
+def references_in(data: bytes) -> bytes:
+    """All references in these bytes, each behind a blank; `names_in` finds them in that, too."""
+    return b"".join(b" " + found[1] for found in _INSIDE.finditer(data))
 
 
 def stored_in(data: bytes | None) -> StoredValue | None:

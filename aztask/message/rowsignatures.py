@@ -19,6 +19,7 @@ from typing import Final
 
 import msgpack
 
+from aztask.message.encryption import NO_CIPHER, Cipher
 from aztask.message.signing import Signer
 
 VERSION: Final = 3
@@ -42,14 +43,23 @@ class Purpose(StrEnum):
 
 
 class RowSignatures:
-    """Signs rows and verifies them; without a key it does neither."""
+    """Signs rows and verifies them; without a key it does neither.
 
-    __slots__ = ("_environment", "_signer", "old")
+    `cipher`: encrypts what is in the rows before they are signed.
+    """
+
+    __slots__ = ("_environment", "_signer", "cipher", "old")
 
     def __init__(
-        self, keys: Sequence[bytes] = (), *, old: bool = True, environment: str = ""
+        self,
+        keys: Sequence[bytes] = (),
+        *,
+        old: bool = True,
+        environment: str = "",
+        cipher: Cipher = NO_CIPHER,
     ) -> None:
         """old: whether unsigned rows count. Raises ConfigurationError for a wrong key."""
+        self.cipher = cipher
         self._signer = Signer(keys)
         self._environment = environment
         self.old = old and not environment

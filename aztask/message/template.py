@@ -50,7 +50,7 @@ class Template:
         self._delay = delay
         self._expires_at = expires_at
         self._origin = f"{os.getpid()}@{socket.gethostname()}"
-        self._plain = not codec.signs
+        self._plain = not codec.signs and not codec.encrypts
         self._quick = self._plain and codec.content_type == formats.MSGPACK
         self._small = min(codec.limits.depth, codec.limits.items, codec.limits.body_bytes)
         sample = self._slow("sample", {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from aztask.app import App
@@ -21,6 +21,7 @@ from aztask.limits.control import Controls, ControlState, Pause, Scope, Unreadab
 from aztask.limits.declaration import Limit
 from aztask.limits.scale import MOST, Reach, Scale
 from aztask.limits.usage import LimitUsage, usage_of
+from aztask.message.encryption import HIDDEN
 from aztask.operate.action import Action, Progress, Subject, control_store, results_of
 from aztask.operate.draining import keyed_limit
 from aztask.operate.queues import existing
@@ -148,6 +149,7 @@ def pause(app: App, names: Names, *, checked: bool = True) -> PauseNames:
     store = Controls(control_store(app))
     for tenant in names.tenants if checked else ():
         keyed_limit(app, tenant)
+    names = _hidden(app, names)
     _check_queues(app, names.queues)
     paused = store.read().pauses
     new = [each for each in names.each() if each not in paused]
@@ -189,7 +191,7 @@ class PauseNames(Action[list[Pause]]):
 
 def resume(app: App, names: Names) -> ResumeNames:
     """Resume queues, tasks and tenants, and close the circuit breakers of these tasks."""
-    store = control_store(app)
+    store, names = control_store(app), _hidden(app, names)
     reader, apps = Controls(store), breakers_of_apps(store)
     paused = reader.read().pauses
     ended = [each for each in names.each() if each in paused]
@@ -250,6 +252,20 @@ class ResumeNames(Action[Resumed]):
         self.done = len(ended) + len(closed)
         progress(self.done)
         return Resumed(ended, closed)
+
+
+def _hidden(app: App, names: Names) -> Names:
+    """The names with the keys of tenants as they are stored: with encryption as keyed hashes.
+
+    A key that is one already, as ``aztask control list`` shows it, stays.
+    """
+    tenants = []
+    for each in names.tenants:
+        limit, _, key = each.partition("=")
+        tenants.append(
+            each if key.startswith(HIDDEN) else f"{limit}={app.codec.digests.hidden(key)}"
+        )
+    return replace(names, tenants=tenants)
 
 
 def _named(names: Sequence[tuple[Scope, str]]) -> str:

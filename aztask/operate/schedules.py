@@ -10,7 +10,14 @@ from typing import ClassVar, Final
 
 from aztask.address.owner import NO_OWNER
 from aztask.app import App
-from aztask.errors import AztaskError, CodecError, ConfigurationError, NotFound, ResultDamaged
+from aztask.errors import (
+    AztaskError,
+    BrokerUnavailable,
+    CodecError,
+    ConfigurationError,
+    NotFound,
+    ResultDamaged,
+)
 from aztask.operate.action import Action, Progress, results_of
 from aztask.schedules.engine import ScheduleEngine
 from aztask.schedules.rules import Rules
@@ -173,7 +180,7 @@ def _described(
     row, state = view.schedule, state_of(engine, view, now)
     try:
         definition = engine.definition(view)
-    except (Damaged, CodecError, ConfigurationError) as error:
+    except (Damaged, CodecError, ConfigurationError, BrokerUnavailable) as error:
         return ScheduleShown(name, "unreadable", damage=str(error))
     queue = definition.message.queue
     details = Details(queue, definition.rules, row.release, row.made, len(view.open), row.of_code)

@@ -13,6 +13,7 @@ from aztask.message.codec import Codec
 from aztask.operate.action import results_of
 from aztask.stores.records.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
 from aztask.stores.records.onceruns import Noted, OnceRun, once_runs_of
+from aztask.stores.records.workerrow import PROGRESS
 from aztask.support.parts import PartFailure
 
 __all__ = [
@@ -195,6 +196,6 @@ def _progress(codec: Codec, task: RunningTask) -> Any:
     if task.progress is None:
         return None
     try:
-        return codec.decode_value(task.progress)
+        return codec.decode_value(codec.cipher.decrypt(task.progress, PROGRESS, task.task_id))
     except CodecError:
         return None

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from aztask.address.owner import Owner
 from aztask.context import SCHEDULE, SCHEDULED_AT
-from aztask.errors import AztaskError, CodecError, ConfigurationError
+from aztask.errors import AztaskError, BrokerUnavailable, CodecError, ConfigurationError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.schedules.claims import FORGOTTEN_SECONDS, Claim, read_claim
@@ -237,11 +237,14 @@ class ScheduleEngine:
             return ""
         try:
             return self.definition(view).message.task
-        except (Damaged, CodecError, ConfigurationError):
+        except (Damaged, CodecError, ConfigurationError, BrokerUnavailable):
             return ""
 
     def definition(self, view: View) -> Definition:
-        """Its definition, verified. Raises Damaged, CodecError, ConfigurationError."""
+        """Its definition, verified.
+
+        Raises Damaged, CodecError, ConfigurationError, and BrokerUnavailable without its key.
+        """
         key = view.name.encode() + b"\0" + view.schedule.template
         with self._lock:
             known = self._definitions.get(key)

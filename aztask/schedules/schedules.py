@@ -231,7 +231,8 @@ class Schedules:
         if call is not plan.call:
             body, queue = pack_graph(self._codec, plan.call), self._sends.route(task, options)
             message = TaskMessage(plan.name, task.name, queue, body)
-            return Definition(message, plan.trigger, plan.rules, graph=True)
+            digests = self._codec.digests
+            return Definition(message, plan.trigger, plan.rules, graph=True, digests=digests)
         body, content_type, encoding = self._codec.encode_arguments(*call.plain_arguments())
         message = TaskMessage(
             plan.name,
@@ -245,7 +246,12 @@ class Schedules:
         )
         expires = options.get("expires", task.expires)
         return Definition(
-            message, plan.trigger, plan.rules, float(options.get("delay", 0.0)), expires
+            message,
+            plan.trigger,
+            plan.rules,
+            float(options.get("delay", 0.0)),
+            expires,
+            digests=self._codec.digests,
         )
 
     # -- control -----------------------------------------------------------------------------

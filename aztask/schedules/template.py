@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Any, Final
 
 import msgpack
 
 from aztask.errors import MessageTooLarge
 from aztask.message.codec import Codec
+from aztask.message.encryption import PLAIN_DIGESTS, KeyDigests
 from aztask.message.message import TaskMessage
 from aztask.message.signatures import STORED
 from aztask.queues.local.payload import envelope_of, payload_of
@@ -36,6 +36,7 @@ class Definition:
     * `delay`, `expires`: seconds from each send; `expires` may be None.
     * `graph`: the message's body is a workflow, see `aztask.schedules.graphs`; its task and queue
       are those of the first task.
+    * `digests`: make its digest, which is stored; with encryption it tells nothing of arguments.
     """
 
     message: TaskMessage
@@ -44,6 +45,7 @@ class Definition:
     delay: float = 0.0
     expires: float | None = None
     graph: bool = False
+    digests: KeyDigests = PLAIN_DIGESTS
 
     @property
     def name(self) -> str:
@@ -70,7 +72,7 @@ class Definition:
         """Equal for equal definitions, whatever their signatures."""
         message = self.message
         parts = (message.task, message.body, message.content_type, message.session, message.ordered)
-        return sha256(msgpack.packb([*parts, self.spec])).hexdigest()
+        return self.digests.long(msgpack.packb([*parts, self.spec]))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -127,4 +129,5 @@ def read_template(codec: Codec, name: str, data: bytes) -> Definition:
         columns.time("delay"),
         columns.optional_time("expires"),
         graph,
+        codec.digests,
     )

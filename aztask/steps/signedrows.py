@@ -6,6 +6,9 @@ Rules
 2. A row without a signature is obeyed until ``old_signatures=False``: a program without keys wrote
    it. So keys may come to one process after the other.
 3. A program without keys reads signed rows, too. It verifies nothing.
+4. With encryption, the data are encrypted for their task and their place, as a message is that is
+   stored. Without the key, reading raises BrokerUnavailable: the task waits for a worker that has
+   it.
 """
 
 from __future__ import annotations
@@ -53,9 +56,9 @@ class SignedRows:
             raise Damaged("the row has no data")
         envelope = envelope_of(data) if _MARK in data else None
         if envelope is not None and STORED in envelope.content_type:
-            if not self._codec.signs:
-                return envelope.body
             stored = self._signed_for(row.place)
+            if not self._codec.signs:
+                return self._codec.from_unsigned(envelope, "", stored=stored).body
             return self._codec.from_envelope(envelope, "", any_age=True, stored=stored).body
         if self._codec.signs and not self._codec.takes_old:
             raise ContentRefused(_UNSIGNED)

@@ -143,21 +143,36 @@ def key(shortest: int) -> Check:
     return check
 
 
-def keys_of(text: str) -> list[Secret]:
-    """The keys in the text of a variable or a file, separated by white space.
+def keys_of(variable: str) -> Callable[[str], list[Secret]]:
+    """Read the keys in the text of a variable or its file, separated by white space.
 
-    Raises ConfigurationError if there is none: an empty file must not switch signing off.
+    Raises ConfigurationError if there is none: an empty file must not switch keys off.
     """
-    keys = [Secret(each) for each in text.split()]
-    if not keys:
-        raise ConfigurationError(
-            "AZTASK_SIGNING_KEYS or its file holds no key; write a key, or unset the variable"
-        )
-    return keys
+
+    def read(text: str) -> list[Secret]:
+        keys = [Secret(each) for each in text.split()]
+        if not keys:
+            raise ConfigurationError(
+                f"{variable} or its file holds no key; write a key, or unset the variable"
+            )
+        return keys
+
+    return read
 
 
-def secrets(shortest: int) -> Check:
-    """Check a list of signing keys of at least `shortest` characters and wrap each as a `Secret`.
+def switch_of(variable: str) -> Callable[[str], bool]:
+    """Read a variable that is 1 or 0. Raises ConfigurationError for anything else."""
+
+    def read(text: str) -> bool:
+        if text.strip() not in ("0", "1"):
+            raise ConfigurationError(f"{variable} is 1 or 0, not {shown(text)}")
+        return text.strip() == "1"
+
+    return read
+
+
+def secrets(shortest: int, what: str = "signing key") -> Check:
+    """Check a list of keys of at least `shortest` characters and wrap each as a `Secret`.
 
     No error shows a key.
     """
@@ -166,7 +181,7 @@ def secrets(shortest: int) -> Check:
         if isinstance(value, str | bytes | Secret) or not isinstance(value, Sequence):
             raise ConfigurationError(f"{name} is a list of keys; write [key]")
         one = key(shortest)
-        return tuple(one(f"signing key {n}", each) for n, each in enumerate(value, start=1))
+        return tuple(one(f"{what} {n}", each) for n, each in enumerate(value, start=1))
 
     return check
 

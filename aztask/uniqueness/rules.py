@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 from aztask.errors import ConfigurationError, EncodeError
@@ -110,7 +109,8 @@ def _key(unique: object, where: str) -> Callable[..., object] | None:
 
 # -- keys ------------------------------------------------------------------------------------
 #
-# The key of a call: a digest of the task's name and of its arguments, bound to its signature.
+# The key of a call: the task's name and a digest of its arguments, bound to its signature. With
+# encryption the digest is keyed.
 #
 # So ``add(1, 2)``, ``add(1, b=2)`` and ``add(b=2, a=1)`` have one key, and a default that is
 # written out changes nothing.
@@ -152,7 +152,7 @@ def key_of(
         data = codec.encode_value(_in_order(value))
     except EncodeError:  # a default, or the function's value, which is no plain data
         data = codec.encode_value(_in_order(as_plain(value)))
-    return f"{task.name}:{sha256(data).hexdigest()[:40]}"
+    return f"{task.name}:{codec.digests.of(data)}"
 
 
 def task_of(key: str) -> str:

@@ -13,6 +13,7 @@ from rowstores import Make
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import BrokerUnavailable, ResultDamaged
 from aztask.message.codec import Codec
+from aztask.message.encryption import Cipher
 from aztask.message.message import TaskMessage
 from aztask.message.signatures import SignatureRules
 from aztask.steps.parts import PAGE, PARTS, PartStore, Take, take_of
@@ -20,6 +21,7 @@ from aztask.stores.rows import Change, RowStore
 
 MINE = Owner("servicebus://mine.servicebus.windows.net", "shop")
 PLAIN, SIGNING = Codec(), Codec(signing_keys=[b"0123456789abcdef"])
+ENCRYPTING = Codec(signing_keys=[b"0123456789abcdef"], cipher=Cipher([bytes(32)], encrypt=True))
 STRICT = Codec(signing_keys=[b"0123456789abcdef"], signatures=SignatureRules(old=False))
 MESSAGE = TaskMessage("t", "shop.ask", "q", b"")
 TASKS = ["t", "a/b?c#d", "ä" * 300, "x:0"]
@@ -47,7 +49,7 @@ def owner(request: pytest.FixtureRequest) -> Owner:
     return found
 
 
-@pytest.fixture(params=[PLAIN, SIGNING], ids=["plain", "signed"])
+@pytest.fixture(params=[PLAIN, SIGNING, ENCRYPTING], ids=["plain", "signed", "encrypted"])
 def store(request: pytest.FixtureRequest, rows: RowStore, owner: Owner) -> PartStore:
     return PartStore(rows, owner, request.param)
 

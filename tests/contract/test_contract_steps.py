@@ -12,6 +12,7 @@ from rowstores import Make
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import StepsDamaged
 from aztask.message.codec import Codec
+from aztask.message.encryption import Cipher
 from aztask.message.message import TaskMessage
 from aztask.message.signatures import SignatureRules
 from aztask.steps.keepers import StoredSteps
@@ -22,6 +23,7 @@ MINE = Owner("servicebus://mine.servicebus.windows.net", "shop")
 KEY = b"0123456789abcdef"
 RECORD = StepRecord(STEP, DONE, "charge", "", "1", False, 1, b"\x01", 1_800_000_000.0)
 PLAIN, SIGNING = Codec(), Codec(signing_keys=[KEY])
+ENCRYPTING = Codec(signing_keys=[KEY], cipher=Cipher([KEY * 2], encrypt=True))
 STRICT = Codec(signing_keys=[KEY], signatures=SignatureRules(old=False))
 
 
@@ -47,7 +49,7 @@ def owner(request: pytest.FixtureRequest) -> Owner:
     return found
 
 
-@pytest.fixture(params=[PLAIN, SIGNING], ids=["plain", "signed"])
+@pytest.fixture(params=[PLAIN, SIGNING, ENCRYPTING], ids=["plain", "signed", "encrypted"])
 def store(request: pytest.FixtureRequest, rows: RowStore, owner: Owner) -> StepStore:
     return StepStore(rows, owner, request.param)
 

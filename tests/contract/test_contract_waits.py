@@ -12,12 +12,14 @@ from rowstores import Make
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.message.codec import Codec
+from aztask.message.encryption import Cipher
 from aztask.message.signatures import SignatureRules
 from aztask.steps.waits import SIGNALS, SLEEPS, VERSION, ParkedRun, Wait, WaitStore
 from aztask.stores.rows import Change, Row, RowStore
 
 MINE, THEIRS = Owner("servicebus://mine"), Owner("servicebus://theirs")
 PLAIN, SIGNING = Codec(), Codec(signing_keys=[b"0123456789abcdef"])
+ENCRYPTING = Codec(signing_keys=[b"0123456789abcdef"], cipher=Cipher([bytes(32)], encrypt=True))
 STRICT = Codec(signing_keys=[b"0123456789abcdef"], signatures=SignatureRules(old=False))
 RUN = ParkedRun(
     "t",

@@ -29,8 +29,9 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Place:
     """A folder with queues and results, and processes of both releases."""
 
-    def __init__(self, folder: Path, former: Path) -> None:
+    def __init__(self, folder: Path, former: Path = ROOT) -> None:
         self.folder = folder
+        self.extra: dict[str, str] = {}
         self._packages = {"former": former, "this": ROOT}
 
     def run(self, release: str, *arguments: str) -> str:
@@ -39,7 +40,7 @@ class Place:
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": path, "FOLDER": str(self.folder)},
+            env={**os.environ, "PYTHONPATH": path, "FOLDER": str(self.folder), **self.extra},
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -63,11 +64,17 @@ class Place:
         return file.read_text().splitlines() if file.exists() else []
 
 
+OLD, NEW = "an-old-key-that-encrypts-of-32-bytes", "a-new-key-that-encrypts-of-32-bytes"
+READY = {"AZTASK_ENCRYPTION_KEYS": OLD, "AZTASK_ID_KEY": "an-id-key-of-16-bytes"}
+
+
+@pytest.mark.parametrize("extra", [{}, READY], ids=["no keys", "keys that are not used yet"])
 @pytest.mark.parametrize(("stores", "sends"), [("former", "this"), ("this", "former")])
 def test_each_release_sends_what_the_other_one_has_stored(
-    stores: str, sends: str, tmp_path: Path, former: Path
+    stores: str, sends: str, extra: dict[str, str], tmp_path: Path, former: Path
 ) -> None:
     place = Place(tmp_path, former)
+    place.extra = extra
     place.step(stores, "store", "a")
     place.step(sends, "trigger", "a")
     log = place.work(sends)
@@ -93,3 +100,50 @@ def test_after_a_rollback_the_former_release_sends_what_was_signed_anew(
     log = place.work("former")
     assert place.notes().count("a-night") == 1, log
     assert "dead-lettered" not in log
+
+
+FLEET = [
+    ("neither encrypts", READY, READY),
+    ("the sender encrypts", {**READY, "AZTASK_ENCRYPT": "1"}, READY),
+    ("the worker encrypts", READY, {**READY, "AZTASK_ENCRYPT": "1"}),
+    (
+        "a key is added",
+        {**READY, "AZTASK_ENCRYPT": "1"},
+        {**READY, "AZTASK_ENCRYPT": "1", "AZTASK_ENCRYPTION_KEYS": f"{OLD} {NEW}"},
+    ),
+    (
+        "a key is moved to the front",
+        {**READY, "AZTASK_ENCRYPT": "1", "AZTASK_ENCRYPTION_KEYS": f"{NEW} {OLD}"},
+        {**READY, "AZTASK_ENCRYPT": "1", "AZTASK_ENCRYPTION_KEYS": f"{OLD} {NEW}"},
+    ),
+    (
+        "a key is removed",
+        {**READY, "AZTASK_ENCRYPT": "1", "AZTASK_ENCRYPTION_KEYS": f"{NEW} {OLD}"},
+        {**READY, "AZTASK_ENCRYPT": "1", "AZTASK_ENCRYPTION_KEYS": NEW},
+    ),
+    (
+        "encryption is switched off",
+        {**READY, "AZTASK_ENCRYPT": "1"},
+        {**READY, "AZTASK_ENCRYPT": "0"},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("sender", "worker"), [each[1:] for each in FLEET], ids=[f[0] for f in FLEET]
+)
+def test_a_fleet_runs_everything_while_encryption_and_keys_change(
+    sender: dict[str, str], worker: dict[str, str], tmp_path: Path
+) -> None:
+    place = Place(tmp_path)
+    place.extra = sender
+    place.step("this", "store", "a")
+    place.extra = worker
+    place.step("this", "trigger", "a")
+    log = place.work("this")
+    ends_at = time.monotonic() + PATIENCE
+    while len(place.notes()) < 4 and time.monotonic() < ends_at:
+        log += place.work("this")
+    assert sorted(place.notes()) == ["a-approve", "a-late", "a-night", "a-ship"], log
+    assert "dead-lettered" not in log
+    assert "Traceback" not in log

@@ -57,3 +57,21 @@ def test_files_are_imported_without_tasks(run):
     queue = ("from importing import app; print(app.broker.stats('imports'))",)
     left = run("-c", *queue).stdout
     assert "active=0, leased=0, scheduled=0, deferred=0, dead=1" in left
+
+
+def test_cards_are_encrypted_and_read_with_the_key_alone(run, tmp_path):
+    script = str(ROOT / "examples" / "encrypted.py")
+    for step in ("keys", "send"):
+        done = run(script, step)
+        assert done.returncode == 0, done.stderr
+    worker = run("-m", "aztask", "-A", "encrypted:app", "worker", "--burst")
+    assert worker.returncode == 0, worker.stderr
+    assert "ValueError at encrypted.py:" in worker.stderr
+    look, results = run(script, "look"), run(script, "results")
+    assert "order-1 succeeded: the value: it is encrypted with the key" in look.stdout
+    assert "order-2 failed: ValueError: (encrypted" in look.stdout
+    assert "order-1 12.50 from 4111-1111-1111-1111" in results.stdout
+    assert "order-2 failed: ValueError: the card 4000-0000-0000-0002 was refused" in results.stdout
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"4111-1111" not in path.read_bytes(), path
+    assert "4000-0000" not in worker.stderr + worker.stdout + look.stdout + look.stderr

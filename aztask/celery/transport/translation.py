@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 from uuid import uuid4
 
-from aztask.errors import ConfigurationError, DecodeError, EncodeError
+from aztask.errors import ConfigurationError, ContentRefused, DecodeError, EncodeError
 from aztask.message.bounds import MessageLimits, check_size
 from aztask.message.compression import decompress
+from aztask.message.encryption import is_encrypted
 from aztask.message.envelope import Envelope
 from aztask.message.headers import COMPRESSION, read_time, to_iso
 from aztask.message.message import MESSAGE_ID_LIMIT
@@ -150,6 +151,11 @@ def to_message(envelope: Envelope, limits: MessageLimits) -> dict[str, Any]:
             properties[name] = value
     body = envelope.body
     check_size(len(body), limits)
+    if is_encrypted(body):
+        raise ContentRefused(
+            "its arguments are encrypted by aztask, and a Celery worker has no key for them: let a"
+            " worker of aztask serve the queue"
+        )
     compression = headers.pop(COMPRESSION, None)
     return {
         "body": decompress(body, compression, limits) if compression else body,

@@ -16,6 +16,7 @@ from aztask.address.payloads import place_of
 from aztask.config import Settings
 from aztask.errors import BrokerUnavailable, ConfigurationError, PayloadMissing
 from aztask.message.bounds import MessageLimits
+from aztask.message.encryption import ADDED_BYTES, NO_CIPHER, Cipher
 from aztask.message.payload import StoredValue
 from aztask.queues.base import Capabilities
 from aztask.queues.engine.filesystem import group_id
@@ -171,12 +172,14 @@ def payloads_for(
     *,
     testing: bool = False,
     owner: Callable[[], Owner] = lambda: NO_OWNER,
+    cipher: Cipher = NO_CIPHER,
 ) -> Payloads | None:
     """The payloads of an app; None if it stores none.
 
     * `broker`: the broker's address, a `Broker`, or None.
     * `testing`: True to use the folder beside the queues, whatever the settings name.
     * `owner`: whose payloads these are.
+    * `cipher`: encrypts and decrypts them.
     """
     make = _maker(settings, broker, testing=testing)
     if make is None:
@@ -184,13 +187,14 @@ def payloads_for(
     given = settings.payload_threshold
     kind = kind_of(broker)
     can = kind.capabilities if kind else UNKNOWN
-    threshold = given or can.inline_bytes
+    threshold = given or can.inline_bytes - (ADDED_BYTES if cipher.encrypts else 0)
     return Payloads(
         make,
         threshold=threshold,
         checkpoint_threshold=threshold // can.checkpoint_share,
         result_threshold=given or MessageLimits().body_bytes,
         owner=owner,
+        cipher=cipher,
     )
 
 

@@ -3,6 +3,8 @@
 Rules
 1. Making this does no I/O. The store opens when it is first used, once per process.
 2. Of many large arguments, `PARALLEL` are stored at the same time, and no more are in memory.
+3. With encryption, a payload is encrypted for its name. A reference has the size and the digest of
+   what is stored.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from itertools import chain
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.errors import BrokerError, ConfigurationError
+from aztask.errors import BrokerError, ConfigurationError, DecodeError, PayloadDamaged
 from aztask.message.codec import Codec
+from aztask.message.encryption import NO_CIPHER, Cipher, is_encrypted
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue
 from aztask.stores.payloads.store import PayloadKind, PayloadStore, belongs, new_name
@@ -31,6 +34,7 @@ from aztask.support.threadpool import ThreadPool
 
 logger = logging.getLogger(__name__)
 
+_PAYLOAD: Final = "payload"
 PARALLEL: Final = 4
 HOUR: Final = 3600.0
 WEEK: Final = 7 * 86400.0
@@ -52,8 +56,13 @@ class Payloads:
         checkpoint_threshold: int,
         result_threshold: int,
         owner: Callable[[], Owner] = lambda: NO_OWNER,
+        cipher: Cipher = NO_CIPHER,
     ) -> None:
-        """make: opens the store. owner: whose payloads these are. The others are attributes."""
+        """
+        * `make`: opens the store. `owner`: whose payloads these are.
+        * `cipher`: encrypts and decrypts them. The others are attributes.
+        """
+        self._cipher = cipher
         self._owner = owner
         self.threshold = threshold
         self.checkpoint_threshold = checkpoint_threshold
@@ -195,7 +204,10 @@ class Payloads:
 
         Raises BrokerUnavailable.
         """
-        stored = StoredValue.of(new_name(kind, at, owner, self.mark), data)
+        name = new_name(kind, at, owner, self.mark)
+        if self._cipher.encrypts:
+            data = self._cipher.encrypt(data, _PAYLOAD, name)
+        stored = StoredValue.of(name, data)
         self.store.write(stored.name, data)
         return stored
 
@@ -208,8 +220,17 @@ class Payloads:
         return self.keep(PayloadKind.VALUE, data, clock.wall() + seconds + HOUR)
 
     def load(self, stored: StoredValue) -> bytes:
-        """Fetch and verify. Raises PayloadMissing, PayloadDamaged, BrokerUnavailable."""
-        return self.store.read(stored)
+        """Fetch, verify and decrypt.
+
+        Raises PayloadMissing, PayloadDamaged, KeyMissing, BrokerUnavailable.
+        """
+        data = self.store.read(stored)
+        if not is_encrypted(data):
+            return data
+        try:
+            return self._cipher.decrypt(data, _PAYLOAD, stored.name)
+        except DecodeError as error:
+            raise PayloadDamaged(f"the payload {stored.name}: {error}") from None
 
     def discard(self, removed: Iterable[str]) -> None:
         """Remove the payloads of these names; what cannot be removed now is collected later.

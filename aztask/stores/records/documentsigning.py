@@ -1,22 +1,31 @@
-"""The signatures of workflows' documents and of the pieces that are appended to them.
+"""Workflows' documents and the pieces that are appended to them, as they are encrypted and signed.
 
 Rules
 1. A document whose signature does not fit is read as empty, which is damaged.
 2. A piece whose signature does not fit is skipped, and the others count: the task that a forged bit
    is about still sets it.
 3. Both say so (`Believed.refused`), so that nothing is signed anew that was refused.
+4. With encryption, a document and each piece are encrypted alone, for their place, and then signed.
+   What is encrypted with a key that is missing here is no damage: BrokerUnavailable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import msgpack
 
+from aztask.errors import BrokerUnavailable
+from aztask.message.encryption import is_encrypted
 from aztask.message.rowsignatures import Purpose
+from aztask.stores.records.damage import Damaged
 from aztask.stores.records.rowsigning import CHANGED, RowSigner
 from aztask.stores.records.workflows import Addition, DocumentChange
+
+_DOCUMENT: Final = "document"
+_PIECE: Final = "piece"
 
 
 class Believed(NamedTuple):
@@ -27,10 +36,32 @@ class Believed(NamedTuple):
 
 
 class SignedDocuments:
-    """Signs documents and pieces, and reads those that are believed. Any thread may call."""
+    """Encrypts and signs documents and pieces, and reads those that are believed.
+
+    Any thread may call.
+    """
 
     def __init__(self, signer: RowSigner) -> None:
         self._signer = signer
+        self._cipher = signer.cipher
+
+    def closed(self, change: DocumentChange) -> DocumentChange:
+        """A new version as it is stored, to be signed."""
+        if not self._cipher.encrypts:
+            return change
+        data = self._cipher.encrypt(change.data, _DOCUMENT, change.workflow, change.name)
+        return replace(change, data=data)
+
+    def closed_pieces(self, addition: Addition) -> Addition:
+        """Pieces as they are stored, to be signed."""
+        if not self._cipher.encrypts:
+            return addition
+        place = (addition.workflow, addition.name)
+        pieces = {
+            name: self._cipher.encrypt(piece, _PIECE, *place)
+            for name, piece in addition.pieces.items()
+        }
+        return replace(addition, pieces=pieces)
 
     @property
     def takes_unsigned(self) -> bool:
@@ -58,14 +89,29 @@ class SignedDocuments:
         (data, signature), *pieces = parts
         if reason := self._signer.objection(Purpose.WORKFLOW, place, signature, data):
             return self._refused(place, reason)
-        believed, refused = [data], ""
+        try:
+            believed, refused = [self._opened(_DOCUMENT, place, data)], ""
+        except Damaged as damage:
+            return self._refused(place, damage.reason)
         for piece, each in pieces:
-            if reason := self._signer.objection(Purpose.PIECE, place, each, piece):
-                self._signer.refuse(f"piece of document {place[1]} of workflow {place[0]}", reason)
-                refused = reason
-            else:
-                believed.append(piece)
+            reason = self._signer.objection(Purpose.PIECE, place, each, piece)
+            try:
+                if not reason:
+                    believed.append(self._opened(_PIECE, place, piece))
+                    continue
+            except Damaged as damage:
+                reason = damage.reason
+            self._signer.refuse(f"piece of document {place[1]} of workflow {place[0]}", reason)
+            refused = reason
         return Believed(b"".join(believed), refused)
+
+    def _opened(self, what: str, place: tuple[str, str], data: bytes) -> bytes:
+        """A document or a piece in clear. Raises Damaged; BrokerUnavailable without its key."""
+        if not is_encrypted(data):
+            return data
+        if missing := self._cipher.missing(data):
+            raise BrokerUnavailable(f"document {place[1]} of workflow {place[0]} waits: {missing}")
+        return self._signer.decrypted(data, what, *place)
 
     def _refused(self, place: tuple[str, str], reason: str) -> Believed:
         self._signer.refuse(f"document {place[1]} of workflow {place[0]}", reason)
@@ -90,7 +136,8 @@ class SignedDocuments:
         """What is believed of a document with its pieces, and of what `joined` made of them."""
         if not isinstance(data, bytes):
             return Believed(b"", "its data are no bytes")
-        if not self._signer or not isinstance(signatures, bytes):
+        # Without signing keys the lengths count alone: they say where each encrypted piece ends.
+        if not isinstance(signatures, bytes) or not (self._signer or is_encrypted(data)):
             return self.believed_parts(place, [(data, None if signatures is None else b"")])
         parts, at = [], 0
         for length, signature in _entries(signatures):

@@ -1,4 +1,4 @@
-"""What one result store signs, and what it believes of what is signed.
+"""What one result store encrypts and signs, and what it believes of what is signed.
 
 Rules
 1. With keys, outcomes and checkpoints of runs, documents of workflows, pieces that are appended to
@@ -15,23 +15,30 @@ Rules
    by its signature: whose rows that owner adopted, and its other keys, are not known here.
 7. When an owner adopts the rows of another one, their signatures stay those of the former owner;
    the new owner keeps a signed note of that.
+8. With encryption, the value and the error's text and traceback of an outcome are encrypted
+   together, and so are each checkpoint, document and piece, for its place. Signatures cover what is
+   stored, so a program without the keys verifies it. It sees how a run ended, and the type of its
+   error; its value says which key is missing when it is decoded.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
 import msgpack
 
 from aztask.address.owner import NO_OWNER, Owner
+from aztask.errors import BrokerUnavailable, DecodeError
+from aztask.message.encryption import is_encrypted
 from aztask.message.rowsignatures import Purpose, RowSignatures, mark_in
 from aztask.settlement import to_record
 from aztask.stores.layout import SqlLayout, TablesLayout
-from aztask.stores.records.base import Outcome, RunKey
-from aztask.stores.records.damage import Damaged
+from aztask.stores.records.base import Outcome, RunKey, RunRecord
+from aztask.stores.records.damage import Columns, Damaged, unpacked
 from aztask.stores.records.owners import is_foreign
 from aztask.stores.rows import Kind, Place, RowStore
 from aztask.support.clock import monotonic
@@ -77,6 +84,13 @@ UNSIGNED: Final = (
 REVISED: Final = frozenset({CHANGED, UNSIGNED})
 """Reasons that end with the settings of the reader: a mark of the quarantine with one of them only
 lists the row."""
+LOCKED: Final = "(encrypted with a key that this program does not have)"
+"""The text of an error that cannot be decrypted here."""
+_NOTHING: Final = (None, b"", b"\xc0")
+"""Values that say nothing: most tasks return None."""
+_OUTCOME: Final = "outcome"
+_CHECKPOINT: Final = "checkpoint"
+_SEALED: Final = ("value", "error", "traceback")
 NOT_VERIFIED: Final = (
     "the results of this store are signed, but this program has no signing keys: it reads them, and"
     " they are not verified"
@@ -90,7 +104,8 @@ class RowSigner:
         self, signatures: RowSignatures | None, owner: Owner, store: RowStore | None = None
     ) -> None:
         """signatures: None or without keys, nothing is signed. store: keeps what was adopted."""
-        self._signatures = signatures or RowSignatures()
+        self._signatures = RowSignatures() if signatures is None else signatures
+        self.cipher = self._signatures.cipher
         self._owner = owner.of_broker
         self._mark = owner.of_broker.mark
         self._store = store
@@ -141,6 +156,71 @@ class RowSigner:
             self._told = True
             logger.info(NOT_VERIFIED)
 
+    # -- encryption --------------------------------------------------------------------------
+
+    def closed(self, key: RunKey, outcome: Outcome) -> Outcome:
+        """The outcome as it is stored: what is encrypted of it is its value."""
+        if not self.cipher.encrypts or is_encrypted(outcome.value):
+            return outcome
+        if outcome.value in _NOTHING and not outcome.error and not outcome.traceback:
+            return outcome
+        parts = (outcome.value, outcome.error, outcome.traceback)
+        packed = msgpack.packb(parts, unicode_errors="surrogatepass")
+        value = self.cipher.encrypt(packed, _OUTCOME, *_place_of(key))
+        return replace(outcome, value=value, error="", traceback="")
+
+    def opened(self, key: RunKey, outcome: Outcome) -> Outcome:
+        """What `closed` made, in clear; without its key, as it is. Raises Damaged."""
+        value = outcome.value
+        if not is_encrypted(value):
+            return outcome
+        if self.cipher.missing(value):
+            return replace(outcome, error=LOCKED) if outcome.error_type else outcome
+        parts = unpacked(self.decrypted(value, _OUTCOME, *_place_of(key)), "value")
+        if not isinstance(parts, list) or len(parts) != len(_SEALED):
+            raise Damaged("its value is no list of parts")
+        columns = Columns(dict(zip(_SEALED, parts, strict=True)))
+        return replace(
+            outcome,
+            value=columns.data("value"),
+            error=columns.text("error", missing=""),
+            traceback=columns.text("traceback", missing=""),
+        )
+
+    def without_text(self, record: RunRecord) -> RunRecord:
+        """A record of which a note in clear is made: with encryption, without its error's text."""
+        if not self.cipher.encrypts or record.outcome is None:
+            return record
+        return replace(record, outcome=replace(record.outcome, error=""))
+
+    def decrypted(self, data: bytes, *identity: str | int) -> bytes:
+        """The data in clear. Raises Damaged."""
+        try:
+            return self.cipher.decrypt(data, *identity)
+        except DecodeError as error:
+            raise Damaged(str(error)) from None
+
+    def closed_saved(self, key: RunKey, state: bytes) -> bytes:
+        """A checkpoint as it is stored."""
+        if not self.cipher.encrypts:
+            return state
+        return self.cipher.encrypt(state, _CHECKPOINT, *_place_of(key))
+
+    def _opened_saved(self, key: RunKey, state: bytes) -> bytes | None:
+        """A checkpoint in clear; None if it is refused.
+
+        Raises BrokerUnavailable without its key: the task must not begin anew for that.
+        """
+        if not is_encrypted(state):
+            return state
+        if missing := self.cipher.missing(state):
+            raise BrokerUnavailable(f"the checkpoint of task {key.task_id} waits: {missing}")
+        try:
+            return self.decrypted(state, _CHECKPOINT, *_place_of(key))
+        except Damaged as damage:
+            self.refuse(f"checkpoint of task {key.task_id}", damage.reason)
+            return None
+
     # -- outcomes ----------------------------------------------------------------------------
 
     def sign_outcome(self, key: RunKey, outcome: Outcome, body: bytes | None) -> bytes | None:
@@ -189,7 +269,7 @@ class RowSigner:
         return None if core is None else core + sha256(state).digest()
 
     def believed_saved(self, key: RunKey, state: bytes | None, signature: object) -> bytes | None:
-        """A checkpoint; None if it is refused, so that the task begins anew.
+        """A checkpoint in clear; None if it is refused, so that the task begins anew.
 
         A release that knows no signatures leaves that of an earlier checkpoint, whose digest is
         another one: its own is unsigned.
@@ -204,7 +284,7 @@ class RowSigner:
         if reason:
             self.refuse(f"checkpoint of task {key.task_id}", reason)
             return None
-        return state
+        return self._opened_saved(key, state)
 
     # -- adoption ----------------------------------------------------------------------------
 

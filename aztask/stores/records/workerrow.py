@@ -19,6 +19,9 @@ MOST_BYTES: Final = 60_000
 """A property of a table holds 64 KiB (the service's documentation, "Understanding the Table service
 data model")."""
 
+PROGRESS: Final = "progress"
+"""What a checkpoint in a heartbeat is, if it is encrypted (`aztask.message.encryption`)."""
+
 NOTHING_RUNS: Final = b"\x90"
 """An empty list, for workers of older versions, which do not report their tasks."""
 

@@ -92,9 +92,16 @@ def name_of(error: BaseException) -> str:
     )
 
 
-def failed(span: Span, error: BaseException) -> None:
-    """Mark the span as failed. The SDK's own recording would not mask secrets."""
+def failed(span: Span, error: BaseException, *, private: bool = False) -> None:
+    """Mark the span as failed. The SDK's own recording would not mask secrets.
+
+    * `private`: name the type alone: with encryption, the text and the traceback of a task's error.
+    """
     if not span.is_recording():
+        return
+    if private:
+        span.add_event("exception", {"exception.type": name_of(error)})
+        failed_with(span, name_of(error), "")
         return
     text = mask(safe_str(error, TEXT_CHARACTERS))
     span.add_event(

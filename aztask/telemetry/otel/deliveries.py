@@ -90,7 +90,7 @@ class RunSpans:
             if isinstance(error, Snooze | TaskStopped):
                 span.set_attribute("aztask.outcome", type(error).__name__)
             else:
-                failed(span, error)
+                failed(span, error, private=self._app.codec.encrypts)
             span.end()
             raise  # rule 2: not detached
         contexts.detach(token)

@@ -182,7 +182,10 @@ class CelerySuccessors:
             task_id = (each.get("options") or {}).get("task_id")
             if task_id:
                 text = f"{message.task} {message.id} before it failed: {error}"
-                dead = DeadLetter(CHAIN_FAILED, text)
+                shown = text
+                if self._app.codec.encrypts:  # the text of an error may quote an argument
+                    shown = f"{message.task} {message.id} before it failed"
+                dead = DeadLetter(CHAIN_FAILED, shown)
                 outcome = Outcome(
                     State.FAILED, dead, None, CHAIN_FAILED, text, at=self._clock.wall()
                 )

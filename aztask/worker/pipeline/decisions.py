@@ -36,7 +36,7 @@ from aztask.support.clock import Clock
 from aztask.support.display import mask, storable
 from aztask.support.floodlog import FloodLog
 from aztask.worker.logs import next_step
-from aztask.worker.pipeline.redelivery import UNKNOWN_TASK, Redelivery
+from aztask.worker.pipeline.redelivery import NO_KEY, UNKNOWN_TASK, Redelivery
 from aztask.worker.pipeline.work import Step, Waits, WorkItem, message_of
 
 logger = logging.getLogger(__name__)
@@ -76,9 +76,11 @@ class Decisions:
         return True
 
     def unknown(self, item: WorkItem) -> tuple[float, float] | None:
-        """Decide whether a delivery of an unknown task waits for a worker that knows the task.
+        """Decide whether a delivery that cannot run here waits for a worker that can run it.
 
-        Returns for how many seconds it is put off, and since when the task is unknown. None if the
+        Such a worker knows the task, and has the key with which the message is encrypted.
+
+        Returns for how many seconds it is put off, and since when this is so. None if the
         grace has passed, so that it is claimed and dead-lettered; and in a session, where the
         message itself waits and nothing but the count in its row tells for how long.
         """
@@ -166,11 +168,14 @@ class Decisions:
         if waited < grace:
             self._log_unknown(item)
             settlement = self._redelivery.put_off(item, delay)
-            self._conclude(item, State.SNOOZED, settlement, UNKNOWN_TASK)
+            why = NO_KEY if self._app.codec.locked(message) else UNKNOWN_TASK
+            self._conclude(item, State.SNOOZED, settlement, why)
         else:
-            text = f"no worker knew the task {message.task!r} for {grace:g} s"
-            self._log_dead(item, UNKNOWN_TASK, text)
-            self._conclude(item, State.FAILED, DeadLetter(UNKNOWN_TASK, text))
+            reason, text = UNKNOWN_TASK, f"no worker knew the task {message.task!r} for {grace:g} s"
+            if locked := self._app.codec.locked(message):
+                reason, text = NO_KEY, f"no worker had its key for {grace:g} s: {locked}"
+            self._log_dead(item, reason, text)
+            self._conclude(item, State.FAILED, DeadLetter(reason, text))
 
     @property
     def _unknown_delay(self) -> float:
@@ -179,6 +184,18 @@ class Decisions:
         return min(LONGEST_UNKNOWN_PAUSE, grace / UNKNOWN_TASK_STEPS)
 
     def _log_unknown(self, item: WorkItem) -> None:
+        if locked := self._app.codec.locked(message_of(item)):
+            self._floods.warning(
+                logger,
+                f"{NO_KEY}, to be retried",
+                "%s: %s. A worker that has the key may still run it: retry in %g s, dead-lettered "
+                "after %g s (unknown_task_grace)",
+                item.label,
+                locked,
+                self._unknown_delay,
+                self._app.settings.unknown_task_grace_seconds,
+            )
+            return
         self._floods.warning(
             logger,
             f"{UNKNOWN_TASK}, to be retried",

@@ -113,8 +113,9 @@ class Pipeline:
                 message = self._app.message_in(
                     item.delivery.envelope, item.queue, item.delivery.position
                 )
-                item.open(message, self._app.tasks.get(message.task))
-                if may_embed(message):
+                locked = self._app.codec.locked(message)
+                item.open(message, None if locked else self._app.tasks.get(message.task))
+                if not locked and may_embed(message):
                     self._embedding.open(item)
                 if not self.decisions.early(item) and item.task is None:
                     self._put_off_unknown(item)
@@ -128,7 +129,9 @@ class Pipeline:
                 self.floods.warning(logger, type(error).__name__, text, item.label, error=error)
 
     def _put_off_unknown(self, item: WorkItem) -> None:
-        """Put a delivery off whose task this app does not have, unless it expired or waited enough.
+        """Put a delivery off that cannot run here, unless it expired or waited enough.
+
+        Its task is unknown here, or it is encrypted with a key that this worker does not have.
 
         No row is written, so no delivery, retry or snooze is counted. One that was delivered before
         is claimed first, see `PutOffs` rule 2: if its run has ended, its settlement is repeated.
@@ -136,7 +139,8 @@ class Pipeline:
         if self.put_offs.expired(item) or (found := self.decisions.unknown(item)) is None:
             return
         delay, since = found
-        reason = f"task {message_of(item).task} is unknown to this worker"
+        message = message_of(item)
+        reason = self._app.codec.locked(message) or f"task {message.task} is unknown to this worker"
         self.put_offs.wait(item, delay, reason, unknown_since=since)
 
     # -- claim -------------------------------------------------------------------------------

@@ -52,6 +52,9 @@ from aztask.worker.pipeline.work import WorkItem, message_of
 logger = logging.getLogger(__name__)
 
 UNKNOWN_TASK = "unknown-task"
+NO_KEY = "encryption-key-missing"
+NOT_HERE = (UNKNOWN_TASK, NO_KEY)
+"""Why a message waits for another worker, which may run it."""
 UNTIMED = frozenset({"abandon", "lease-timeout"})
 """Strategies that cannot wait for a given time."""
 
@@ -251,7 +254,7 @@ class Redelivery:
         message = message_of(item)
         if item.outcome is not None and item.outcome.parked:
             return message.parked(delivery_base=self.delivery_base(item))
-        unknown = item.outcome is not None and item.outcome.error_type == UNKNOWN_TASK
+        unknown = item.outcome is not None and item.outcome.error_type in NOT_HERE
         since = message.unknown_since
         if unknown and item.outcome is not None and (since is None or since > item.outcome.at):
             since = item.outcome.at

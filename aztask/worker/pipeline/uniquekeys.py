@@ -281,7 +281,10 @@ class WorkflowKeys:
             return self._failed(UNIQUE_FAILED, UNIQUE_FAILED, f"task {task_id}: {text}")
         if record.state is State.FAILED:
             text = f"task {task_id}, which held its key, failed: {outcome.error}"
-            return self._failed(UNIQUE_FAILED, outcome.error_type, text)
+            shown = (
+                f"task {task_id}, which held its key, failed" if self._app.codec.encrypts else text
+            )
+            return self._failed(UNIQUE_FAILED, outcome.error_type, text, shown)
         try:
             value = self._own(member, outcome.value)
         except CodecError as error:  # it was removed, or it is damaged
@@ -308,6 +311,7 @@ class WorkflowKeys:
         text = f"task {task} is unique, and task {holder} holds its key"
         return self._failed("not-unique", NOT_UNIQUE, text)
 
-    def _failed(self, reason: str, error_type: str, text: str) -> Outcome:
-        dead = DeadLetter(reason, text)
+    def _failed(self, reason: str, error_type: str, text: str, shown: str = "") -> Outcome:
+        """shown: what the dead letter says, if not the text."""
+        dead = DeadLetter(reason, shown or text)
         return Outcome(State.FAILED, dead, None, error_type, text, at=self._clock.wall())

@@ -18,7 +18,8 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn, Protocol
 
@@ -29,6 +30,7 @@ from aztask.errors import (
     CodecError,
     ConfigurationError,
     EncodeError,
+    KeyMissing,
     LeaseLost,
     Reject,
     Retry,
@@ -46,7 +48,7 @@ from aztask.steps.emitting import Emission, drained
 from aztask.steps.engine import RunSteps
 from aztask.steps.home import StepHome
 from aztask.steps.records import is_renewed
-from aztask.steps.suspension import Parked, Renewal, Suspension
+from aztask.steps.suspension import Parked, Renewal, StepDelayed, Suspension
 from aztask.stores.payloads.store import PayloadKind
 from aztask.support.display import hide, mask, safe_str, storable, traceback_of, unhide
 from aztask.support.failpoint import hit_in_pool
@@ -161,7 +163,7 @@ class RunReader:
             lease=lease,
             saved=saved,
             save=self._saving(number, message, lease),
-            session=self._session(number, message.session, lease) if message.session else None,
+            session=self._session(number, message, lease) if message.session else None,
             steps=RunSteps(self._steps, message, lease),
             spending=TaskSpending(self, number, task),
             emission=Emission(self._app, message, delivery.delivery_count, lease),
@@ -212,7 +214,10 @@ class RunReader:
         if isinstance(error, Suspension):
             return self._suspended(error, message)
         if isinstance(error, _UndecodableError):
-            return ["failed", to_record(undecodable(error.cause)), *_described(error.cause)]
+            dead = undecodable(error.cause)
+            if self._app.codec.encrypts and not isinstance(error.cause, KeyMissing):
+                dead = replace(dead, description=self._shown(error.cause, message, 0))
+            return ["failed", to_record(dead), *_described(error.cause)]
         return self._failed(self._app.tasks.get(message.task), error, message)
 
     def _suspended(self, error: Suspension, message: TaskMessage) -> list[Any]:
@@ -225,9 +230,17 @@ class RunReader:
         settlement = error.settlement(self._app.settings.unknown_task_grace_seconds)
         dead = isinstance(settlement, DeadLetter)
         text, follows = safe_str(error, ERROR_CHARACTERS), "dead-lettered" if dead else "continued"
+        shown = text
+        if isinstance(error, StepDelayed) and self._app.codec.encrypts:
+            shown = "a step has failed, and is retried"  # the text has that of the step's error
         line = "task %s %s has stopped, to be %s: %s"
         logger.log(
-            logging.WARNING if dead else logging.INFO, line, message.task, message.id, follows, text
+            logging.WARNING if dead else logging.INFO,
+            line,
+            message.task,
+            message.id,
+            follows,
+            shown,
         )
         return ["failed", to_record(settlement), error.kind, storable(mask(text)), ""]
 
@@ -252,23 +265,36 @@ class RunReader:
             verdict = DeadLetter("unserialisable-result", safe_str(error, REASON_LIMIT))
         else:
             verdict = policy.decide(error, message)
+        private = self._app.codec.encrypts
+        if private and isinstance(verdict, DeadLetter):
+            verdict = replace(verdict, description=self._shown(error, message, 0))
         if not isinstance(error, TaskControl | TaskStopped | PayloadUnavailable):
             logger.warning(
                 "task %s %s failed, %s: %s",
                 message.task, message.id, self._next_step(task, verdict, message),
-                describe(type(error).__name__, safe_str(error, ERROR_CHARACTERS)),
-                exc_info=error if traced else None,
+                self._shown(error, message, ERROR_CHARACTERS),
+                exc_info=error if traced and not private else None,
             )  # fmt: skip
         elif isinstance(error, Retry | Reject | PayloadUnavailable) or isinstance(
             verdict, DeadLetter
         ):
             logger.warning(
                 "task %s %s raised %s, %s",
-                message.task, message.id, describe(type(error).__name__, safe_str(error, 500)),
+                message.task, message.id, self._shown(error, message, 500),
                 self._next_step(task, verdict, message),
             )  # fmt: skip
         kind, text, trace = _described(error)
         return ["failed", to_record(verdict), kind, text, trace if traced else ""]
+
+    def _shown(self, error: BaseException, message: TaskMessage, characters: int) -> str:
+        """An error for logs and dead letters: its type and text, and with encryption its place.
+
+        The text may quote an argument. It is in the result, encrypted.
+        """
+        name = type(error).__name__
+        if not self._app.codec.encrypts:
+            return describe(name, safe_str(error, characters))
+        return f"{name}{_place(error)}; its text is encrypted: aztask result {message.id}"
 
     def _next_step(
         self, task: Task[..., Any] | None, verdict: Decision, message: TaskMessage
@@ -312,18 +338,23 @@ class RunReader:
 
         return save
 
-    def _session(self, number: int, name: str, lease: TaskLease) -> Session:
-        codec = self._app.codec
+    def _session(self, number: int, message: TaskMessage, lease: TaskLease) -> Session:
+        codec, name = self._app.codec, message.session or ""
+        place = ("session", message.queue, name)
 
         def load() -> Any:
             lease.ensure()
             self.send(["state", number])
             state = self._answers.wait(number, lease)
-            return None if state is None else codec.decode_value(state)
+            return (
+                None if state is None else codec.decode_value(codec.cipher.decrypt(state, *place))
+            )
 
         def store(value: Any) -> None:
             lease.ensure()
             state = None if value is None else codec.encode_value(value)
+            if state is not None and codec.encrypts:
+                state = codec.cipher.encrypt(state, *place)
             self.send(["set-state", number, state])
             self._answers.wait(number, lease)
 
@@ -406,6 +437,16 @@ def _described(error: BaseException) -> tuple[str, str, str]:
             TRACEBACK_CHARACTERS,
         ),
     )
+
+
+def _place(error: BaseException) -> str:
+    """Where an error was raised, `` at FILE:LINE`` without the file's folder; "" if unknown."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    return f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
 
 
 def trim_traceback(error: BaseException) -> None:

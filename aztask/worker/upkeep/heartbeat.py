@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from aztask.hooks import WorkerStatus
+from aztask.message.codec import Codec
 from aztask.message.payload import stored_in
 from aztask.stores.records.base import RunningTask, WorkerRecord
+from aztask.stores.records.workerrow import PROGRESS
 from aztask.support.parts import failures
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.pool import Pool
@@ -35,6 +37,7 @@ class Heartbeat:
         self._deliveries = runtime.deliveries
         self._clock = runtime.clock
         self._born = runtime.clock.wall()
+        self._codec = runtime.app.codec
         self._told: dict[str, bytes] = {}
 
     def news(self) -> bool:
@@ -63,7 +66,7 @@ class Heartbeat:
             self._deliveries.finished,
             stopped,
             len(self._deliveries),
-            tuple(_running_tasks(running[:MOST_TASKS], behind)),
+            tuple(_running_tasks(running[:MOST_TASKS], behind, self._codec)),
             failing=tuple(failures()),
         )
 
@@ -81,25 +84,27 @@ class Heartbeat:
 
 
 def _running_tasks(
-    running: Sequence[tuple[WorkItem, float]], behind: float
+    running: Sequence[tuple[WorkItem, float]], behind: float, codec: Codec
 ) -> Iterator[RunningTask]:
     """The tasks of a heartbeat. behind: what wall time is ahead of the clock of the deadlines."""
     for item, at in running:
         try:
-            yield _running_task(item, at + behind)
+            yield _running_task(item, at + behind, codec)
         except Exception:  # one delivery must not keep the heartbeat from being written
             logger.exception("%s is missing in the heartbeat", item.label)
 
 
-def _running_task(item: WorkItem, started_at: float) -> RunningTask:
-    message = message_of(item)
+def _running_task(item: WorkItem, started_at: float, codec: Codec) -> RunningTask:
+    message, progress = message_of(item), _progress_of(item)
+    if progress is not None and codec.encrypts:
+        progress = codec.cipher.encrypt(progress, PROGRESS, message.id)
     return RunningTask(
         message.id,
         message.task,
         item.queue,
         started_at,
         message.resubmit_count,
-        _progress_of(item),
+        progress,
     )
 
 

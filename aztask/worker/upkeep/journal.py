@@ -17,7 +17,7 @@ from aztask.stores.records.base import WAITING, Outcome, State
 from aztask.stores.records.onceruns import OnceRun
 from aztask.support.clock import Clock
 from aztask.worker.logs import LOG_TASKS, brief_seconds
-from aztask.worker.pipeline.redelivery import UNKNOWN_TASK
+from aztask.worker.pipeline.redelivery import NOT_HERE
 from aztask.worker.pipeline.work import Stage, WorkItem
 
 # -- tasklog ---------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def _line(item: WorkItem, outcome: Outcome) -> str:
         return f"succeeded in {brief_seconds(item.duration)}"
     if outcome.parked:
         return f"waits: {outcome.error}"
-    if outcome.state is State.SNOOZED and outcome.error_type != UNKNOWN_TASK:
+    if outcome.state is State.SNOOZED and outcome.error_type not in NOT_HERE:
         delay = getattr(outcome.settlement, "delay", 0.0)
         return f"snoozed, it runs again in {brief_seconds(delay)}"
     if outcome.state is State.CANCELLED:

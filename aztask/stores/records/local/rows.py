@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgpack
 
+from aztask.message.encryption import is_encrypted
 from aztask.message.message import COUNTER_LIMIT
 from aztask.queues.delivery import Position
 from aztask.settlement import Complete, to_record
@@ -84,7 +85,11 @@ def run_of(row: Sequence[Any], signer: RowSigner, *, listed: bool = False) -> St
         if reason is not None:
             run = replace(run, marked=True)
         if _check_signature(columns, run.record, signer):
-            return replace(run, record=replace(run.record, unverified=True))
+            run = replace(run, record=replace(run.record, unverified=True))
+        outcome = run.record.outcome
+        if outcome is not None and is_encrypted(outcome.value):
+            opened = signer.opened(run.record.key, outcome)
+            run = replace(run, record=replace(run.record, outcome=opened))
         return run
     except Damaged as damage:
         return StoredRun(
@@ -206,6 +211,7 @@ def start_row(start: Start, broker: str | None = None) -> tuple[Any, ...]:
 
 def outcome_row(key: RunKey, outcome: Outcome, signer: RowSigner) -> tuple[Any, ...]:
     """The column values of an outcome, and of its signature: the end's time is in front of it."""
+    outcome = signer.closed(key, outcome)
     signature = signer.sign_outcome(key, outcome, pack_body(outcome)) if signer else None
     plain = outcome.settlement == _PLAIN
     settlement = None if plain else msgpack.packb(to_record(outcome.settlement))

@@ -260,6 +260,7 @@ class LocalResults:
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
         """Store a checkpoint, by compare-and-set on the run's owner."""
+        state = self._signer.closed_saved(key, state)
         values = (state, self._signer.sign_saved(key, state), *key_of(key), owner)
         with self._database.transaction() as connection:
             return connection.execute(_SAVE, values).rowcount == 1
@@ -478,7 +479,8 @@ class LocalResults:
         if is_newer(run.owner, start.owner):
             return Outdated()
         values = (start.owner, start.worker, start.at, start.position, start.queue)
-        earlier = run.record.starts_before(owned=run.owner is not None).pack()
+        record = self._signer.without_text(run.record)
+        earlier = record.starts_before(owned=run.owner is not None).pack()
         connection.execute(_TAKE_OVER, (*values, earlier, self._mine, *key_of(start.key)))
         return None
 

@@ -159,7 +159,7 @@ class LocalWorkflows:
         """Append pieces in one transaction, which a document of another owner undoes."""
         with self._database.transaction() as connection:
             for each in additions:
-                data, signatures = self._signed.joined_pieces(each)
+                data, signatures = self._signed.joined_pieces(self._signed.closed_pieces(each))
                 connection.execute(_APPEND, (data, signatures, each.workflow, each.name))
             return [self._read(connection, each.workflow, each.name) for each in additions]
 
@@ -248,6 +248,7 @@ class LocalWorkflows:
 
     def _write(self, connection: sqlite3.Connection, change: DocumentChange) -> str | None:
         mine = self._owner.broker or None
+        change = self._signed.closed(change)
         signature = self._signed.joined(change)
         if change.tag is None:
             values: tuple[object, ...] = (

@@ -225,8 +225,9 @@ class Runs:
         current = self._take(finish.key, finish.owner) or self.read(call, finish.key)
         if current is None:
             return False
-        packed = pack_body(finish.outcome)
-        signature = self._signer.sign_outcome(finish.key, finish.outcome, packed)
+        outcome = self._signer.closed(finish.key, finish.outcome)
+        packed = pack_body(outcome)
+        signature = self._signer.sign_outcome(finish.key, outcome, packed)
         body, blob = self._blobs.place_of(call, finish.key, packed)
 
         def decide(run: RunRow | None) -> RowUpdate[bool]:
@@ -234,7 +235,7 @@ class Runs:
                 return RowUpdate(False)
             if run.state is not State.STARTED:
                 return RowUpdate(True)  # recorded before: that outcome stays
-            ended = run.finished(finish.outcome, body, blob, signature)
+            ended = run.finished(outcome, body, blob, signature)
             return RowUpdate(True, self._owned(ended))
 
         done = self._change(call, finish.key, current, decide)
@@ -266,13 +267,14 @@ class Runs:
             return False
         if read and not same_start(read[0], current):
             return False
-        packed = pack_body(outcome)
-        signature = self._signer.sign_outcome(record.key, outcome, packed)
+        closed = self._signer.closed(record.key, outcome)
+        packed = pack_body(closed)
+        signature = self._signer.sign_outcome(record.key, closed, packed)
         body, blob = self._blobs.place_of(call, record.key, packed)
 
         def buried(run: RunRow | None) -> RunRow:
             base = run or RunRow(record.key, record.task, record.queue)
-            ended = base.finished(outcome, body, blob, signature)
+            ended = base.finished(closed, body, blob, signature)
             return self._owned(replace(ended, owner=""))
 
         def decide(run: RunRow | None) -> RowUpdate[bool]:
@@ -304,6 +306,7 @@ class Runs:
         current = self._take(key, owner) or self.read(call, key)
         if current is None:
             return False
+        state = self._signer.closed_saved(key, state)
         data, blob = self._blobs.place_of(call, key, state)
         signature = self._signer.sign_saved(key, state)
 
@@ -358,7 +361,10 @@ class Runs:
         if run.damage:
             return run.record(None)
         try:
-            return run.record(self._body(call, run))
+            record = run.record(self._body(call, run))
+            if record.outcome is None:
+                return record
+            return replace(record, outcome=self._signer.opened(run.key, record.outcome))
         except Damaged as damage:
             return run.record(None, damage.reason)
         except RowNotFound:
@@ -424,9 +430,10 @@ class Runs:
         except RowNotFound:
             return None
         try:
-            return run.outcome(body)
+            outcome = run.outcome(body)
         except Damaged:
             return None
+        return None if outcome is None else self._signer.opened(run.key, outcome)
 
     def _saved(self, call: TimeBudget, run: RunRow) -> bytes | None:
         try:

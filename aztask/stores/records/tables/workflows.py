@@ -109,6 +109,7 @@ class TablesWorkflows:
         return tags
 
     def _write(self, call: TimeBudget, change: DocumentChange) -> str | None:
+        change = self._signed.closed(change)
         partition = _partition(change.workflow, change.name)
         data, blob = self._blobs.place_at(call, partition, ROW, change.data)
         entity: dict[str, Any] = {"PartitionKey": partition, "RowKey": ROW, **self._stamp}
@@ -153,6 +154,7 @@ class TablesWorkflows:
         return found
 
     def _append(self, call: TimeBudget, addition: Addition) -> Document | None:
+        addition = self._signed.closed_pieces(addition)
         partition = _partition(addition.workflow, addition.name)
         pieces = {f"{PIECE}{name}": data for name, data in addition.pieces.items()}
         signatures = {

@@ -11,6 +11,9 @@ import pytest
 from pipelinebench import Bench, Make
 
 from aztask.errors import BrokerUnavailable
+from aztask.message.codec import Codec
+from aztask.message.encryption import Cipher
+from aztask.message.message import TaskMessage
 from aztask.queues.local.kind import CAPABILITIES
 from aztask.settlement import Complete, Hold, Release, Resubmit
 from aztask.stores.records.base import Finish, Outcome, State
@@ -311,3 +314,52 @@ def test_a_redelivered_unknown_task_is_admitted_later(make: Make) -> None:
     bench.pipeline.claim([clone])
     assert clone.stage is Stage.READY
     assert message_of(clone).snooze_count == 0
+
+
+# -- messages whose key this worker lacks ------------------------------------------------------
+
+KEY = "a-key-that-encrypts-and-is-long-enough"
+
+
+def send_encrypted(bench: Bench, task_id: str) -> None:
+    """By a program with another key. The message is encrypted, and not signed."""
+    codec = Codec(cipher=Cipher([KEY.encode()], encrypt=True))
+    body, content_type, encoding = codec.encode_arguments([task_id], {})
+    message = TaskMessage(task_id, "shop.count", "default", body, content_type, encoding)
+    bench.app.broker.send("default", [codec.to_envelope(message)])
+
+
+def test_a_message_without_its_key_waits_for_a_worker_that_has_it(make: Make) -> None:
+    bench = make(unknown_task_grace=300.0)
+    send_encrypted(bench, "a")
+    for number in range(3):
+        (item,) = served(bench)
+        assert item.decided is not None
+        assert "it is encrypted with the key" in item.decided.put_off
+        assert message_of(item).put_off_count == number
+        bench.clock.now += 30.01
+    assert bench.app.results.history("a") == [], "the store was not written"
+    with_key = make(encryption_keys=[KEY])
+    (waiting,) = bench.app.broker.peek("default")
+    with_key.app.broker.send("default", [waiting.envelope])
+    (item,) = with_key.receive()
+    with_key.pipeline.claim([item])
+    assert item.stage is Stage.READY
+    message = message_of(item)
+    assert with_key.app.codec.decode_arguments(message) == (("a",), {})
+    assert (message.key, message.snooze_count) == (("a", 0, 0), 0)
+
+
+def test_after_its_grace_a_message_without_its_key_is_a_dead_letter(make: Make) -> None:
+    bench = make(unknown_task_grace=300.0)
+    send_encrypted(bench, "a")
+    first = bench.clock.now
+    while not bench.dead():
+        assert bench.clock.now <= first + 400.0
+        served(bench)
+        bench.clock.now += 30.01
+    assert bench.clock.now - 30.01 - first >= 300.0
+    text = bench.dead()["a"]
+    assert text.startswith("encryption-key-missing: no worker had its key for 300 s: it is encryp")
+    assert Cipher([KEY.encode()]).names()[0] in text
+    assert bench.states("a") == ["failed"]
