@@ -14,6 +14,7 @@ from aztask.context import blocks_its_worker
 from aztask.errors import (
     CodecError,
     ConfigurationError,
+    KeyMissing,
     ResultDamaged,
     ResultTimeout,
     TaskCancelled,
@@ -178,7 +179,8 @@ class AsyncResult(Generic[R_co]):
           without limit; 0 only looks once.
 
         Raises TaskFailed, TaskCancelled or TaskExpired if the task ended that way, ResultTimeout if
-        it did not end in time, and ResultDamaged if the stored result cannot be read.
+        it did not end in time, KeyMissing if it is encrypted with a key that this program does not
+        have, and ResultDamaged if the stored result cannot be read.
         """
         store = self._results()
         if isinstance(timeout, timedelta):
@@ -384,6 +386,8 @@ class AsyncResult(Generic[R_co]):
             return None  # type: ignore[return-value]
         try:
             value: R_co = self._decode(outcome.value)
+        except KeyMissing:  # it is no damage, and a second run would not help
+            raise
         except CodecError as error:
             raise self._damaged(str(error)) from None
         task = self._tasks.get(record.task)
