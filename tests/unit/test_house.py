@@ -104,7 +104,7 @@ GROWTH: dict[str, dict[str, int]] = {
     "signatures that follow the reader's keys": {"files": 1, "lines of code": 150},
     "secret arguments": {"lines of code": 110},
     "signals to many tasks, and streams of starts that died": {"lines of code": 120},
-    "encryption": {"files": 1, "lines of code": 450, "longest file": 20},
+    "encryption": {"files": 1, "lines of code": 480, "longest file": 20},
 }
 COMMENTS = 1.8
 WAYS = {"one .delay(), local": 36, "the supervisor, three tasks": 100}
