@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aztask.app import App
 from aztask.stores.events.event import Event
@@ -13,7 +13,7 @@ from aztask.worker.options import WorkerOptions
 
 from .pace import POLL
 from .points import Death
-from .stepped import Machine, Step, SteppedRun
+from .stepped import START, Machine, Step, SteppedRun
 from .watched import unavailable, watch
 
 if TYPE_CHECKING:
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
     from .places import Site
     from .world import World
+
+
+ALL_AT_ONCE: Final = 0.8
+"""How often a pool process begins, or ends, all tasks that it can in one step."""
+
+LONGEST_POLL: Final = 30.0
+SHORTEST_POLL: Final = 0.05
+"""Seconds between two receives from an empty queue, if the worker is not woken."""
 
 
 class Actor:
@@ -128,12 +136,31 @@ class SimulatedMachine(Machine):
         script = world.program.script
         super().__init__(world.time, worker.app, script, lambda: worker.ahead, poll=POLL)
 
+    def several(self) -> bool:
+        """Mostly, because tasks run side by side; else others take steps in between."""
+        world = self._worker.world
+        return world.course.shuffled and world.dice.random() < ALL_AT_ONCE
+
+    def next_poll(self, queue: str, usual: float) -> float:
+        """When something can be there, or a little later; a message that is sent ends the wait.
+
+        Real workers look more often, and find nothing.
+        """
+        world = self._worker.world
+        now = world.time.now
+        at = self._worker.site.next_change(queue, now, START)
+        late = usual * world.dice.random() if world.dice.random() < 0.5 else 0.0
+        return max(min(at, now + LONGEST_POLL) + late, now + SHORTEST_POLL)
+
     def turn(self) -> None:
         """One turn of the loop; at its end the worker closes."""
         assert self.supervisor is not None
         if not self.supervisor.turn():
             self.supervisor.close()
             self._worker.over = True
+            return
+        # A turn begins with the wait; what it waits for is known already.
+        self.box.until = self.clock.monotonic() + self.supervisor.core._patience()
 
     def begun(self, run: SteppedRun) -> None:
         """A run has begun."""

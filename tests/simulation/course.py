@@ -216,7 +216,7 @@ def _programs(
         at, app, share = _time(dice, length), dice.choice(apps), dice.random()
         if share < 0.82 - theme.workflows:
             kind = dice.choice(theme.kinds)
-            count = dice.choice((1, 1, 2, 5, 20, 60))
+            count = dice.choice((1, 2, 5, 20, 60, 200))
             count = 1 if kind in ("unique", "quiet") else min(count, 10) if kind in SLOW else count
             delay = dice.choice((0.0, 0.0, 0.0, 5.0, length / 4))
             made.append(Decision(at, "send", app, (kind, count, _plan(dice), number % 3, delay)))

@@ -12,20 +12,27 @@ from typing import Any, Final
 
 import aztask.schedules.runner
 import aztask.worker.core
+import aztask.worker.pool.attempt
 import aztask.worker.upkeep.controlwatch
 import aztask.worker.upkeep.housekeeping
 
 SLOWER: Final[tuple[tuple[Any, str, float], ...]] = (
     (aztask.worker.core, "TICK_SECONDS", 1.0),
-    (aztask.worker.core, "IDLE_TICK_SECONDS", 2.0),
-    (aztask.worker.upkeep.controlwatch, "READ_SECONDS", 10.0),
+    (aztask.worker.core, "IDLE_TICK_SECONDS", 4.0),
+    (aztask.worker.upkeep.controlwatch, "READ_SECONDS", 20.0),
     (aztask.worker.upkeep.housekeeping, "HEARTBEAT_SECONDS", 20.0),
-    (aztask.worker.upkeep.housekeeping, "GRAPH_SECONDS", 10.0),
+    (aztask.worker.upkeep.housekeeping, "GRAPH_SECONDS", 30.0),
     (aztask.worker.upkeep.housekeeping, "DEAD_SECONDS", 300.0),
     (aztask.worker.upkeep.housekeeping, "QUIET_SECONDS", 5.0),
-    (aztask.schedules.runner, "LONGEST_PAUSE", 10.0),
-    (aztask.schedules.runner, "LOOK_SECONDS", 20.0),
+    (aztask.schedules.runner, "LONGEST_PAUSE", 30.0),
+    (aztask.schedules.runner, "LOOK_SECONDS", 60.0),
 )
+LEFT: Final[tuple[tuple[Any, str, Any], ...]] = (
+    (aztask.worker.core, "watch_parts", lambda: None),
+    (aztask.worker.pool.attempt, "traceback_of", lambda error: f"{type(error).__name__}: {error}"),
+)
+"""What costs time and cannot differ here: threads that stand still, and long texts."""
+
 POLL: Final = 5.0
 """Seconds between two receives from an empty queue; a message that is sent ends the wait."""
 
@@ -33,8 +40,9 @@ POLL: Final = 5.0
 @contextmanager
 def slower() -> Iterator[None]:
     """Set these inside the ``with`` block."""
-    before = [(module, name, getattr(module, name)) for module, name, _ in SLOWER]
-    for module, name, value in SLOWER:
+    changes = (*SLOWER, *LEFT)
+    before = [(module, name, getattr(module, name)) for module, name, _ in changes]
+    for module, name, value in changes:
         setattr(module, name, value)
     try:
         yield

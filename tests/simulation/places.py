@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aztask.address.owner import Owner
 from aztask.queues.engine import Database
@@ -29,6 +29,15 @@ from .services import (
 
 if TYPE_CHECKING:
     from .actors import Actor
+
+
+_BOX: Final = "box = (SELECT id FROM queues WHERE name = :queue)"
+_NEXT: Final = f"""
+    SELECT
+        (SELECT min(moment) FROM messages WHERE {_BOX} AND state = 1 AND moment > :now),
+        (SELECT min(moment) FROM messages WHERE {_BOX} AND state = 2 AND moment > :wall),
+        (SELECT min(until) FROM sessions WHERE {_BOX} AND until > :now)
+"""
 
 
 class Site(Protocol):
@@ -56,11 +65,22 @@ class Site(Protocol):
         * `now`: on the clock of the deadlines; `wall`: what the wall clock is ahead of that.
         """
 
+    def next_change(self, queue: str, now: float, wall: float) -> float:
+        """When a message of this queue, of which none can be received now, can be; `next_due`."""
+
     def has(self, queue: str, position: Any) -> bool:
         """Whether a message is there, or among the dead letters."""
 
     def close(self) -> None:
         """The end of the world."""
+
+
+def memory_file(number: int) -> Database:
+    """A file in memory, whose id is the same in every run: ids of tasks are made from it."""
+    made = Database(":memory:")
+    made.file_id()
+    made.change("UPDATE file SET id = ?", (f"{number:032x}",))
+    return made
 
 
 @dataclass
@@ -103,6 +123,14 @@ class LocalSite:
             at = soon if state == 0 else moment if state == 1 else moment - wall
             due = min(due, at if at > now else soon)
         return due
+
+    def next_change(self, queue: str, now: float, wall: float) -> float:
+        """When a message of this queue, of which none can be received now, can be."""
+        with self.queues.read() as connection:
+            rows = connection.execute(_NEXT, {"queue": queue, "now": now, "wall": now + wall})
+            ((leased, scheduled, session),) = rows.fetchall()
+        times = (leased, scheduled - wall if scheduled is not None else None, session)
+        return min((at for at in times if at is not None), default=math.inf)
 
     def has(self, queue: str, position: Any) -> bool:
         """Whether a message is there."""
@@ -168,6 +196,10 @@ class ServiceSite:
             if not name.endswith("-poison")
             for message in queue.messages.values()
         )
+
+    def next_change(self, queue: str, now: float, wall: float) -> float:
+        """When a message of this queue, of which none can be received now, can be."""
+        return now + self.queues.until_change(queue)
 
     def has(self, queue: str, position: Any) -> bool:
         """Whether a message is there, or among the dead letters."""

@@ -19,10 +19,10 @@ import inspect
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aztask.app import App
 from aztask.context import TaskLease, set_current_context
@@ -171,6 +171,14 @@ class SteppedLane(Batches[Item]):
 # -- receiving -----------------------------------------------------------------------------------
 
 
+class Polls(Protocol):
+    """Says when an empty queue is looked at again."""
+
+    def next_poll(self, queue: str, usual: float) -> float:
+        """The time of the next look, on the clock of the deadlines. usual: seconds until then."""
+        ...
+
+
 class SteppedIntake:
     """Receives from a queue, one receive with each step."""
 
@@ -182,11 +190,13 @@ class SteppedIntake:
         source: QueueSource,
         intakes: IntakeReports,
         clock: Clock,
+        polls: Polls,
         *,
         shares: bool,
     ) -> None:
         self.queue = source.queue
         self.live = False
+        self._polls = polls
         self._broker = broker
         self._source = source
         self._intakes = intakes
@@ -263,7 +273,7 @@ class SteppedIntake:
         if found:
             self._intakes.take(self, found, asked_at)
         else:
-            self.at = self._clock.monotonic() + self._source.wait
+            self.at = self._polls.next_poll(self.queue, self._source.wait)
         if fell_quiet and self._shares:
             self._intakes.fell_quiet()
 
@@ -289,10 +299,12 @@ class SteppedSessions:
         source: QueueSource,
         intakes: IntakeReports,
         clock: Clock,
+        polls: Polls,
         *,
         most: int,
     ) -> None:
         self.queue = source.queue
+        self._polls = polls
         self.intakes = intakes
         self.clock = clock
         self._broker = broker
@@ -375,7 +387,7 @@ class SteppedSessions:
             self.slots.append(slot)
         else:
             receiver.close()
-            self._at = now + self._source.wait
+            self._at = self._polls.next_poll(self.queue, self._source.wait)
 
     def stop(self) -> None:
         """Look for no more sessions; those that are held end with their deliveries."""
@@ -573,13 +585,12 @@ class SteppedProcess:
     @property
     def next_at(self) -> float:
         """When `step` has something to do."""
-        now = self._clock.monotonic()
         if self.hung_up:
             return math.inf
-        free = len(self._runs) < self._slots - self._retired
-        if not self._ready or (self._inbox and (free or not self._inbox[0])):
+        now = self._machine.time.now
+        if not self._ready or (self._inbox and (self._has_room() or not self._inbox[0])):
             return now
-        return min((self._ends_at(run, now) for run in self._runs.values()), default=math.inf)
+        return min([self._ends_at(run, now) for run in self._runs.values()], default=math.inf)
 
     def _ends_at(self, run: SteppedRun, now: float) -> float:
         if run.interrupted and not run.play.deaf:
@@ -594,17 +605,28 @@ class SteppedProcess:
             self._ready = True
             self._answers.append(["ready"])
             return
+        several, ended = self._machine.several(), False
         for number, run in list(self._runs.items()):
-            if self._ends_at(run, now) <= now:
+            if not self.hung_up and self._ends_at(run, now) <= now:
                 self._end(number, run, now)
-                return
-        packet = self._inbox.popleft()
-        if packet:
-            self._begin(packet, now)
+                ended = True
+                if not several:
+                    return
+        if ended:
             return
-        self._retired += 1
-        if self._retired >= self._slots and not self._runs:
-            self.die(0)
+        while self._inbox and not self.hung_up and (self._has_room() or not self._inbox[0]):
+            packet = self._inbox.popleft()
+            if packet:
+                self._begin(packet, now)
+            else:
+                self._retired += 1
+                if self._retired >= self._slots and not self._runs:
+                    self.die(0)
+            if not several:
+                return
+
+    def _has_room(self) -> bool:
+        return len(self._runs) < self._slots - self._retired
 
     def _begin(self, packet: list[Any], now: float) -> None:
         number, fields, _, deadline, *_ = packet
@@ -709,8 +731,7 @@ class SteppedScheduling(Scheduling):
         self.next_at = math.inf
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """Something that can be done now. name: the same in every course that comes here."""
 
     name: str
@@ -753,6 +774,14 @@ class Machine:
         """A run has begun in a slot."""
         self.note("start", run.message.id)
 
+    def next_poll(self, queue: str, usual: float) -> float:
+        """After the usual pause."""
+        return self.clock.monotonic() + usual
+
+    def several(self) -> bool:
+        """Whether a step of a process begins, or ends, all that it can."""
+        return False
+
     def turn(self) -> None:
         """One turn of the worker's loop."""
         assert self.supervisor is not None
@@ -787,7 +816,7 @@ class Machine:
     ) -> SteppedIntake:
         """An intake whose receives are steps."""
         source = replace(source, wait=max(source.wait, self.poll))
-        made = SteppedIntake(broker, source, intakes, self.clock, shares=shares)
+        made = SteppedIntake(broker, source, intakes, self.clock, self, shares=shares)
         self.intakes.append(made)
         return made
 
@@ -802,7 +831,7 @@ class Machine:
     ) -> SteppedSessions:
         """An intake of sessions whose receives are steps."""
         source = replace(source, wait=max(source.wait, self.poll))
-        made = SteppedSessions(broker, source, intakes, self.clock, most=most)
+        made = SteppedSessions(broker, source, intakes, self.clock, self, most=most)
         self.intakes.append(made)
         return made
 
@@ -847,27 +876,25 @@ class Machine:
 
     def steps(self) -> list[Step]:
         """What can be done now, in an order that is the same in every course."""
-        return list(self._steps())
-
-    def _steps(self) -> Iterator[Step]:
-        now, supervisor = self.time.now, self.supervisor
+        now, found = self.time.now, list[Step]()
         for number, keeper in enumerate(self.keepers):
             if (at := keeper.due_at) is not None and at <= now:
-                yield Step(f"renew {number}", keeper.turn)
-        for intake in self.intakes:
-            if intake.due:
-                yield Step(f"receive {intake.queue}", intake.step)
-        for name, lane in self.lanes.items():
-            if lane.due:
-                yield Step(f"lane {name}", lane.step)
+                found.append(Step(f"renew {number}", keeper.turn))
+        found += [
+            Step(f"receive {intake.queue}", intake.step)
+            for intake in self.intakes
+            if intake.next_at <= now
+        ]
+        found += [Step(f"lane {name}", lane.step) for name, lane in self.lanes.items() if lane.due]
         for process in self.processes:
             if process.next_at <= now:
-                yield Step(f"process {process.pid}", process.step)
+                found.append(Step(f"process {process.pid}", process.step))
         for each in self.schedulings:
             if each.next_at <= now:
-                yield Step("schedules", each.turn)
-        if supervisor is not None and (self.box.due or self.dead or now >= self.box.until):
-            yield Step("turn", self.turn)
+                found.append(Step("schedules", each.turn))
+        if self.supervisor is not None and (now >= self.box.until or self.box.due or self.dead):
+            found.append(Step("turn", self.turn))
+        return found
 
     @property
     def next_at(self) -> float:

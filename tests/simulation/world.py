@@ -23,7 +23,6 @@ from typing import Any, Final
 from greenlet import greenlet
 
 from aztask.errors import AztaskError
-from aztask.queues.engine import Database
 from aztask.stores.records.base import Provisioned, RunRecord
 from aztask.support import chance, failpoint
 from aztask.support import clock as clocks
@@ -33,7 +32,7 @@ from . import ending, harms, operations, pace
 from .actors import Actor, Sender, Worker
 from .book import Book, Life, Violation
 from .course import Course, Decision
-from .places import LocalSite, ServiceSite, Site
+from .places import LocalSite, ServiceSite, Site, memory_file
 from .points import Death, Failpoints
 from .programs import Program
 from .services import Blobs, ServiceBus, StorageQueues, Tables, Wire
@@ -75,6 +74,7 @@ class World:
         self.actor: Actor | None = None
         self.quiet = False
         self._main = greenlet.getcurrent()
+        self._resting: list[greenlet] = []
         self.begun_workflows: set[str] = set()
         self.look_at = 0.0
         self._prepared: set[str] = set()
@@ -85,10 +85,10 @@ class World:
         kind = self.course.kind
         sites: dict[str, Site] = {}
         if kind == "local":
-            rows = Database(":memory:")
-            for label in self.course.apps:
+            rows = memory_file(0)
+            for number, label in enumerate(self.course.apps, 1):
                 joint = self.course.joint and label == "a"
-                sites[label] = LocalSite(label, rows if joint else Database(":memory:"), rows)
+                sites[label] = LocalSite(label, rows if joint else memory_file(number), rows)
             return sites
         clock = self.time.clock()
         tables, blobs = Tables(clock), Blobs(clock)
@@ -195,13 +195,20 @@ class World:
             running, actor.parked = actor.parked, None
             running.switch()
         else:
-            running = greenlet(lambda: self._try(actor, call))
-            running.switch()
+            running = self._resting.pop() if self._resting else greenlet(self._take_steps)
+            running.switch(actor, call)
         self.actor = former
         if isinstance(actor, Worker) and actor.over and actor.parked is None:
             self.bury(actor)
         if self.book.violations:
             raise self.book.violations[0]
+
+    def _take_steps(self, actor: Actor, call: Callable[[], object]) -> None:
+        """What a greenlet does: one step after the other, each to its end."""
+        while True:
+            self._try(actor, call)
+            self._resting.append(greenlet.getcurrent())
+            actor, call = self._main.switch()
 
     def _try(self, actor: Actor, call: Callable[[], object]) -> None:
         try:

@@ -254,11 +254,14 @@ class ServiceBus:
                 for message in list(box.locks.values()):
                     queue.give_back(box, message)
 
-    def until_change(self) -> float:
-        """Seconds until a message is due or expires, or a lock lapses; infinite if none will."""
+    def until_change(self, name: str | None = None) -> float:
+        """Seconds until a message is due or expires, or a lock lapses; infinite if none will.
+
+        name: only of this queue.
+        """
         now, wall = self.clock.monotonic(), self.clock.wall()
         left: list[float] = []
-        for queue in self.queues.values():
+        for queue in self.queues.values() if name is None else (self.queues[name],):
             left += [each.until - now for each in queue.sessions.values()]
             for box in (queue.living, queue.dead):
                 left += [each.until - now for each in box.locks.values()]

@@ -109,14 +109,14 @@ class StorageQueues:
         self.queues: dict[str, StoredQueue] = {}
         self._numbers = count(1)
 
-    def until_change(self) -> float:
-        """Seconds until a hidden message becomes visible; infinite if none is hidden."""
+    def until_change(self, name: str | None = None) -> float:
+        """Seconds until a hidden message becomes visible; infinite if none is hidden.
+
+        name: only of this queue.
+        """
         now = self.clock.wall()
-        times = (
-            message.visible_at
-            for queue in self.queues.values()
-            for message in queue.messages.values()
-        )
+        queues = self.queues.values() if name is None else (self._queue(name),)
+        times = (message.visible_at for queue in queues for message in queue.messages.values())
         return min((at - now for at in times if at > now), default=inf)
 
     # -- queues ------------------------------------------------------------------------------
