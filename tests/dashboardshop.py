@@ -11,8 +11,9 @@ from aztask import App, chord, group
 from aztask.dashboard.access import Account, Logins, hash_password
 from aztask.dashboard.server import Dashboard
 from aztask.dashboard.site import Site
-from aztask.operate import controls
-from aztask.operate.requests import Role
+from aztask.operate import controls, jobs
+from aztask.operate.jobrunner import make_job
+from aztask.operate.requests import Role, prepare
 from aztask.settlement import Complete, DeadLetter
 from aztask.stores.records.base import (
     Finish,
@@ -105,6 +106,9 @@ def fill(app):
     )
     controls.pause(app, controls.Names(queues=["default"]), checked=False).act(by=PAYLOAD)
     group([app.tasks["shop.add"].s(1, 2), app.tasks["shop.add"].s(3, 4)]).delay(workflow_id="w")
+    every = {"queue": "default", "all": "yes"}
+    job = make_job(prepare(app, "replay", every), "replay", every, by=PAYLOAD, via=PAYLOAD)
+    jobs.cancel(app, job).act(by=PAYLOAD)
     start_schedules(app)
 
 

@@ -10,6 +10,7 @@ from aztask.operate.controls import controls
 from aztask.operate.controls import limits as used_limits
 from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters.actions import groups, page
+from aztask.operate.jobs import jobs as job_list
 from aztask.operate.queues import arguments_of
 from aztask.operate.schedules import schedules as shown_schedules
 from aztask.operate.search import search as find_all
@@ -189,6 +190,27 @@ def audit_answer(asked: Question) -> Answer:
         for each in found.entries
     ]
     return listed(items, found.next)
+
+
+def jobs_answer(asked: Question) -> Answer:
+    """Actions over many items, and how far they are."""
+    found = job_list(asked.app, limit=asked.limit, after=asked.text("after"))
+    items = [
+        fields(
+            id=each.key,
+            action=each.kind,
+            state=each.shown(found.at),
+            done=each.done,
+            of=each.count,
+            text=data(each.text),
+            by=data(each.by),
+            via=data(each.via),
+            created=when(each.created),
+            error=data(each.error),
+        )
+        for each in found.jobs
+    ]
+    return listed(items, found.next, damaged=found.damaged or None)
 
 
 def search_answer(asked: Question) -> Answer:

@@ -10,6 +10,7 @@ from aztask.agents.answers import Answer
 from aztask.agents.kept import (
     audit_answer,
     groups_answer,
+    jobs_answer,
     letters_answer,
     limits_answer,
     schedules_answer,
@@ -159,6 +160,12 @@ QUERIES: Final[Mapping[str, Query]] = {
                 **_AFTER,
             },
             ("queue",),
+        ),
+        Query(
+            "jobs",
+            "Actions over many items, the newest first: how far each is, and how it ended.",
+            jobs_answer,
+            {**_LIMIT, **_AFTER},
         ),
         Query(
             "audit",

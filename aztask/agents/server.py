@@ -15,6 +15,7 @@ import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +33,7 @@ from aztask.agents.answers import Answer, data, text_of
 from aztask.agents.queries import QUERIES, ask
 from aztask.app import App
 from aztask.errors import AztaskError, ConfigurationError, NotFound
+from aztask.operate.jobrunner import FROM_COUNT, make_job, working
 from aztask.operate.requests import KINDS, RequestKind, Role, prepare
 from aztask.support.display import printable, safe_str
 from aztask.version import __version__
@@ -111,6 +113,9 @@ class Agents:
             return {**would, "final": kind.final, "next": f"{CONFIRM}={action.count} does it"}
         if action.count > int(confirmed):
             return {**would, "done": 0, "next": "there are more now: ask the person again"}
+        if kind.many and action.count >= FROM_COUNT:
+            job = make_job(action, kind.name, values, by=caller.name, via=VIA)
+            return {"job": job, "of": action.count, "next": "jobs shows how far it is"}
         action.act(by=caller.name, via=VIA)
         return {
             "did": data(str(action), 600),
@@ -118,6 +123,11 @@ class Agents:
             "of": action.count,
             "audit": action.entry or "the result store did not answer, so there is no entry",
         }
+
+    def working(self) -> AbstractContextManager[None]:
+        """A block in which this process works on jobs, if it may act."""
+        acts = self.allow_actions and self.app.results is not None
+        return working(self.app) if acts else nullcontext()
 
     # -- handlers of the server --------------------------------------------------------------
 
@@ -447,7 +457,8 @@ def serve_stdio(agents: Agents) -> None:
         async with stdio_server() as (reads, writes):
             await server.run(reads, writes, server.create_initialization_options())
 
-    anyio.run(serve)
+    with agents.working():
+        anyio.run(serve)
 
 
 def application(agents: Agents, callers: Mapping[str, Caller], hosts: Sequence[str]) -> Bearers:
@@ -480,7 +491,8 @@ def serve_http(
         timeout_graceful_shutdown=1,
     )
     try:
-        uvicorn.Server(config).run()
+        with agents.working():
+            uvicorn.Server(config).run()
     except SystemExit:
         raise ConfigurationError(
             f"cannot listen on {shown}:{port}; is the address in use?"

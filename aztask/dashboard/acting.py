@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
 
@@ -21,6 +22,7 @@ from aztask.dashboard.site import Shown, Site
 from aztask.errors import AztaskError, ConfigurationError, NotFound
 from aztask.operate.action import Action
 from aztask.operate.deadletters import DeadLetters, Selection
+from aztask.operate.jobrunner import FROM_COUNT, make_job
 from aztask.operate.queues import arguments_of
 from aztask.operate.requests import RequestKind, Role, kind_of, prepare
 from aztask.support.display import mask, safe_str
@@ -58,7 +60,7 @@ def confirmation(asked: PageRequest) -> tuple[int, Shown]:
 
 
 def act(asked: PageRequest) -> tuple[int, Shown] | str:
-    """Do it; returns the key of its entry in the audit, or the status and the page of a refusal."""
+    """Do it, or make a job of it; returns where its result is, or the status and a refusal."""
     kind = kind_of(asked.name)
     if asked.visitor.role < kind.role:
         return _forbidden(kind)
@@ -66,6 +68,10 @@ def act(asked: PageRequest) -> tuple[int, Shown] | str:
     if asked.confirmed is None or action.count > asked.confirmed:
         more = "" if asked.confirmed is None else "There are more now: look again, and confirm."
         return 200, _question(asked, kind, action, more)
+    if kind.many and action.count >= FROM_COUNT:
+        key = make_job(action, kind.name, asked.given(), by=asked.visitor.name, via=VIA)
+        asked.site.forget()
+        return f"/jobs?{urlencode({'id': key})}"
     try:
         action.act(by=asked.visitor.name, via=VIA)
     except AztaskError:
@@ -76,7 +82,7 @@ def act(asked: PageRequest) -> tuple[int, Shown] | str:
     if not action.entry:
         text = "It was done, but the result store did not answer, and the audit has no entry of it."
         return 200, Shown("failed", "Done", {"text": text})
-    return action.entry
+    return f"/audit?{urlencode({'id': action.entry})}"
 
 
 def _forbidden(kind: RequestKind) -> tuple[int, Shown]:

@@ -21,6 +21,7 @@ from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters.actions import groups
 from aztask.operate.deadletters.actions import page as letters_page
 from aztask.operate.explain import explain
+from aztask.operate.jobs import job, jobs
 from aztask.operate.queues import arguments_of, oldest_waiting, peek, queues
 from aztask.operate.requests import KINDS as ACTIONS
 from aztask.operate.schedules import schedule, schedules
@@ -260,6 +261,15 @@ def audit_list(site: Site, ask: Ask) -> Shown:
     return Shown("audit", "Audit", values)
 
 
+def job_list(site: Site, ask: Ask) -> Shown:
+    """Actions over many items, the newest first; with an id, that job above the list."""
+    one = job(site.app, ask.text("id")) if ask.text("id") else None
+    found = jobs(site.app, limit=PAGE_SIZE, after=ask.text("after"))
+    listed = [*found.jobs, *([one] if one else [])]
+    states = {each.key: each.shown(found.at) for each in listed}
+    return Shown("jobs", "Jobs", {"found": found, "one": one, "states": states})
+
+
 def lease_list(site: Site, ask: Ask) -> Shown:
     """What workers learned about the lease of each queue."""
     return Shown("leases", "Leases", {"counts": queues(site.app)})
@@ -289,6 +299,7 @@ PAGES: Final[dict[str, Page]] = {
     "/dead": dead_groups,
     "/letters": dead_list,
     "/leases": lease_list,
+    "/jobs": job_list,
     "/audit": audit_list,
     "/search": search_page,
 }
@@ -305,6 +316,7 @@ MENU: Final = (
     ("/limits", "Limits and pauses"),
     ("/dead", "Dead letters"),
     ("/leases", "Leases"),
+    ("/jobs", "Jobs"),
     ("/audit", "Audit"),
     ("/search", "Search"),
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
-from urllib.parse import urlencode
 
 import uvicorn
 from markupsafe import escape
@@ -39,6 +39,7 @@ from aztask.dashboard.guard import Guard
 from aztask.dashboard.render import Pages
 from aztask.dashboard.site import Ask, Shown, Site
 from aztask.errors import ConfigurationError
+from aztask.operate.jobrunner import working
 from aztask.operate.requests import Role
 from aztask.support.display import Secret
 from aztask.version import __version__
@@ -200,7 +201,7 @@ class Dashboard:
         asked = self._asked(request, form)
         answer = await self._worked(act, asked)
         if isinstance(answer, str):
-            return RedirectResponse(f"/audit?{urlencode({'id': answer})}", 303)
+            return RedirectResponse(answer, 303)
         return self._html(request, answer[1], answer[0])
 
     async def _question(self, request: Request) -> Response:
@@ -357,8 +358,11 @@ def serve(dashboard: Dashboard, listening: Listening) -> None:
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
+    # People who may act make jobs; a dashboard that only reads has no permission to work on them.
+    acts = dashboard.access.most >= Role.ACT and dashboard.site.app.results is not None
     try:
-        server.run()
+        with working(dashboard.site.app) if acts else nullcontext():
+            server.run()
     except SystemExit:
         raise ConfigurationError(
             f"cannot listen on {listening.socket or f'{listening.host}:{listening.port}'}; is the "

@@ -1,10 +1,10 @@
-"""Rows about operations in the result store: the audit, and what watchers have sent.
+"""Rows about operations in the result store: the audit, jobs, and what watchers have sent.
 
 Rules
 1. Rows belong to the broker, as runs do: whatever program acts on its queues writes to one ledger.
-2. Keys of the audit begin with the time, counted backwards: the newest comes first, and
+2. Keys of the audit and of jobs begin with the time, counted backwards: the newest comes first, and
    a page ends with a key behind which the next one begins.
-3. Rows of the audit are kept for `KEPT_SECONDS`. Who adds one removes a few that are older.
+3. Both are kept for `KEPT_SECONDS`. Who adds one removes a few that are older.
 4. A row that another program wrote, or a newer release, is reported as damaged and hides no other.
 """
 
@@ -51,6 +51,7 @@ OPERATIONS: Final = Kind(
 
 AUDIT: Final = "audit"
 WATCH: Final = "watch"
+JOBS: Final = "jobs"
 
 VERSION: Final = 1
 KEPT_SECONDS: Final = 90 * 86400.0

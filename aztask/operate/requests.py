@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.limits.scale import MOST
-from aztask.operate import controls, queues, schedules, tasks, workflows
+from aztask.operate import controls, jobs, queues, schedules, tasks, workflows
 from aztask.operate.action import Action
 from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters import actions as letters
@@ -197,6 +197,14 @@ KINDS: Final[Mapping[str, RequestKind]] = {
             final=True,
         ),
         RequestKind(
+            "job-cancel",
+            "Cancel a job",
+            "What it has done stays done.",
+            Role.ACT,
+            {"id": "the job"},
+            needed=("id",),
+        ),
+        RequestKind(
             "scale",
             "Change the concurrency of workers",
             "It holds until it is reset, also for workers that start later.",
@@ -332,6 +340,10 @@ def _resume(app: App, values: Values) -> Action[Any]:
     return controls.resume(app, _names(values))
 
 
+def _job_cancel(app: App, values: Values) -> Action[Any]:
+    return jobs.cancel(app, values["id"])
+
+
 def _scale(app: App, values: Values) -> Action[Any]:
     text = values["size"].strip()
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
@@ -378,6 +390,7 @@ _MAKERS: Final[Mapping[str, Callable[[App, Values], Action[Any]]]] = {
     "schedule-trigger": _schedule_trigger,
     "workflow-resume": _workflow_resume,
     "workflow-cancel": _workflow_cancel,
+    "job-cancel": _job_cancel,
     "scale": _scale,
     "queue-purge": _queue_purge,
 }

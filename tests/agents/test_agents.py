@@ -242,6 +242,21 @@ def test_an_action_is_counted_first_and_done_when_the_count_is_repeated(full):
     assert (entry.via, entry.done, entry.key) == ("MCP", 2, done["audit"])
 
 
+def test_an_action_over_many_items_is_a_job(full, monkeypatch):
+    monkeypatch.setattr("aztask.agents.server.FROM_COUNT", 2)
+    made = agents(full, Role.ACT, allow_actions=True)
+    done = answer(made, "replay", queue="default", all=True, confirm=2)
+    (found,) = [each for each in answer(made, "jobs")["items"] if each["id"] == done["job"]]
+    assert (found["state"], found["done"], found["of"]) == ("waiting", 0, 2)
+    with made.working():
+        wait_until(lambda: "done" in str(states(made, done["job"])), 20, "the job is done")
+    assert full.app.broker.stats("default").dead == 0
+
+
+def states(made, job):
+    return [each["state"] for each in answer(made, "jobs")["items"] if each["id"] == job]
+
+
 def test_a_wrong_confirmation_does_nothing(full):
     made = agents(full, Role.ACT, allow_actions=True)
     ((text, failed),) = asked(made, ("replay", {"queue": "default", "all": True, "confirm": "x"}))

@@ -23,6 +23,8 @@ from waiting import wait_until
 
 from aztask import App
 from aztask.dashboard.pages import PAGES
+from aztask.operate.jobrunner import FROM_COUNT
+from aztask.settlement import DeadLetter
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures" / "dashboard"
 ADDRESSES = {
@@ -254,6 +256,35 @@ def test_an_action_is_counted_confirmed_and_in_the_audit(opened, scripts):
     page.wait_for_url("**/audit?id=*")
     assert "1 of 1 done" in page.locator(".outcome").inner_text()
     assert "local" in page.locator("tr.chosen").inner_text()
+
+
+def many(app):
+    """So many dead letters that their replay is a job."""
+    ids = [f"m{number}" for number in range(FROM_COUNT + 100)]
+    for task_id in ids:
+        app.send("shop.add", [1, 2], task_id=task_id)
+    receiver = app.broker.receiver("default", lease=30.0)
+    left = len(ids)
+    while left:
+        some = receiver.receive(200, 1.0)
+        receiver.settle([(each, DeadLetter("rejected", "no stock")) for each in some])
+        left -= len(some)
+    receiver.close()
+
+
+def test_many_dead_letters_are_replayed_as_a_job_whose_page_follows_it(opened, tmp_path):
+    with serving(tmp_path, many) as address:
+        page = opened("/letters?queue=default", at=address)
+        page.locator("a.act", has_text="Replay these").first.click()
+        assert page.locator(".ask").inner_text().startswith("This would replay 600 dead letters")
+        page.locator("main form button").press("Enter")
+        page.wait_for_url("**/jobs?id=*")
+        # The open page follows the job by itself.
+        done = page.locator(".outcome", has_text="600 of 600 done")
+        done.wait_for(timeout=60_000)
+        assert done.inner_text().startswith("done:")
+        found = Axe().run(page, options=RULES)
+        assert found.violations_count == 0, found.generate_report()
 
 
 def test_an_open_page_reads_itself_again_and_can_be_paused(opened):

@@ -39,6 +39,7 @@ COMMANDS = {
     "limits": "List the limits of the app, and how far each one is used.",
     "dlq": "List, show, replay and purge dead letters.",
     "workflow": "List, show, cancel and resume workflows.",
+    "jobs": "List, run and cancel jobs: actions over many items.",
     "migrate": "Check what a Celery project needs before it can move to aztask.",
     "schedule": "List, show, pause, resume, trigger and backfill schedules.",
     "scheduler": "Send the tasks of schedules until stopped, without running tasks.",

@@ -14,7 +14,7 @@ from aztask.errors import ConfigurationError, NotFound
 from aztask.operate.action import Action, Progress, Subject
 from aztask.operate.deadletters.letters import DeadLetterView, LetterGroup, Positions, Selection
 from aztask.operate.deadletters.sweep import Report
-from aztask.operate.deadletters.view import DeadLetters
+from aztask.operate.deadletters.view import DeadLetters, ReplayJournal
 from aztask.operate.queues import LeftOut, all_queues
 from aztask.support.display import plural, visible
 
@@ -260,6 +260,7 @@ class ReplayLetters(OnLetters):
     rate: float | None = None
     fresh: bool = False
     refused: bool = False
+    journal: ReplayJournal | None = field(default=None, init=False, repr=False)
 
     def __str__(self) -> str:
         text = OnLetters.__str__(self)
@@ -277,6 +278,7 @@ class ReplayLetters(OnLetters):
             rate=self.rate,
             fresh=self.fresh,
             refused=self.refused,
+            journal=self.journal,
             progress=seen,
         )
 

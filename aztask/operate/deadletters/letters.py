@@ -207,6 +207,8 @@ class Selection:
     * `reason`: the dead-letter reason.
     * `signature`: as in `DeadLetterView.signature`.
     * `positions`: the positions, if the selection was made elsewhere.
+    * `before`: only those that were dead-lettered before this time, UTC epoch seconds. It narrows
+      another condition, and is none by itself.
     * `everything`: must be True if no condition is given, so that an empty selection never means
       all.
 
@@ -219,6 +221,7 @@ class Selection:
     everything: bool = False
     signature: str | None = None
     positions: Positions | None = None
+    before: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", frozenset(self.ids))
@@ -239,12 +242,13 @@ class Selection:
             and (self.reason is None or letter.reason == self.reason)
             and (self.signature is None or letter.signature == self.signature)
             and (self.positions is None or letter.position in self.positions)
+            and (self.before is None or letter.at < self.before)
         )
 
     def only_positions(self) -> Positions | None:
         """The positions, if they are the only condition, so that no search is needed; else None."""
         texts = (self.task, self.reason, self.signature)
-        alone = not self.ids and all(text is None for text in texts)
+        alone = not self.ids and self.before is None and all(text is None for text in texts)
         return self.positions if alone else None
 
 

@@ -20,7 +20,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from aztask.app import App
 from aztask.errors import CodecError, ConfigurationError, ForeignId
@@ -127,6 +127,7 @@ class DeadLetters:
         fresh: bool = False,
         refused: bool = False,
         arguments: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
+        journal: ReplayJournal | None = None,
         progress: Callable[[Report], None] = lambda report: None,
     ) -> Report:
         """Send the selected dead letters again, as new generations, then complete them.
@@ -138,6 +139,7 @@ class DeadLetters:
           have made an unsigned one, or have sent an old one again.
         * `rate`: messages per second at most; no limit by default.
         * `arguments`: (args, kwargs) that replace those of each one; it is signed anew.
+        * `journal`: where the generations are kept, so that a later process can go on.
         * `progress`: called after each batch with the report so far.
 
         A dead letter that cannot be decoded is sent again byte for byte, with a fresh message id.
@@ -148,9 +150,9 @@ class DeadLetters:
         the message is sent and the dead letter still exists. Replaying it again makes the same
         message id, which duplicate detection drops, or the worker does, when it finds the run in
         the result store. Only if that run has ended by then does it run again, as a further
-        generation: the store cannot distinguish it from a run that another caller requested. If
-        broker and results share a local file, send and completion are one transaction, and there is
-        no window.
+        generation: the store cannot distinguish it from a run that another caller requested. With a
+        journal, it gets the same generation and does not run again. If broker and results share a
+        local file, send and completion are one transaction, and there is no window.
 
         Raises BrokerUnavailable, SendUnconfirmed (it is still a dead letter: replay it again), and
         ConfigurationError if signed messages would be sent without a signing key.
@@ -158,7 +160,7 @@ class DeadLetters:
         if rate is not None and not 0 < rate < float("inf"):
             raise ConfigurationError(f"rate takes messages a second above 0, not {rate!r}")
         pace = _RateLimiter(rate, self._clock)
-        generations = _Generations(self._app, fresh=fresh, arguments=arguments)
+        generations = _Generations(self._app, fresh=fresh, arguments=arguments, journal=journal)
         size = 1 if shared_transaction(self._app.broker, self._app.results) else BATCH
         return self._act(
             selection,
@@ -281,7 +283,9 @@ class DeadLetters:
         else:
             readable = [each for each in readable if not self._stays(each, sweep)]
         new = [(taken, self._replacement(taken.letter, generations)) for taken in readable]
-        sweep.replace([pair for pair in new if self._is_free(pair, sweep)])
+        free = [pair for pair in new if self._is_free(pair, sweep)]
+        generations.plan([taken.letter for taken, _ in free])
+        sweep.replace(free)
 
     def _is_free(self, pair: tuple[HeldLetter, Replacement], sweep: Sweep) -> bool:
         """Take the key of a unique task again; False if another task holds it.
@@ -385,6 +389,22 @@ class DeadLetters:
         )
 
 
+InvocationKey: TypeAlias = tuple[str, int, int]
+"""Task id, generation and hop."""
+
+
+class ReplayJournal(Protocol):
+    """Keeps which generation each replay follows, over the death of its process."""
+
+    def known(self) -> Mapping[InvocationKey, int]:
+        """What an earlier process had planned and may have sent."""
+        ...
+
+    def plan(self, batch: Mapping[InvocationKey, int]) -> None:
+        """Keep what is about to be sent. Raises AztaskError if this process may not go on."""
+        ...
+
+
 class _Generations:
     """Decides which generation a dead letter's replay follows. One for each replay."""
 
@@ -394,13 +414,17 @@ class _Generations:
         *,
         fresh: bool,
         arguments: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
+        journal: ReplayJournal | None = None,
     ) -> None:
-        """fresh: whether they begin from the start. arguments: as in `DeadLetters.replay`."""
+        """fresh: whether they begin from the start. arguments, journal: as in the replay."""
         self.fresh = fresh
         self.arguments = arguments
+        self._journal = journal
         self._results = app.results
         self._joint = shared_transaction(app.broker, app.results) is not None
-        self._given: OrderedDict[tuple[str, int, int], int] = OrderedDict()
+        self._given: OrderedDict[InvocationKey, int] = OrderedDict()
+        if journal is not None:
+            self._given.update(journal.known())
 
     def before_replay(self, message: TaskMessage) -> int:
         """The message's own generation, or a newer known one, so that the replay really runs.
@@ -415,6 +439,17 @@ class _Generations:
             if len(self._given) > COPIES_WITHIN:
                 self._given.popitem(last=False)
         return self._given[message.key]
+
+    def plan(self, letters: Sequence[DeadLetterView]) -> None:
+        """Keep the generations of a batch in the journal before it is sent.
+
+        With one transaction for both there is nothing to keep.
+        """
+        if self._journal is None or self._joint:
+            return
+        keys = [each.message.key for each in letters if each.message is not None]
+        if keys:
+            self._journal.plan({key: self._given[key] for key in keys})
 
     def _newest(self, message: TaskMessage) -> int:
         try:

@@ -8,9 +8,11 @@ import pytest
 from dashboardshop import PAYLOAD, token_of
 
 from aztask import Secret
+from aztask.dashboard import acting
 from aztask.errors import BrokerUnavailable
 from aztask.operate.action import audit
 from aztask.operate.deadletters import DeadLetters
+from aztask.operate.jobrunner import JobRunner
 from aztask.operate.requests import KINDS, Role
 from aztask.operate.tasks import registered
 from aztask.settlement import DeadLetter
@@ -64,6 +66,38 @@ def test_nothing_is_done_before_the_count_is_confirmed(shop):
     assert letters(shop) == []
     shown = client.get(done.headers["location"]).text
     assert "2 of 2 done" in shown
+
+
+def test_an_action_over_many_items_is_a_job(shop, monkeypatch):
+    monkeypatch.setattr(acting, "FROM_COUNT", 2)
+    dead(shop, "a", "b")
+    client = shop.as_("act")
+    made = confirm(client, "replay", 2, queue="default", all="yes")
+    assert made.status_code == 303
+    assert letters(shop) == ["a", "b"], "a thread of the server does it, and none runs here"
+    page = client.get(made.headers["location"]).text
+    assert "0 of 2 done" in page and "waiting" in page and "Cancel" in page
+    JobRunner(shop.app).work_once()
+    shop.site.forget()
+    assert "2 of 2 done" in client.get(made.headers["location"]).text
+    (entry,) = audit(shop.app).entries
+    assert (entry.by, entry.via, entry.done) == ("act", "page, as a job", 2)
+
+
+def test_a_job_is_cancelled_by_those_who_may(shop, monkeypatch):
+    monkeypatch.setattr(acting, "FROM_COUNT", 2)
+    dead(shop, "a", "b")
+    made = confirm(shop.as_("act"), "replay", 2, queue="default", all="yes")
+    key = made.headers["location"].partition("id=")[2]
+    assert "Cancel" not in shop.as_("read").get("/jobs").text.partition("<table>")[2]
+    assert shop.as_("read").get(address("job-cancel", id=key)).status_code == 403
+    client = shop.as_("act")
+    answer, count = ask(client, "job-cancel", id=key)
+    assert count == 1 and "cancel the job: replay 2 dead letters" in answer.text
+    confirm(client, "job-cancel", 1, id=key)
+    assert JobRunner(shop.app).work_once() is None
+    assert "cancelled by act" in client.get("/jobs").text
+    assert client.get("/jobs?id=nothing").status_code == 404
 
 
 def test_more_than_was_confirmed_is_asked_again(shop):

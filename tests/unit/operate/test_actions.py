@@ -17,10 +17,22 @@ from aztask import App, group
 from aztask.address.owner import Owner
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, NotFound
 from aztask.limits.breakers import Breakers, OpenBreaker
-from aztask.operate import controls, orphans, owners, queues, schedules, steps, tasks, workflows
+from aztask.operate import (
+    controls,
+    jobs,
+    orphans,
+    owners,
+    queues,
+    schedules,
+    steps,
+    tasks,
+    workflows,
+)
 from aztask.operate.action import Action
 from aztask.operate.deadletters import DeadLetters, Selection, actions
 from aztask.operate.explain import explain
+from aztask.operate.jobrunner import make_job
+from aztask.operate.requests import prepare
 from aztask.queues.engine import Database
 from aztask.settlement import Complete, DeadLetter
 from aztask.steps.home import StepHome
@@ -334,6 +346,15 @@ def edit(shop):
     )
 
 
+def cancel_job(shop):
+    shop.dead("a")
+    values = {"queue": "default", "all": "yes"}
+    prepared = prepare(shop.app, "replay", values)
+    key = make_job(prepared, "replay", values, by="ann", via="page")
+    action = jobs.cancel(shop.app, key)
+    return Case(action, 1, lambda: jobs.job(shop.app, key).state, "open", "cancelled")
+
+
 CASES = {
     "controls.pause": pause,
     "controls.resume": resume,
@@ -346,6 +367,7 @@ CASES = {
     "deadletters.actions.replay": replay,
     "deadletters.actions.replay_by_id": replay_by_id,
     "deadletters.actions.replay_counted": replay_counted,
+    "jobs.cancel": cancel_job,
     "orphans.collect": collect,
     "owners.adoption": adopt,
     "queues.create": create_queues,

@@ -33,6 +33,7 @@ NOT_ABOVE_OPERATE = {
     "operate.cli.emulator": "it starts a service, and knows no app",
     "operate.cli.exporter": "it runs a part of a worker",
     "operate.cli.init": "it writes files",
+    "operate.cli.jobs": "it runs until a signal stops it, as a worker does",
     "operate.cli.reload": "it restarts a worker",
     "operate.cli.scheduler": "it runs a part of a worker",
     "operate.cli.send": "it is `.delay()` on a command line",
