@@ -139,6 +139,8 @@ def _write_rest(message: TaskMessage, headers: dict[str, Any]) -> None:
             headers[name] = value
 
 
+_AGAIN: Final = (CONTINUE, RENEWED)
+
 _checked_name = [""]
 """The task name that was checked last. Threads may replace it at any time: each name is checked."""
 
@@ -190,9 +192,10 @@ def read_headers(headers: Mapping[str, Any], limits: MessageLimits) -> dict[str,
             values[name] = read(header, value)
     if "timelimit" in values:
         values["time_limit"], values["soft_time_limit"] = values.pop("timelimit")
-    name, mark, kind = values["task"].rpartition("#")
-    if name and mark + kind in (CONTINUE, RENEWED):
-        values["task"], values["continued"] = name, mark + kind == CONTINUE
+    if values["task"].endswith(_AGAIN):
+        name, mark, kind = values["task"].rpartition("#")
+        if name:
+            values["task"], values["continued"] = name, mark + kind == CONTINUE
     retries = values.pop("retries", 0)
     values.setdefault("resubmit_count", retries)
     _check_saved(values.get("saved"), limits)
@@ -244,9 +247,10 @@ def read_time(header: str, value: object) -> float:
 
 
 def _read_task(header: str, value: object) -> str:
-    text = value if isinstance(value, str) else ""
-    more = max(len(each) * text.endswith(each) for each in (CONTINUE, RENEWED))
-    return read_text(header, value, TASK_LIMIT + more)
+    limit = TASK_LIMIT
+    if isinstance(value, str) and value.endswith(_AGAIN):
+        limit += len(value) - value.rindex("#")
+    return read_text(header, value, limit)
 
 
 def _read_display(header: str, value: object) -> str:

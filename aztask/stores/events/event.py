@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
@@ -106,7 +107,7 @@ def to_line(event: Event, event_id: str, ts: float, worker_json: str) -> str:
     (kind, task_id, task, queue, deliveries, resubmits, duration, wait, lease, margin) = event[:10]
     line = (
         f'{{"id":"{event_id}","v":1,"event":"{kind}","ts":{ts:.6f},"task_id":{quote(task_id)},'
-        f'"task":{quote(task)},"queue":{quote(queue)},"worker":{worker_json},'
+        f'"task":{_name(task)},"queue":{_name(queue)},"worker":{worker_json},'
         f'"delivery_count":{deliveries},"resubmit_count":{resubmits}'
     )
     if event.workflow_id is not None:
@@ -154,6 +155,10 @@ def quote(text: str, limit: int = TEXT_LIMIT) -> str:
         # a complete pair. Strict readers refuse the escape of a half: write its text instead.
         quoted = encode_basestring_ascii(text.encode("utf-8", "backslashreplace").decode())
     return quoted
+
+
+_name = lru_cache(maxsize=256)(quote)
+"""For names of tasks and queues, of which there are few."""
 
 
 def _number(name: str, value: float) -> str:

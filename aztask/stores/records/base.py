@@ -139,14 +139,20 @@ class Outcome:
     @property
     def parked(self) -> bool:
         """True if the task waits: its next hop, which the settlement sends, goes on."""
-        resubmitted = isinstance(self.settlement, Resubmit)
-        return self.state is State.SNOOZED and self.error_type == PARKED and resubmitted
+        return self._snoozed_as(PARKED)
 
     @property
     def renewed(self) -> bool:
         """True if the task continues with other arguments, in a new history of steps."""
-        resubmitted = isinstance(self.settlement, Resubmit)
-        return self.state is State.SNOOZED and self.error_type == RENEWED and resubmitted
+        return self._snoozed_as(RENEWED)
+
+    def _snoozed_as(self, kind: str) -> bool:
+        """The text first, which is empty for most outcomes: a worker asks often."""
+        return (
+            self.error_type == kind
+            and self.state is State.SNOOZED
+            and isinstance(self.settlement, Resubmit)
+        )
 
 
 @dataclass(frozen=True, slots=True)

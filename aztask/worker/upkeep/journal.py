@@ -180,19 +180,20 @@ class Journal:
         outcome = item.outcome
         repeated = item.decided is not None and item.decided.repeated
         if outcome is not None and not repeated and (item.settled or not item.notes):
-            kind = WAITING if outcome.parked else outcome.state.value
+            parked = outcome.parked
+            kind = WAITING if parked else outcome.state.value
             self.counts[kind] += 1
             self._log.ended(item, outcome)
             self._emit(
-                "waiting" if outcome.parked else _KINDS[outcome.state],
+                "waiting" if parked else _KINDS[outcome.state],
                 item,
                 duration=None if item.run is None else item.duration,
                 lease=item.delivery.lease_seconds,
                 margin=item.delivery.deadline - now,
                 held=held,
-                error_type=None if outcome.parked else outcome.error_type or None,
-                error=None if outcome.parked else outcome.error or None,
-                reason=outcome.error if outcome.parked else None,
+                error_type=None if parked else outcome.error_type or None,
+                error=None if parked else outcome.error or None,
+                reason=outcome.error if parked else None,
             )
         if item.decided is not None and item.decided.put_off:
             self._put_off(item, item.decided.put_off)
