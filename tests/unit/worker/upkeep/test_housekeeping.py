@@ -32,7 +32,7 @@ from aztask.worker.upkeep.housekeeping import (
     Housekeeping,
 )
 
-NO_SIGNALS = SimpleNamespace(signals=SimpleNamespace(parks=False))
+NO_SIGNALS = SimpleNamespace(signals=SimpleNamespace(parks=False, store=None))
 """Of an app whose tasks do not wait."""
 
 
@@ -313,7 +313,11 @@ def test_a_queue_that_does_not_exist_counts_as_empty() -> None:
         capabilities = Capabilities("made up", remote=False)
         broker = SimpleNamespace(capabilities=capabilities, stats=stats)
         app: Any = SimpleNamespace(
-            results=None, payloads=None, broker=broker, settings=SimpleNamespace(events=None)
+            results=None,
+            payloads=None,
+            sends=NO_SIGNALS,
+            broker=broker,
+            settings=SimpleNamespace(events=None),
         )
         chores = Housekeeping(make_runtime(app, queues=queues), Idle(), Noting())
         found = chores.drained()
