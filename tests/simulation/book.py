@@ -134,6 +134,7 @@ class Book:
         self._latest: dict[Seat, Delivery] = {}
         self.until: dict[Delivery, float] = {}
         self._struck: set[Delivery] = set()
+        self._unanswered: set[Delivery] = set()
         self._sessions: dict[tuple[str, str], list[Life]] = {}
         self._rates: dict[str, deque[float]] = {}
         self._kept: deque[Life] = deque(maxlen=400)
@@ -304,6 +305,9 @@ class Book:
         self.note(actor.name, f"settled {delivery.envelope.message_id}: {what}", key[0])
         seat = seat_of(actor, delivery)
         returns = isinstance(settlement, Abandon | Release | Defer) and actor.site.remote
+        # An adapter that finds nothing after an unanswered request takes it for carried out. If
+        # another holder was faster, that is no fault as long as the end is recorded.
+        returns |= delivery in self._unanswered and self.run(key).outcome is not None
         late = self.until.get(delivery, 0.0) < self._time.now and not actor.site.remote
         if not returns and (self._latest.get(seat) is not delivery or late):
             self.complain(
@@ -328,6 +332,10 @@ class Book:
             self.run(clone).copies += 1
             self.note(actor.name, f"cloned as {settlement.envelope.message_id}", key[0])
         self._left(actor, key, run, clone, settlement)
+
+    def unanswered(self, delivery: Delivery) -> None:
+        """A settlement was sent to a service, and no answer came: it may be carried out."""
+        self._unanswered.add(delivery)
 
     def refused(self, actor: Actor, delivery: Delivery, settlement: Settlement) -> None:
         """A settlement was answered with Lost."""

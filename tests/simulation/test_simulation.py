@@ -128,3 +128,10 @@ def test_a_clone_may_be_received_before_its_sender_has_the_answer() -> None:
     """It has the place of its original on a Storage queue: no fault, though it looked like one."""
     report = run(draw(596779215))
     assert report.text == ""
+
+
+def test_a_settlement_without_an_answer_may_be_anothers() -> None:
+    """It came too late, the session's next holder completed the message: no fault either."""
+    report = run(draw(10))
+    assert report.text == ""
+    assert report.counts["task runs"] > 50

@@ -98,6 +98,8 @@ class WatchedReceiver:
         for (delivery, settlement), answer in zip(pairs, answers, strict=True):
             if isinstance(answer, Lost):
                 book.refused(actor, delivery, settlement)
+            if isinstance(answer, Unknown) and actor.site.remote:
+                book.unanswered(delivery)
             if isinstance(answer, Settled):
                 actor.site.tell(
                     lambda delivery=delivery, settlement=settlement: book.settled(  # type: ignore[misc]
