@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from itertools import count
 
@@ -13,6 +14,7 @@ from aztask.worker.upkeep.lostruns import LostRuns
 from .book import key_of
 from .course import Course, Decision, draw
 from .coverage import ELSEWHERE
+from .known import KNOWN, PATCHES, ROOT
 from .programs import Program
 from .running import run, run_seed
 from .services import StorageQueues
@@ -53,6 +55,17 @@ def test_a_failing_course_is_shortened_to_what_matters() -> None:
 
 def test_every_failpoint_is_simulated_or_has_a_test_of_its_own() -> None:
     assert ELSEWHERE.keys() <= set(STEPS)
+
+
+def test_each_patch_is_a_known_fault() -> None:
+    assert {each.stem for each in PATCHES.glob("*.patch")} == set(KNOWN)
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_a_known_fault_applies_to_todays_code(name: str) -> None:
+    command = ["git", "apply", "--check", str(PATCHES / f"{name}.patch")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 # -- what the simulation has found: each in the shortest course that showed it -----------------
