@@ -58,15 +58,19 @@ class Windows:
         return self.program(str(self.python), *arguments, cwd=cwd, **more)
 
     def shell(self, *commands: str, cwd: Path, **more: str) -> str:
-        """Run commands in one `cmd.exe`; ``aztask`` is that of this Python."""
-        python = windows_path(self.python)
+        """Run commands in one batch file; ``aztask`` is this Python's. Returns what they print.
+
+        Raises AssertionError if the last one fails.
+        """
+        called = f"{windows_path(self.python)} -m aztask "
         lines = [
-            command.replace("aztask ", f"{python} -m aztask ", 1)
+            called + command.removeprefix("aztask ")
             if command.startswith("aztask ")
             else f"call {command}"
             for command in commands
         ]
-        return self.program("cmd", "/c", " && ".join(lines), cwd=cwd, **more)
+        (cwd / "commands.cmd").write_text("\r\n".join([*lines, ""]), newline="")
+        return self.program("cmd", "/c", "commands.cmd", cwd=cwd, **more)
 
     def program(self, *command: str, cwd: Path, **more: str) -> str:
         done = subprocess.run(
