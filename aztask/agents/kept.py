@@ -10,6 +10,7 @@ from aztask.operate.controls import controls
 from aztask.operate.controls import limits as used_limits
 from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters.actions import groups, page
+from aztask.operate.deadletters.mutes import mutes
 from aztask.operate.jobs import jobs as job_list
 from aztask.operate.queues import arguments_of
 from aztask.operate.schedules import schedules as shown_schedules
@@ -122,6 +123,7 @@ def groups_answer(asked: Question) -> Answer:
     """Dead letters by task, reason and error."""
     queue = asked.text("queue")
     found = groups(asked.app, [queue] if queue else [])
+    muted = mutes(asked.app)
     rows = sorted(found.groups, key=lambda each: -each[1].count)
     items = [
         fields(
@@ -132,6 +134,7 @@ def groups_answer(asked: Question) -> Answer:
             count=each.count,
             first=when(each.first_at),
             last=when(each.last_at),
+            muted=True if muted.of(where, each) else None,
         )
         for where, each in rows[: asked.limit]
     ]

@@ -20,6 +20,7 @@ from aztask.operate.controls import controls, limits
 from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters.actions import groups
 from aztask.operate.deadletters.actions import page as letters_page
+from aztask.operate.deadletters.mutes import mutes
 from aztask.operate.explain import explain
 from aztask.operate.jobs import job, jobs
 from aztask.operate.queues import arguments_of, oldest_waiting, peek, queues
@@ -224,8 +225,10 @@ def dead_groups(site: Site, ask: Ask) -> Shown:
     """Dead letters, grouped by task, reason and the signature of their error."""
     queue = ask.text("queue")
     found = groups(site.app, [queue] if queue else list(site.queues))
-    rows = sorted(found.groups, key=lambda each: -each[1].count)
-    total = sum(group.count for _, group in rows)
+    muted = mutes(site.app)
+    rows = [(name, group, muted.of(name, group)) for name, group in found.groups]
+    rows.sort(key=lambda each: (each[2] is not None, -each[1].count))
+    total = sum(group.count for _, group, _ in rows)
     values = {"rows": rows, "total": total, "queue": queue, "found": found}
     return Shown("dead", "Dead letters", values)
 

@@ -1,4 +1,4 @@
-"""Rows about operations in the result store: the audit, jobs, and what watchers have sent.
+"""Rows about operations in the result store: the audit, jobs, mutes, and what watchers sent.
 
 Rules
 1. Rows belong to the broker, as runs do: whatever program acts on its queues writes to one ledger.
@@ -52,6 +52,7 @@ OPERATIONS: Final = Kind(
 AUDIT: Final = "audit"
 WATCH: Final = "watch"
 JOBS: Final = "jobs"
+MUTES: Final = "mutes"
 
 VERSION: Final = 1
 KEPT_SECONDS: Final = 90 * 86400.0
@@ -110,6 +111,10 @@ class Ledger:
         """Make, replace or delete a row; None if `before` is not the current version."""
         values = None if data is None else {"data": data}
         return self._rows.write(Change(Place(self._owner, part, key), values, before))
+
+    def put(self, part: str, key: str, data: bytes) -> None:
+        """Write a row, whatever is there."""
+        self._rows.put(Place(self._owner, part, key), {"data": data})
 
     def remove(self, part: str, keys: Sequence[str]) -> None:
         """Delete the rows with these keys, whatever is there."""

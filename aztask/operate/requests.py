@@ -19,9 +19,9 @@ from typing import Any, Final, NoReturn
 from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.limits.scale import MOST
-from aztask.operate import controls, jobs, queues, schedules, tasks, workflows
+from aztask.operate import controls, jobs, queues, schedules, steps, tasks, workflows
 from aztask.operate.action import Action
-from aztask.operate.deadletters import Selection
+from aztask.operate.deadletters import Selection, mutes
 from aztask.operate.deadletters import actions as letters
 from aztask.support.display import printable
 
@@ -74,6 +74,12 @@ _NAMES: Final = {
     "queue": "a queue",
     "task": "a task, by its registered name",
     "tenant": "a key of a limit: LIMIT=KEY",
+}
+_GROUP: Final = {
+    "queue": "the queue",
+    "task": "the task of the group",
+    "reason": "its dead-letter reason",
+    "error": "its error signature, as the list of groups shows it",
 }
 _SCHEDULE: Final = {"name": "the schedule"}
 _WORKFLOW: Final = {"id": "the workflow"}
@@ -195,6 +201,30 @@ KINDS: Final[Mapping[str, RequestKind]] = {
             _WORKFLOW,
             needed=("id",),
             final=True,
+        ),
+        RequestKind(
+            "signal",
+            "Send a signal",
+            "A task that waits for it goes on. Signals that no wait has taken yet are kept.",
+            Role.ACT,
+            {"id": "the task", "name": "the signal", "value": "its value as JSON; null by default"},
+            needed=("id", "name"),
+        ),
+        RequestKind(
+            "mute",
+            "Mute a group of dead letters",
+            "It is listed last, and no watcher sends it, until it has more dead letters.",
+            Role.ACT,
+            _GROUP,
+            needed=("queue",),
+        ),
+        RequestKind(
+            "unmute",
+            "Unmute a group of dead letters",
+            "It is listed and sent as others are.",
+            Role.ACT,
+            _GROUP,
+            needed=("queue",),
         ),
         RequestKind(
             "job-cancel",
@@ -340,6 +370,24 @@ def _resume(app: App, values: Values) -> Action[Any]:
     return controls.resume(app, _names(values))
 
 
+def _signal(app: App, values: Values) -> Action[Any]:
+    value = _json(values.get("value", "null"), "value")
+    return steps.signal(app, values["id"], values["name"], value)
+
+
+def _group(values: Values) -> tuple[str, str, str, str]:
+    task, reason, error = (values.get(field, "") for field in ("task", "reason", "error"))
+    return values["queue"], task, reason, error
+
+
+def _mute(app: App, values: Values) -> Action[Any]:
+    return mutes.mute(app, *_group(values))
+
+
+def _unmute(app: App, values: Values) -> Action[Any]:
+    return mutes.unmute(app, *_group(values))
+
+
 def _job_cancel(app: App, values: Values) -> Action[Any]:
     return jobs.cancel(app, values["id"])
 
@@ -390,6 +438,9 @@ _MAKERS: Final[Mapping[str, Callable[[App, Values], Action[Any]]]] = {
     "schedule-trigger": _schedule_trigger,
     "workflow-resume": _workflow_resume,
     "workflow-cancel": _workflow_cancel,
+    "signal": _signal,
+    "mute": _mute,
+    "unmute": _unmute,
     "job-cancel": _job_cancel,
     "scale": _scale,
     "queue-purge": _queue_purge,

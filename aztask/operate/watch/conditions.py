@@ -21,6 +21,7 @@ from aztask.errors import AztaskError, QueueNotFound
 from aztask.operate.attention import bad_schedules, ready, silent_workers
 from aztask.operate.controls import controls
 from aztask.operate.deadletters import DeadLetters, LetterGroup
+from aztask.operate.deadletters.mutes import mutes
 from aztask.operate.queues import LeftOut, all_queues, oldest_waiting
 from aztask.operate.watch.rules import WatchRule
 from aztask.queues.base import QueueStats
@@ -190,7 +191,8 @@ class _Look:
             queue = stats.queue
             with found.reading(queue):
                 for group in self._groups(stats):
-                    found.add(_failure(queue, group))
+                    if self._once("mutes", mutes).of(queue, group) is None:
+                        found.add(_failure(queue, group))
 
     def _groups(self, stats: QueueStats) -> Sequence[LetterGroup]:
         known, now = self._letters.get(stats.queue), clock.monotonic()

@@ -29,7 +29,7 @@ from aztask.operate import (
     workflows,
 )
 from aztask.operate.action import Action
-from aztask.operate.deadletters import DeadLetters, Selection, actions
+from aztask.operate.deadletters import DeadLetters, Selection, actions, mutes
 from aztask.operate.explain import explain
 from aztask.operate.jobrunner import make_job
 from aztask.operate.requests import prepare
@@ -355,6 +355,22 @@ def cancel_job(shop):
     return Case(action, 1, lambda: jobs.job(shop.app, key).state, "open", "cancelled")
 
 
+def muted(shop):
+    return lambda: len(mutes.mutes(shop.app).by_key)
+
+
+def mute_group(shop):
+    shop.dead("a")
+    action = mutes.mute(shop.app, "default", "shop.add", "rejected", "no stock")
+    return Case(action, 1, muted(shop), 0, 1)
+
+
+def unmute_group(shop):
+    mute_group(shop).action.act()
+    action = mutes.unmute(shop.app, "default", "shop.add", "rejected", "no stock")
+    return Case(action, 1, muted(shop), 1, 0)
+
+
 CASES = {
     "controls.pause": pause,
     "controls.resume": resume,
@@ -367,6 +383,8 @@ CASES = {
     "deadletters.actions.replay": replay,
     "deadletters.actions.replay_by_id": replay_by_id,
     "deadletters.actions.replay_counted": replay_counted,
+    "deadletters.mutes.mute": mute_group,
+    "deadletters.mutes.unmute": unmute_group,
     "jobs.cancel": cancel_job,
     "orphans.collect": collect,
     "owners.adoption": adopt,
