@@ -362,7 +362,7 @@ def served(folder, *arguments):
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
     try:
-        wait_until(up, 40, "the server listens")
+        wait_until(up, 120, "the server listens")
         yield port, {name: token for name, (token, _) in tokens.items()}
     finally:
         process.terminate()
