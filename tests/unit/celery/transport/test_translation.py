@@ -12,6 +12,7 @@ from aztask.celery.transport.translation import (
 )
 from aztask.errors import ContentRefused, DecodeError, EncodeError
 from aztask.message.bounds import MessageLimits
+from aztask.message.encryption import Cipher
 from aztask.message.envelope import Envelope
 
 NOW = 1_577_836_800.0  # 2020-01-01
@@ -156,3 +157,10 @@ def test_a_compressed_body_comes_out_plain_and_bounded():
 )
 def test_how_early_a_message_is(eta, left):
     assert seconds_early(Envelope(b"", headers={"eta": eta}), NOW) == left
+
+
+def test_what_aztask_has_encrypted_is_refused_in_one_line():
+    body = Cipher([bytes(32)], encrypt=True).encrypt(b"[[], {}, {}]", "arguments", "id-1", "")
+    with pytest.raises(ContentRefused, match="a Celery worker has no key for them") as raised:
+        to_message(Envelope(body=body, headers={"task": "t", "id": "id-1"}), MessageLimits())
+    assert "\n" not in str(raised.value)
