@@ -7,12 +7,13 @@ RULE = "cannot name a project: use lower-case letters, digits and '_'"
 
 def test_it_writes_all_files(cli):
     ended = cli("init", "shop")
-    assert (ended.code, ended.out) == (0, "wrote shop: 10 files; read shop/README.md\n")
+    assert (ended.code, ended.out) == (0, "wrote shop: 16 files; read shop/README.md\n")
     folder = cli.folder / "shop"
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.*")}
     assert found == {path.format(name="shop") for path in FILES}
     for path in found:
-        assert "$" not in (folder / path).read_text().replace("$ ", "")
+        text = (folder / path).read_text().replace("$env:AZTASK_", "").replace("$ ", "")
+        assert "$" not in text, "each place of a template is filled"
 
 
 @pytest.mark.parametrize(
