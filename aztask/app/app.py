@@ -16,9 +16,8 @@ from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, o
 from aztask.address.addresses import LocalAddress
 from aztask.address.owner import Owner
 from aztask.app.options import AppOptions, QueueOptionNames
-from aztask.app.queues import DeclaredQueues
-from aztask.app.sending import Sends
-from aztask.app.tasks import DeclaredLimits, TaskRegistry, declared_step
+from aztask.app.sending import DeclaredLimits, DeclaredQueues, Sends
+from aztask.app.tasks import TaskRegistry, declared_step
 from aztask.app.workflows import WorkflowStarter
 from aztask.config import (
     Settings,

@@ -1,27 +1,25 @@
-"""The tasks of an app, those that handle the messages of other programs, and their limits."""
+"""The tasks of an app, and those that handle the messages of other programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, ParamSpec, TypeVar, cast
 
 from aztask.config import Settings
 from aztask.context import current_context
-from aztask.errors import ConfigurationError, DuplicateTask, did_you_mean
+from aztask.errors import DuplicateTask
 from aztask.handler import Handler
-from aztask.limits.declaration import Limit, limit_of
 from aztask.message.codec import Codec
-from aztask.message.encryption import PLAIN_DIGESTS, KeyDigests
 from aztask.message.envelope import Envelope
 from aztask.message.foreign import foreign_message, is_foreign
 from aztask.message.message import TaskMessage
 from aztask.queues.delivery import Position
 from aztask.retry import RetryPolicy
-from aztask.support.interactive import interactive, replaces
-from aztask.task import ContextTask, Invocation, InvocationSender, Task
-from aztask.taskoptions import TaskOptions, name_text, raise_duplicate, task_name
+from aztask.support.interactive import replaces
+from aztask.task import ContextTask, InvocationSender, Task
+from aztask.taskoptions import TaskOptions, raise_duplicate, task_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,62 +108,6 @@ class TaskRegistry:
         task.strategy_asked = options.get("retry_strategy")
         self.tasks[task.name] = task
         return task
-
-
-class DeclaredLimits(dict[str, Limit]):
-    """The limits that the code declares, by their names. `digests`: hide their keys."""
-
-    digests: KeyDigests = PLAIN_DIGESTS
-
-    def declare(
-        self,
-        name: str,
-        *,
-        rate: str | None = None,
-        burst: int | None = None,
-        concurrency: int | None = None,
-        key: Callable[..., object] | None = None,
-        cost: Callable[..., float] | None = None,
-    ) -> None:
-        """Add a limit, see `App.limit`. Raises ConfigurationError."""
-        if name_text(name, "limit: the name") in self and not interactive():
-            raise ConfigurationError(f"there is a limit {name!r} already")
-        self[name] = limit_of(
-            name,
-            rate=rate,
-            burst=burst,
-            concurrency=concurrency,
-            key=key,
-            cost=cost,
-            digests=self.digests,
-        )
-
-    def check_costs(self, task: Task[..., Any] | None, calls: Iterable[Invocation]) -> None:
-        """Raise CostTooLarge if no worker could ever start one of these calls.
-
-        Also raises what the functions for the costs raise.
-        """
-        if task is None or not task.limits:
-            return
-        limits = [limit for limit in self.of(task) if limit.cost is not None]
-        for call in calls if limits else ():
-            named = task.named_arguments(call.args, call.kwargs)
-            for limit in limits:
-                limit.cost_of(named)
-
-    def of(self, task: Task[..., Any]) -> tuple[Limit, ...]:
-        """The limits of a task. Raises ConfigurationError for a name that is not declared.
-
-        A task may be declared before its limits, so its first send, a starting worker and ``aztask
-        doctor`` find a wrong name.
-        """
-        for name in task.limits:
-            if name not in self:
-                raise ConfigurationError(
-                    f"task {task.name!r}: there is no limit {name!r}; declare it with "
-                    f"app.limit({name!r}, rate=...).{did_you_mean(name, tuple(self))}"
-                )
-        return tuple(self[name] for name in task.limits)
 
 
 def declared_step(

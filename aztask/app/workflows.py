@@ -9,18 +9,18 @@ from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, Final, Protocol, cast
 
-from aztask.app.queues import DeclaredQueues
+from aztask.app.sending import DeclaredQueues
 from aztask.context import current_context
 from aztask.errors import ConfigurationError
 from aztask.hooks import Hooks, Sending
 from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.message.codec import Codec
 from aztask.result import TypedTask
-from aztask.sending.ids import new_id
 from aztask.sending.send import Sender
 from aztask.sending.sessionrules import check_session
 from aztask.stores.connections import Connections
 from aztask.support import clock
+from aztask.support.chance import new_id
 from aztask.task import SendOptions, Task
 from aztask.workflows.compiler import compile_graph
 from aztask.workflows.engine import WorkflowEngine, engine_for

@@ -27,8 +27,8 @@ from aztask.django.api import (
 from aztask.django.results import result_of
 from aztask.django.running import wrap
 from aztask.django.taskapp import TaskApp, task_app
-from aztask.sending.ids import new_id
 from aztask.stores.connections import TEST_BROKER
+from aztask.support.chance import new_id
 from aztask.taskoptions import SendOptions
 
 

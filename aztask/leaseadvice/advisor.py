@@ -62,6 +62,7 @@ class LeaseAdvisor:
         * `broker`: from its address ``lease_advice="auto"`` is derived.
         * `now`: the clock by which the document's age is measured.
         """
+        self.enabled = settings.lease_advice is not None
         self._settings = settings
         self._broker = broker
         self._refresh = REFRESH_SECONDS
@@ -74,11 +75,6 @@ class LeaseAdvisor:
         self._reading: threading.Thread | None = None
         self._part = Part("lease advice reader")
         self._complaint = ""
-
-    @property
-    def enabled(self) -> bool:
-        """True if the app has a place for lease advice."""
-        return self._settings.lease_advice is not None
 
     @property
     def store(self) -> LeaseStore:

@@ -56,7 +56,7 @@ from aztask.message.headers import (
     write_headers,
 )
 from aztask.message.jsonencoding import check_json_values
-from aztask.message.message import MESSAGE_DEFAULTS, MESSAGE_ID_LIMIT, TaskMessage
+from aztask.message.message import MESSAGE_DEFAULTS, MESSAGE_ID_LIMIT, TaskMessage, build
 from aztask.message.payload import (
     MARK,
     PAYLOAD_BYTES,
@@ -65,10 +65,8 @@ from aztask.message.payload import (
     inner_type,
     wrapped_type,
 )
-from aztask.message.signatures import SignatureRules, Signatures
-from aztask.message.signing import check_key
+from aztask.message.signatures import SignatureRules, Signatures, check_key
 from aztask.support.display import one_line
-from aztask.support.frozen import build
 
 # -- The keywords that the body of a message may hold.
 
@@ -115,7 +113,7 @@ class Codec:
         * `serializer`: the format to write, "msgpack" or "json".
         * `accept`: the formats to read.
         * `limits`: what a message may contain.
-        * `signing_keys`: see `aztask.message.signing`; with one or more, unsigned messages are
+        * `signing_keys`: see `aztask.message.signatures`; with one or more, unsigned messages are
           refused.
         * `signatures`: when a signature is accepted.
         * `id_key`: makes message ids that strangers cannot guess. At least 16 bytes.

@@ -17,10 +17,9 @@ from aztask.message import serializer as formats
 from aztask.message.bounds import MessageLimits, check_size
 from aztask.message.envelope import Envelope
 from aztask.message.headers import check_extra, is_known
-from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
+from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage, build
 from aztask.message.payload import inner_type
 from aztask.support.display import one_line, storable
-from aztask.support.frozen import build
 
 RAW: Final = "application/x-aztask-raw"
 """The content type of a body that only a handler reads."""

@@ -20,7 +20,7 @@ from typing import Final
 import msgpack
 
 from aztask.message.encryption import NO_CIPHER, Cipher
-from aztask.message.signing import Signer
+from aztask.message.signatures import Signer
 
 VERSION: Final = 3
 """Those of messages are versions 1 and 2."""

@@ -16,9 +16,8 @@ from typing import Any
 from aztask.message import serializer as formats
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
-from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
+from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage, build
 from aztask.support.display import short_repr
-from aztask.support.frozen import build
 
 _NO_ARGUMENTS: tuple[Any, ...] = ()
 _NO_EMBED: dict[str, Any] = {}

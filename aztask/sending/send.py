@@ -20,11 +20,15 @@ from aztask.errors import BrokerError, CodecError, EncodeError, NotUnique, SendU
 from aztask.hooks import Hooks, Sending
 from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.message.codec import Codec
-from aztask.message.message import CALLER, HISTORY, MESSAGE_DEFAULTS, TaskMessage
+from aztask.message.message import CALLER, HISTORY, MESSAGE_DEFAULTS, TaskMessage, build
 from aztask.queues.base import Broker
-from aztask.sending.ids import new_id, new_ids
-from aztask.sending.publisher import Publication, Publisher
-from aztask.sending.sendevents import SendEvents, with_headers, with_shared_headers
+from aztask.sending.publisher import (
+    Publication,
+    Publisher,
+    SendEvents,
+    with_headers,
+    with_shared_headers,
+)
 from aztask.sending.sessionrules import check_session
 from aztask.sending.unique import UniqueSender
 from aztask.stores.connections import Connections
@@ -32,9 +36,9 @@ from aztask.stores.events.sink import EventSink
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.records.base import RunKey, RunRecord, State
 from aztask.support import clock
+from aztask.support.chance import new_id, new_ids
 from aztask.support.display import MASK, short_repr
 from aztask.support.durations import to_seconds
-from aztask.support.frozen import build
 from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions, delay_seconds, expiry
 from aztask.uniqueness.engine import UNIQUE
@@ -282,7 +286,7 @@ class Sender:
             "generation": generation,
             "session": session,
             "ordered": ordered,
-            "lease_seconds": self._leases.lease_seconds(queue),
+            "lease_seconds": self._leases.lease_seconds(queue) if self._leases.enabled else None,
             "root_id": (parent.message.root_id or parent.task_id) if parent else None,
             "parent_id": parent.task_id if parent else None,
         }

@@ -98,3 +98,27 @@ def token(count: int = 16) -> str:
 def shuffle(items: list[Any]) -> None:
     """Bring the items into a random order, so that no program always begins with the same one."""
     _source[-1].shuffle(items)
+
+
+# -- new ids of tasks and workflows: random UUIDs (RFC 9562), faster than uuid.uuid4 ---------------
+#
+# New task ids: random UUIDs (RFC 9562, version 4), several times faster than `uuid.uuid4`.
+
+
+def new_id() -> str:
+    """A random id of 36 characters, for a task or a workflow."""
+    return _uuid(token(16))
+
+
+def new_ids(count: int) -> list[str]:
+    """`count` new task ids.
+
+    One system call draws the random numbers of all; one for each would cost more than its text.
+    """
+    digits = token(16 * count)
+    return [_uuid(digits[start : start + 32]) for start in range(0, 32 * count, 32)]
+
+
+def _uuid(digits: str) -> str:
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"

@@ -34,6 +34,7 @@ FORMER: Final = {
     "aztask.payloads": "aztask.stores.payloads",
     "aztask.payloads.place": "aztask.address.payloads",
     "aztask.results": "aztask.stores.records",
+    "aztask.support.hooks": "aztask.hooks",
     "aztask.top": "aztask.operate.top",
     "aztask.transport": "aztask.celery.transport",
 }

@@ -18,10 +18,10 @@ from aztask.operate.deadletters.view import DeadLetters, DeadLetterView
 from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.result import AsyncResult
-from aztask.sending.ids import new_id
 from aztask.sending.sent import Sent, find, named
 from aztask.stores.records.local.store import LocalResults
 from aztask.support import clock
+from aztask.support.chance import new_id
 from aztask.support.clock import Clock, replaced
 from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions, delay_seconds

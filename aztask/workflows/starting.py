@@ -17,13 +17,12 @@ from typing import Any, Final
 
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
-from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
+from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage, build
 from aztask.queues.base import Broker, shared_transaction
 from aztask.stores.records.workflows import ROOT, DocumentChange
 from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
-from aztask.support.frozen import build
 from aztask.workflows.compiler import Compiled
 from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine

@@ -27,12 +27,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from aztask.app import App
 from aztask.context import TaskLease, set_current_context
 from aztask.errors import LeaseLost
-from aztask.message.message import MESSAGE_FIELDS, TaskMessage
+from aztask.message.message import MESSAGE_FIELDS, TaskMessage, build
 from aztask.queues.base import ANY_SESSION, Broker, Receiver, SessionHolder
 from aztask.queues.delivery import Delivery
 from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.support.clock import Clock
-from aztask.support.frozen import build
 from aztask.support.parts import Part
 from aztask.worker.intake.ports import IntakeReports, QueueSource
 from aztask.worker.intake.queueintake import is_refused, pause_after

@@ -274,7 +274,9 @@ COMPARING = ("compare_digest", "operator.eq", "with", "match")
 
 def test_signatures_are_compared_in_constant_time_alone():
     """An ordinary comparison takes the longer the more of a forged signature is right."""
-    found = comparisons((PACKAGE / "message" / "signing.py").read_text())
+    tree = ast.parse((PACKAGE / "message" / "signatures.py").read_text())
+    signing = [each for each in tree.body if getattr(each, "name", "") in ("Signer", "check_key")]
+    found = comparisons("\n".join(ast.unparse(each) for each in signing))
     assert sorted(found) == ["hmac.compare_digest", "len(key) < KEY_BYTES"]
 
 

@@ -4,11 +4,10 @@ import pytest
 
 from aztask import App
 from aztask.errors import EncodeError
-from aztask.hooks import HookedSink, Sending, WorkerInfo
+from aztask.hooks import HookedSink, Listeners, Sending, WorkerInfo
 from aztask.stores.events.event import Event
 from aztask.stores.events.sink import NullEventSink
 from aztask.stores.records.base import NOTE_BYTES
-from aztask.support.hooks import Listeners
 
 EVENT = Event("received", "id", "shop.add", "default")
 

@@ -22,9 +22,8 @@ from aztask.errors import ContentRefused, DecodeError
 from aztask.message.codec import Codec
 from aztask.message.foreign import RAW
 from aztask.message.headers import LONGEST_RUN, read_time
-from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
+from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage, build
 from aztask.support.display import one_line
-from aztask.support.frozen import build
 
 # -- the third part of a body of message protocol 2, ``embed``, as a value -----------------
 #

@@ -59,7 +59,7 @@ class Boxes:
         self._broker = broker
         self._enabled = enabled
         self._mailboxes: Mailboxes | None = None
-        self._undecided: set[str] = set()
+        self.undecided: set[str] = set()
         self._boxes: dict[str, Box] = {}
         self._lock = threading.RLock()
         self._stop = threading.Event()
@@ -81,16 +81,16 @@ class Boxes:
     def declare(self, queue: str) -> bool:
         """A temporary queue was declared; returns False if mailboxes are off."""
         if self._enabled and queue not in self._boxes:
-            self._undecided.add(queue)
+            self.undecided.add(queue)
         return self._enabled
 
-    def undecided(self, queue: str | None = None) -> list[str]:
+    def take_undecided(self, queue: str | None = None) -> list[str]:
         """The temporary queues that are used before they were bound: ordinary ones (rule 1)."""
-        if not self._undecided:
+        if not self.undecided:
             return []
         with self._lock:
-            found = [name for name in self._undecided if queue is None or name == queue]
-            self._undecided.difference_update(found)
+            found = [name for name in self.undecided if queue is None or name == queue]
+            self.undecided.difference_update(found)
         return found
 
     def bind(self, queue: str, binding: Binding) -> bool:
@@ -100,9 +100,9 @@ class Boxes:
         mailbox is for broadcasts (rule 3).
         """
         with self._lock:
-            if queue not in self._undecided and queue not in self._boxes:
+            if queue not in self.undecided and queue not in self._boxes:
                 return False
-            self._undecided.discard(queue)
+            self.undecided.discard(queue)
             box = self._boxes.setdefault(queue, Box())
             box.bindings.add(binding)
         try:

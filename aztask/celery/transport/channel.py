@@ -24,10 +24,11 @@ from kombu.transport import base
 from aztask.celery.transport.boxes import Pump
 from aztask.celery.transport.consumers import Accepted, MailboxConsumer, QueueConsumer, source_of
 from aztask.celery.transport.options import nothing
-from aztask.celery.transport.routing import ChannelConnection, RoutingChannel
-from aztask.celery.transport.translation import (
+from aztask.celery.transport.routing import (
     HELD_SECONDS,
     LONGEST_DELAY,
+    ChannelConnection,
+    RoutingChannel,
     seconds_early,
     to_message,
 )

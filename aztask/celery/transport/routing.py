@@ -10,20 +10,34 @@ Rules
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from time import time
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+from uuid import uuid4
 
 from amqp.protocol import queue_declare_ok_t
 from kombu.transport import virtual
 
 from aztask.celery.transport.boxes import NO_CONTROL, Boxes
 from aztask.celery.transport.options import TransportOptions
-from aztask.celery.transport.translation import to_envelope
 from aztask.celery.transport.unacked import Changes
-from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.errors import (
+    ConfigurationError,
+    ContentRefused,
+    DecodeError,
+    EncodeError,
+    QueueNotFound,
+)
+from aztask.message.bounds import MessageLimits, check_size
+from aztask.message.compression import decompress
+from aztask.message.encryption import is_encrypted
 from aztask.message.envelope import Envelope
+from aztask.message.headers import COMPRESSION, read_time, to_iso
+from aztask.message.message import MESSAGE_ID_LIMIT, build
+from aztask.message.signatures import ANNOUNCED
 from aztask.queues.base import Binding, Broker, QueueOptions
 from aztask.queues.lease.keeper import LeaseKeeper
+from aztask.support.durations import to_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +139,8 @@ class RoutingChannel(virtual.Channel):
         for a Celery task, for a `mandatory` message, and for an exchange that was not declared.
         Raises EncodeError, or what `Broker.send` raises.
         """
-        self._declare_undecided()
+        if self.link.boxes.undecided:
+            self._declare_undecided()
         broker = self.link.broker
         lead = broker.capabilities.lead
         envelope = to_envelope(message, time(), lead)
@@ -211,7 +226,7 @@ class RoutingChannel(virtual.Channel):
 
     def _declare_undecided(self, queue: str | None = None) -> None:
         """Create temporary queues that are used without being bound to an exchange."""
-        for name in self.link.boxes.undecided(queue):
+        for name in self.link.boxes.take_undecided(queue):
             self._declare(name)
 
     def queue_bind(
@@ -243,10 +258,171 @@ class RoutingChannel(virtual.Channel):
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any
     ) -> None:
         """Delete the queue with its messages; with `if_empty` only if it has none."""
-        if self.link.boxes.has(queue) or self.link.boxes.undecided(queue):
+        if self.link.boxes.has(queue) or self.link.boxes.take_undecided(queue):
             self.link.boxes.delete(queue)
         elif not (if_empty and self._size(queue)):
             for exchange, routing_key, _arguments in list(self.state.queue_bindings(queue)):
                 self.queue_unbind(queue, exchange, routing_key)
             self.state.queue_bindings_delete(queue)
             self.link.broker.delete(self.link.address(queue))
+
+
+# -- convert Kombu's message dict into an envelope and back, for the transport. No I/O -------------
+#
+# Rules
+# 1. The body travels as raw bytes: no base64, no JSON around it.
+# 2. An AMQP property goes into the envelope's field for it. Other properties are passed on if they
+#    are plain values; AMQP would drop them.
+# 3. A message without an id gets a fresh one, also written into the producer's own properties, so
+#    that Kombu's retry of the same publish sends the same id again.
+# 4. Delays come from the property ``delay`` or ``countdown`` (seconds), or from Celery's ``eta``.
+
+LONGEST_DELAY: Final = 6 * 86400.0
+"""Seconds: longer delays are chained, as a Storage queue hides a message for at most seven days."""
+
+HELD_SECONDS: Final = 3.0
+"""A message that arrives so many seconds before its eta, or less, is held until then."""
+
+_PLACED: Final = frozenset(
+    {
+        "message_id",
+        "correlation_id",
+        "type",
+        "session",
+        "partition_key",
+        "delay",
+        "countdown",
+        "expires_at",
+        "expiration",
+        "delivery_mode",
+        "delivery_info",
+        "delivery_tag",
+        "body_encoding",
+    }
+)
+
+
+_PLAIN: Final = (str, bytes, bool, int, float, list, tuple, dict)
+
+
+def to_envelope(message: dict[str, Any], now: float, lead: float = 0.0) -> Envelope:
+    """The envelope of a message that Kombu publishes; `now` is in UTC epoch seconds.
+
+    lead: seconds before its eta at which a message becomes visible.
+
+    Raises EncodeError for an impossible delay or expiry.
+    """
+    properties: dict[str, Any] = message["properties"]
+    headers: Mapping[str, Any] = message["headers"]
+    body = message["body"]
+    message_id = properties.get("message_id")
+    if message_id is None:
+        message_id = properties["message_id"] = str(uuid4())
+    elif not isinstance(message_id, str) or not 0 < len(message_id) <= MESSAGE_ID_LIMIT:
+        raise EncodeError(f"message_id must be a text of 1 to {MESSAGE_ID_LIMIT} characters")
+    delay = properties.get("delay")
+    if delay is None:
+        delay, headers = _delay(properties, headers, now, lead)
+    expires_at = properties.get("expires_at")
+    if expires_at is None and "expiration" in properties:
+        expires_at = now + _milliseconds(properties["expiration"])
+    values = {
+        "body": body.encode("utf-8") if isinstance(body, str) else bytes(body),
+        "headers": headers,
+        "message_id": message_id,
+        "content_type": message["content-type"] or "application/data",
+        "content_encoding": message["content-encoding"] or "binary",
+        "subject": properties.get("type"),
+        "correlation_id": properties.get("correlation_id"),
+        "session": properties.get("session"),
+        "partition_key": properties.get("partition_key"),
+        "delay": delay,
+        "expires_at": expires_at,
+        "properties": {
+            name: value
+            for name, value in properties.items()
+            if name not in _PLACED and isinstance(value, _PLAIN)
+        },
+        "problem": "",
+    }
+    return build(Envelope, values)
+
+
+def _delay(
+    properties: Mapping[str, Any], headers: Mapping[str, Any], now: float, lead: float
+) -> tuple[float, Mapping[str, Any]]:
+    """(seconds to hide the message, its headers): a long delay needs an eta for its chain."""
+    delay = 0.0
+    if properties.get("countdown") is not None:
+        try:
+            delay = to_seconds(properties["countdown"], "countdown")
+        except ConfigurationError as error:
+            raise EncodeError(str(error)) from None
+    elif headers.get("eta") is not None:
+        try:
+            left = read_time("eta", headers["eta"]) - lead - now
+        except DecodeError as error:
+            raise EncodeError(str(error)) from None
+        return min(LONGEST_DELAY, max(0.0, left)), headers
+    if delay > LONGEST_DELAY:
+        return LONGEST_DELAY, {**headers, "eta": to_iso(now + delay)}
+    return delay, headers
+
+
+def _milliseconds(value: object) -> float:
+    """AMQP's expiration as a number: a text of milliseconds, as Kombu writes it."""
+    try:
+        return to_seconds(float(str(value)[:32]) / 1000.0, "expiration")
+    except (ValueError, ConfigurationError):
+        raise EncodeError(f"expiration {str(value)[:32]!r} is not milliseconds") from None
+
+
+def to_message(envelope: Envelope, limits: MessageLimits) -> dict[str, Any]:
+    """The arguments of Kombu's Message for a received envelope, with its body decompressed.
+
+    Raises CodecError for a message that could not be read, and for a body that is too long or
+    cannot be decompressed.
+    """
+    if envelope.problem:
+        raise DecodeError(envelope.problem)
+    headers = dict(envelope.headers)
+    properties = {
+        "delivery_mode": 2,
+        "priority": 0,
+        **envelope.properties,
+        "message_id": envelope.message_id,
+        "correlation_id": envelope.correlation_id,
+    }
+    for name, value in (
+        ("type", envelope.subject),
+        ("session", envelope.session),
+        ("expires_at", envelope.expires_at),
+    ):
+        if value is not None:
+            properties[name] = value
+    body = envelope.body
+    check_size(len(body), limits)
+    if is_encrypted(body):
+        raise ContentRefused(
+            "its arguments are encrypted by aztask, and a Celery worker has no key for them: let a"
+            " worker of aztask serve the queue"
+        )
+    compression = headers.pop(COMPRESSION, None)
+    return {
+        "body": decompress(body, compression, limits) if compression else body,
+        "content_type": envelope.content_type.removesuffix(ANNOUNCED),
+        "content_encoding": envelope.content_encoding,
+        "headers": headers,
+        "properties": properties,
+    }
+
+
+def seconds_early(envelope: Envelope, now: float) -> float | None:
+    """Seconds until the ``eta`` in the headers, 0 if it has passed; None if there is none."""
+    eta = envelope.headers.get("eta")
+    if eta is None:
+        return None
+    try:
+        return max(0.0, read_time("eta", eta) - now)
+    except DecodeError:
+        return None  # a header of another program: its consumer knows the meaning

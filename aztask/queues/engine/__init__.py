@@ -13,7 +13,7 @@ from aztask.queues.engine.messages import (
     SessionLease,
     StoredSettings,
 )
-from aztask.queues.engine.watch import Waiter, Watch
+from aztask.queues.engine.watch import Waiter, WakeUp, Watch
 
 __all__ = [
     "DELIVERIES_EXCEEDED",
@@ -30,5 +30,6 @@ __all__ = [
     "SessionLease",
     "StoredSettings",
     "Waiter",
+    "WakeUp",
     "Watch",
 ]

@@ -31,9 +31,8 @@ from aztask.queues.engine.messages import (
     PeekedMessage,
     SessionLease,
 )
-from aztask.queues.engine.queues import QueueTable
+from aztask.queues.engine.queues import EngineSending, QueueTable
 from aztask.queues.engine.receiving import SWEEP_SECONDS, EngineReceiving, Sweeper
-from aztask.queues.engine.sending import EngineSending
 from aztask.queues.engine.sessions import Sessions
 from aztask.queues.engine.settling import EngineSettling
 from aztask.support.clock import SYSTEM_CLOCK, Clock

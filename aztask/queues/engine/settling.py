@@ -19,10 +19,10 @@ from aztask.queues.engine.queues import (
     EXHAUSTED,
     GIVE_BACK,
     BatchStatement,
+    EngineSending,
     QueueTable,
     Row,
 )
-from aztask.queues.engine.sending import EngineSending
 
 Lease: TypeAlias = tuple[int, str]
 """The proof of a lease: the message's sequence number and the token."""

@@ -229,3 +229,23 @@ class Waiter:
         if not self._woken_by_write:
             self._watch.doubt()
         self._pause = max(self._pause, self._rest)
+
+
+class WakeUp:
+    """Wakes the threads that wait for a queue's messages. watch: the watch they wait on."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.count = 0
+        self.closed = False
+
+    def notify(self, committed: bool = True) -> None:
+        """Wake the waiting threads, unless the transaction was rolled back."""
+        if committed:
+            self.count += 1  # two calls at once may count as one: both have committed by then
+            self.watch.wake()
+
+    def close(self) -> None:
+        """End all waits, now and in the future."""
+        self.closed = True
+        self.notify()

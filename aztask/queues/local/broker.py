@@ -34,7 +34,14 @@ from aztask.queues.base import (
     Renewed,
     Unknown,
 )
-from aztask.queues.engine import Database, Engine, PeekedMessage, SessionLease, StoredSettings
+from aztask.queues.engine import (
+    Database,
+    Engine,
+    PeekedMessage,
+    SessionLease,
+    StoredSettings,
+    WakeUp,
+)
 from aztask.queues.local.inspection import LocalInspector
 from aztask.queues.local.kind import KIND
 from aztask.queues.local.mailboxes import LocalMailboxes
@@ -43,7 +50,6 @@ from aztask.queues.local.receiver import (
     GONE,
     LocalDelivery,
     LocalReceiver,
-    WakeUp,
     leases,
     renewed,
     sequence_number,

@@ -23,8 +23,8 @@ from aztask.errors import (
 )
 from aztask.message.bounds import MessageLimits, check_msgpack
 from aztask.message.envelope import Envelope
+from aztask.message.message import build
 from aztask.queues.engine import NewMessage
-from aztask.support.frozen import build
 
 MESSAGE_LIMIT: Final = 64 * 1024 * 1024
 """Most bytes of a packed envelope. The engine could store more, but reads a payload as a whole."""

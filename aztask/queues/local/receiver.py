@@ -26,7 +26,7 @@ from aztask.queues.base import (
     Unknown,
 )
 from aztask.queues.delivery import OwnDelivery, unsettled
-from aztask.queues.engine import Engine, Leased, NewMessage, Waiter, Watch
+from aztask.queues.engine import Engine, Leased, NewMessage, Waiter, WakeUp
 from aztask.queues.local.payload import envelope_of, new_message, payload_of
 from aztask.settlement import (
     Abandon,
@@ -48,26 +48,6 @@ GONE: Final = Lost("the lease has ended, or the message was settled before")
 
 
 _T = TypeVar("_T")
-
-
-class WakeUp:
-    """Wakes the threads that wait for a queue's messages. watch: the watch they wait on."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-        self.count = 0
-        self.closed = False
-
-    def notify(self, committed: bool = True) -> None:
-        """Wake the waiting threads, unless the transaction was rolled back."""
-        if committed:
-            self.count += 1  # two calls at once may count as one: both have committed by then
-            self.watch.wake()
-
-    def close(self) -> None:
-        """End all waits, now and in the future."""
-        self.closed = True
-        self.notify()
 
 
 class LocalDelivery(OwnDelivery):

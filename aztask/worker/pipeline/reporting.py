@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aztask.hooks import KilledRun, Receiving, Settling
+from aztask.hooks import KilledRun, Listeners, Receiving, Settling
 from aztask.support.clock import Clock
-from aztask.support.hooks import Listeners
 from aztask.worker.pipeline.work import WorkItem, message_of
 
 

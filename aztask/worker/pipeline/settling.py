@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from aztask.errors import AlreadySettled
-from aztask.hooks import Settling
+from aztask.hooks import Hook, Settling
 from aztask.message.message import TaskMessage
 from aztask.message.payload import stored_in
 from aztask.queues.delivery import Lost, Settled, Unknown
@@ -30,7 +30,6 @@ from aztask.stores.payloads.payloads import Payloads, owned
 from aztask.stores.records.deadindex import DeadIndex, IndexedDeadLetter
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
-from aztask.support.hooks import Hook
 from aztask.support.threadpool import ThreadPool
 from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import Pointers

@@ -39,6 +39,7 @@ from aztask.errors import (
     WorkerStopping,
     did_you_mean,
 )
+from aztask.hooks import Hook
 from aztask.message.message import TaskMessage
 from aztask.retry import describe
 from aztask.sending.sessionrules import strategy_in_session
@@ -52,7 +53,6 @@ from aztask.steps.suspension import Parked, Renewal, StepDelayed, Suspension
 from aztask.stores.payloads.store import PayloadKind
 from aztask.support.display import hide, mask, safe_str, storable, traceback_of, unhide
 from aztask.support.failpoint import hit_in_pool
-from aztask.support.hooks import Hook
 from aztask.task import Task
 from aztask.taskoptions import positive
 from aztask.worker.logs import next_step

@@ -40,10 +40,9 @@ from aztask.errors import (
     TimeLimitExceeded,
     WorkerStopping,
 )
-from aztask.message.message import MESSAGE_FIELDS, TaskMessage
+from aztask.message.message import MESSAGE_FIELDS, TaskMessage, build
 from aztask.steps.emitting import Emission, MemoryEmission
 from aztask.support.clock import boot_seconds
-from aztask.support.frozen import build
 from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.attempt import OpenRun, RunReader
 from aztask.worker.pool.board import Board

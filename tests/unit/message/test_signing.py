@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aztask.errors import ConfigurationError, ContentRefused
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.message.signing import SCHEME, Signer
+from aztask.message.signatures import SCHEME, Signer
 
 OLD, NEW, OTHER = b"o" * 32, b"n" * 32, b"x" * 32
 MESSAGE = TaskMessage(

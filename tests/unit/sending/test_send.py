@@ -8,13 +8,13 @@ from celery import Celery
 from celery.worker.request import Request
 
 from aztask import App
-from aztask.celery.transport.translation import to_message
+from aztask.celery.transport.routing import to_message
 from aztask.errors import SendUnconfirmed
 from aztask.message.bounds import MessageLimits
 from aztask.message.envelope import Envelope
 from aztask.queues.base import QueueOptions
 from aztask.sending import send as module
-from aztask.sending.ids import new_id, new_ids
+from aztask.support.chance import new_id, new_ids
 
 
 @pytest.fixture

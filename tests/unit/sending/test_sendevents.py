@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from aztask.message.message import TaskMessage
-from aztask.sending.sendevents import SendEvents
+from aztask.sending.publisher import SendEvents
 from aztask.stores.events import Event
 
 

@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
-from aztask.support.frozen import build
+from aztask.message.message import build
 
 
 @dataclass(frozen=True)

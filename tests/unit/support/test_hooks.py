@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from aztask import App
+from aztask.hooks import Hook, Listeners
 from aztask.stores.events import Event
-from aztask.support.hooks import Hook, Listeners
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from contextvars import ContextVar, copy_context
 import pytest
 
 from aztask.errors import ConfigurationError
-from aztask.support.hooks import Lifespans
+from aztask.hooks import Lifespans
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from aztask.celery.transport.translation import (
+from aztask.celery.transport.routing import (
     LONGEST_DELAY,
     seconds_early,
     to_envelope,

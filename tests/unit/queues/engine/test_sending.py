@@ -4,7 +4,7 @@ import pytest
 
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.queues.engine import DUPLICATE, Database, Engine, NewMessage, StoredSettings
-from aztask.queues.engine.sending import _CANCEL_ID
+from aztask.queues.engine.queues import _CANCEL_ID
 from aztask.support.clock import Clock
 
 

@@ -11,14 +11,13 @@ from aztask.errors import AlreadySettled, ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.queues.base import ANY_SESSION, QueueOptions, ReceiverOptions
 from aztask.queues.delivery import Delivery, Renewed, Settled
-from aztask.queues.engine import Database
+from aztask.queues.engine import Database, WakeUp
 from aztask.queues.local import receiver as local_receiver
 from aztask.queues.local.broker import LocalBroker
 from aztask.queues.local.receiver import (
     GONE,
     REST_SECONDS,
     LocalReceiver,
-    WakeUp,
     sequence_number,
 )
 from aztask.settlement import (

@@ -13,7 +13,7 @@ from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._pyamqp.message import Message, Properties
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
-from aztask.celery.transport.translation import to_message
+from aztask.celery.transport.routing import to_message
 from aztask.errors import (
     ConfigurationError,
     DecodeError,

@@ -6,9 +6,8 @@ from typing import Any
 
 from pipelinebench import Bench
 
-from aztask.hooks import Receiving
+from aztask.hooks import Listeners, Receiving
 from aztask.message.envelope import Envelope
-from aztask.support.hooks import Listeners
 from aztask.worker.pipeline.reporting import report_received
 from aztask.worker.pipeline.work import message_of
 

@@ -11,11 +11,10 @@ import pytest
 from pipelinebench import BadReceiver, Bench, Make
 
 from aztask.errors import AlreadySettled, BrokerUnavailable
-from aztask.hooks import Settling
+from aztask.hooks import Hook, Settling
 from aztask.queues.delivery import Lost, Settled, Unknown
 from aztask.queues.lease.state import LeaseEvent, LeaseState
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Defer
-from aztask.support.hooks import Hook
 from aztask.worker.pipeline.settling import RefusedSettlement, Settler
 from aztask.worker.pipeline.work import Stage, WorkItem
 
