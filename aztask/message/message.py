@@ -317,7 +317,7 @@ MESSAGE_DEFAULTS: Mapping[str, Any] = {
     for each in fields(TaskMessage)
     if each.default is not MISSING or each.name == "extra"
 }
-"""Defaults of the optional fields, for `aztask.support.frozen.build`. No code changes ``extra``."""
+"""Defaults of the optional fields, for `build`. No code changes ``extra``."""
 
 
 # -- the ids of messages that are sent again later: each is derived from the one before ----

@@ -25,8 +25,8 @@ house = _house()
 # What each figure may be at most. A change that makes one better lowers it here.
 LIMITS = {
     "rooms": 34,
-    "files": 505,
-    "lines of code": 65_900,
+    "files": 497,
+    "lines of code": 65_870,
     "longest file": 414,
     "files with one importer": 93,
     "corridors": 0,
@@ -109,7 +109,7 @@ GROWTH: dict[str, dict[str, int]] = {
     "encryption": {"files": 1, "lines of code": 480, "longest file": 20},
 }
 COMMENTS = 1.8
-WAYS = {"one .delay(), local": 36, "the supervisor, three tasks": 100}
+WAYS = {"one .delay(), local": 23, "the supervisor, three tasks": 100}
 """The supervisor passes through more files where a tick falls between the tasks."""
 LOOKS = 3
 """Ticks fall between the tasks where the machine is busy: the shortest of so many looks counts."""

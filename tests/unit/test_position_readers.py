@@ -47,7 +47,7 @@ READERS = {
 
 NO_READERS = {
     "app/app.py": "passes a position on to `queues/lease/held.py`",
-    "app/queues.py": "passes a position on to `queues/lease/held.py`",
+    "app/sending.py": "passes a position on to `queues/lease/held.py`",
     "app/tasks.py": "names the message in an error",
     "operate/deadletters/actions.py": "passes a selection on to `operate/deadletters/view.py`",
     "queues/lease/asyncheld.py": "passes on what `queues/lease/held.py` returns",

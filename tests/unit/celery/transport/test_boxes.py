@@ -32,11 +32,11 @@ def test_a_temporary_queue_becomes_a_mailbox_when_it_is_bound(boxes, broker):
     assert boxes.bind("a", Binding("control"))
     assert boxes.has("a")
     assert boxes.usable("a")
-    assert boxes.undecided() == []
+    assert boxes.take_undecided() == []
     boxes.declare("b")
-    assert boxes.undecided("c") == []
-    assert boxes.undecided() == ["b"]
-    assert boxes.undecided() == [], "each is created once"
+    assert boxes.take_undecided("c") == []
+    assert boxes.take_undecided() == ["b"]
+    assert boxes.take_undecided() == [], "each is created once"
     assert not boxes.bind("b", Binding("control")), "an ordinary queue by now"
 
 
