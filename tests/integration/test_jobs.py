@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from harness import Site
+from neighbour import neighbour_of
 from waiting import wait_until
 
 from aztask.operate.deadletters import DeadLetters
@@ -64,35 +65,38 @@ def test_each_dead_letter_gets_one_new_generation_whatever_is_killed(
     app = site.app()
     process = None
     try:
-        bury(site, LETTERS)
-        action = prepare(app, "replay", VALUES)
-        assert action.count == LETTERS
-        key = make_job(action, "replay", VALUES, by="ann", via="page")
-        kills = 0
-        process, worker = runner(site), site.worker("-c", "2")
-        until = time.monotonic() + 300 + LETTERS / 50
-        while job(app, key).state == "open":
-            assert time.monotonic() < until, job(app, key)
-            time.sleep(drawn.uniform(0.5, 1.5) if kills < 6 else 0.2)
-            if kills < 6 and job(app, key).state == "open":
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-                worker.kill()
-                worker.process.wait()
-                kills += 1
-                process, worker = runner(site), site.worker("-c", "2")
-        ended = job(app, key)
-        assert (ended.state, ended.done) == ("done", LETTERS), ended
-        assert kills >= 2, "it was over before it was killed; use more letters"
-        wait_until(lambda: len(site.counts("end")) == LETTERS, 120 + LETTERS / 50, "all have run")
-        wait_until(lambda: app.broker.stats("default").living == 0, 60, "the queue is empty")
-        assert list(DeadLetters(app, "default").list(10)) == []
-        found = Counter()
-        for number in range(LETTERS):
-            run = app.results.get(f"k{number}") if app.results is not None else None
-            assert run is not None
-            found[(run.key.generation, run.state.value)] += 1
-        assert found == {(1, "succeeded"): LETTERS}
+        with neighbour_of(site):
+            bury(site, LETTERS)
+            action = prepare(app, "replay", VALUES)
+            assert action.count == LETTERS
+            key = make_job(action, "replay", VALUES, by="ann", via="page")
+            kills = 0
+            process, worker = runner(site), site.worker("-c", "2")
+            until = time.monotonic() + 300 + LETTERS / 50
+            while job(app, key).state == "open":
+                assert time.monotonic() < until, job(app, key)
+                time.sleep(drawn.uniform(0.5, 1.5) if kills < 6 else 0.2)
+                if kills < 6 and job(app, key).state == "open":
+                    process.send_signal(signal.SIGKILL)
+                    process.wait()
+                    worker.kill()
+                    worker.process.wait()
+                    kills += 1
+                    process, worker = runner(site), site.worker("-c", "2")
+            ended = job(app, key)
+            assert (ended.state, ended.done) == ("done", LETTERS), ended
+            assert kills >= 2, "it was over before it was killed; use more letters"
+            wait_until(
+                lambda: len(site.counts("end")) == LETTERS, 120 + LETTERS / 50, "all have run"
+            )
+            wait_until(lambda: app.broker.stats("default").living == 0, 60, "the queue is empty")
+            assert list(DeadLetters(app, "default").list(10)) == []
+            found = Counter()
+            for number in range(LETTERS):
+                run = app.results.get(f"k{number}") if app.results is not None else None
+                assert run is not None
+                found[(run.key.generation, run.state.value)] += 1
+            assert found == {(1, "succeeded"): LETTERS}
     finally:
         if process is not None:
             process.kill()

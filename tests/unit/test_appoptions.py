@@ -33,7 +33,7 @@ def test_every_option_is_taken(options, kind, generator):
     """The example of each in the reference is a value that it takes."""
     table = generator.table_of(kind or QueueSettings)
     names = {generator.option_of(field): row for field, row in table.items()}
-    given = {"key": "k" * 16, "connection_string": "UseDevelopmentStorage=true"}
+    given = {"key": "k" * 32, "connection_string": "UseDevelopmentStorage=true"}
     for name in options.__annotations__:
         value = eval(names[name].example, given)
         beside = {
