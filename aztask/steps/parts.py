@@ -111,7 +111,7 @@ def place_of(generation: int, hop: int) -> str:
 def take_of(message: TaskMessage, delivery_count: int) -> str:
     """A new name for the take of this delivery's run (rule 1)."""
     place = f"{place_of(message.generation, message.hop)}{delivery_count:08d}"
-    return f"{place}.{int(1000 * clock.wall()):011x}{chance.token()[:8]}"
+    return f"{place}.{int(1_000_000 * clock.wall()):013x}{chance.token()[:8]}"
 
 
 @dataclass(slots=True)
