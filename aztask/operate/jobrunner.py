@@ -205,6 +205,10 @@ class JobRunner:
             self._end(hold, OPEN, error)
         except AztaskError as error:
             self._end(hold, FAILED, error)
+        except Exception as error:
+            # Else each process would take it again, and end its turn with it.
+            logger.exception("job %s failed unexpectedly", job.key)
+            self._end(hold, FAILED, error)
         return hold.job
 
     def _left(self, action: Action[Any], job: Job) -> int:
@@ -226,7 +230,7 @@ class JobRunner:
     def _now(self) -> float:
         return ledger_for_jobs(self._app).now()
 
-    def _end(self, hold: _Hold, state: str, error: AztaskError) -> None:
+    def _end(self, hold: _Hold, state: str, error: Exception) -> None:
         """Note an error. An open job is tried again after a while, by any process."""
         why = one_line(mask(safe_str(error)), 500)
         logger.warning("job %s: %s", hold.job.key, why)

@@ -174,7 +174,7 @@ def packed_job(job: Job) -> bytes:
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("kind", "by", "via", "text", "state", "error", "holder"), (str,)),
     **dict.fromkeys(("count", "done", "idle"), (int,)),
-    **dict.fromkeys(("created", "changed", "until", "before"), (int, float)),
+    **dict.fromkeys(("created", "changed", "until", "before"), (float,)),
     **dict.fromkeys(("values", "reach"), (dict,)),
     "plan": (list, tuple),
 }

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
+from aztask.message.headers import TIME_LIMIT
 from aztask.stores.layout import SqlLayout, TablesLayout
 from aztask.stores.records.owners import is_other_broker
 from aztask.stores.rows import Change, KeepsRows, Kind, Place, Row, RowStore, move_rows
@@ -76,13 +77,28 @@ def packed(record: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(row: Row) -> Mapping[str, Any] | None:
-    """The record in a row; None if it is damaged, or of a newer release."""
+    """The record in a row; None if it is damaged, or of a newer release.
+
+    A number that no time can be is damage, too: what shows it could not.
+    """
     data = row.values.get("data")
     try:
-        found = json.loads(data) if isinstance(data, bytes) else None
+        found = (
+            json.loads(data, parse_float=_number, parse_constant=_number)
+            if isinstance(data, bytes)
+            else None
+        )
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and found.get("v") == VERSION else None
+
+
+def _number(text: str) -> float:
+    """Raises ValueError for infinity, and for what no time can be; false for nan, too."""
+    number = float(text)
+    if not -TIME_LIMIT < number < TIME_LIMIT:
+        raise ValueError(f"{text} is out of range")
+    return number
 
 
 class Ledger:

@@ -366,7 +366,7 @@ def _packed(record: Record) -> bytes:
 
 
 _TEXTS: Final = ("rule", "webhook", "subject", "scope", "text", "path")
-_NUMBERS: Final = ("since", "changed", "after", "gone", "tries")
+_TIMES: Final = ("since", "changed", "after", "gone")
 
 
 def record_of(row: Row) -> Record | None:
@@ -374,7 +374,7 @@ def record_of(row: Row) -> Record | None:
     data = unpacked(row) or {}
     known: dict[str, Any] = {each.name: data.get(each.name) for each in fields(Record)}
     texts = all(isinstance(known[name], str) for name in _TEXTS)
-    numbers = all(type(known[name]) in (int, float) for name in _NUMBERS)
+    numbers = all(type(known[name]) is float for name in _TIMES) and type(known["tries"]) is int
     phases = {each.value: each for each in Phase}
     if not texts or not numbers or known["phase"] not in phases:
         return None

@@ -1,6 +1,7 @@
 """Jobs: one process at a time, from the last confirmed item on, and not beyond what was counted."""
 
 import json
+import math
 import threading
 import time
 
@@ -323,16 +324,36 @@ def test_damaged_jobs_hide_no_other(shop):
         "values": {"a": 1},
         "reach": {"a": "b"},
         "by": 1,
+        "created": 1e300,
+        "until": 10**400,
     }
     for number, (name, value) in enumerate(wrong.items()):
         data = json.dumps({**whole, name: value}).encode()
         ledger.write(JOBS, f"0000000000000{number}-x", data, None)
-    ledger.write(JOBS, "00000000000009-x", b"\xff", None)
+    endless = json.dumps({**whole, "before": math.inf}).encode()
+    for key, data in (("00000000000009-x", b"\xff"), ("00000000000010-x", endless)):
+        ledger.write(JOBS, key, data, None)
     found = jobs(shop.app)
-    assert (len(found.jobs), found.damaged) == (1, 7)
+    assert (len(found.jobs), found.damaged) == (1, 10)
     assert JobRunner(shop.app).work_once().state == "done"
     with pytest.raises(NotFound):
         job(shop.app, "00000000000009-x")
+
+
+def test_a_job_that_fails_unexpectedly_has_failed_and_hides_no_other(shop, monkeypatch):
+    shop.dead("a", "b")
+    first, second = shop.make(), shop.make()
+    prepared = jobrunner.prepare
+
+    def prepare(app, kind, values):
+        monkeypatch.setattr(jobrunner, "prepare", prepared)
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(jobrunner, "prepare", prepare)
+    runner = JobRunner(shop.app)
+    assert {runner.work_once().state for _ in range(2)} == {"failed", "done"}
+    assert (job(shop.app, first).state, job(shop.app, second).state) == ("failed", "done")
+    assert "a bug" in job(shop.app, first).error
 
 
 def test_jobs_are_paged_by_key(shop):

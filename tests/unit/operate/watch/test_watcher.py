@@ -335,7 +335,11 @@ def test_damaged_rows_stop_nothing(watch):
     watching.turn()
     (row,) = watch.rows()
     ledger = ledger_of(watch.app.results)
-    for number, data in enumerate([b"\xff", b"[]", b'{"v":1,"rule":5}', b'{"v":1}']):
+    written = row.values["data"]
+    since = written.index(b'"since":') + len(b'"since":')
+    until = written.index(b",", since)
+    times = [written[:since] + each + written[until:] for each in (b"1e300", b"NaN", b"9" * 20)]
+    for number, data in enumerate([b"\xff", b"[]", b'{"v":1,"rule":5}', b'{"v":1}', *times]):
         (row,) = watch.rows()
         ledger.write(WATCH, row.place.key, data, row)
         assert watching.turn().sent == 1, data
