@@ -25,7 +25,6 @@ from kombu import serialization
 from kombu.exceptions import KombuError
 
 from aztask.errors import (
-    BrokerUnavailable,
     CodecError,
     ContentRefused,
     DecodeError,
@@ -42,6 +41,7 @@ from aztask.message.encryption import (
     PLAIN_DIGESTS,
     Cipher,
     KeyDigests,
+    Locked,
     is_encrypted,
 )
 from aztask.message.envelope import NO_PROPERTIES, Envelope
@@ -471,7 +471,7 @@ class Codec:
         for piece in (body, saved):
             if is_encrypted(piece) and (missing := self.cipher.missing(piece)):
                 if stored:
-                    raise BrokerUnavailable(f"what is stored for {stored} waits: {missing}")
+                    raise Locked(f"what is stored for {stored} waits: {missing}")
                 return body
         try:
             if saved is not None:

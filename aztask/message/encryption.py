@@ -30,7 +30,7 @@ from typing import Any, Final, TypeGuard
 
 import msgpack
 
-from aztask.errors import ConfigurationError, DecodeError, KeyMissing
+from aztask.errors import BrokerUnavailable, ConfigurationError, DecodeError, KeyMissing
 from aztask.message.payload import MARK, references_in
 from aztask.support.late import install_command
 
@@ -51,6 +51,13 @@ KEY_BYTES: Final = 32
 CHANGED: Final = (
     "it cannot be decrypted: it was changed, or copied from another message, row or environment"
 )
+
+
+class Locked(BrokerUnavailable):
+    """What is stored is encrypted with a key that this program does not have; another may have it.
+
+    It is one row's trouble, so unlike other kinds of BrokerUnavailable it stops no neighbour.
+    """
 
 
 def is_encrypted(data: object) -> TypeGuard[bytes]:

@@ -40,6 +40,7 @@ from aztask.errors import (
     did_you_mean,
 )
 from aztask.message.codec import Codec
+from aztask.message.encryption import Locked
 from aztask.message.message import HISTORY, TaskMessage
 from aztask.operate.action import results_of
 from aztask.session import Session
@@ -128,9 +129,9 @@ def open_tasks(app: App, limit: int) -> list[OpenTask]:
                 found.append(OpenTask(task_id, "", text=f"its row is damaged: {record.damage}"))
             elif record is not None and not record.state.final:
                 found.append(_open_task(app, record, messages.of(record)))
-        except BrokerUnavailable:
-            raise
         except AztaskError as error:  # of this task alone: its steps, its message, its queue
+            if isinstance(error, BrokerUnavailable) and not isinstance(error, Locked):
+                raise
             found.append(OpenTask(task_id, "", text=str(error)))
         if len(found) >= limit:
             break

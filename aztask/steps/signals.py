@@ -38,6 +38,7 @@ from aztask.errors import (
     SignalRefused,
 )
 from aztask.message.codec import Codec
+from aztask.message.encryption import Locked
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.message.signatures import STORED
@@ -311,6 +312,9 @@ class TaskSignals:
             message = self._codec.from_envelope(envelope, parked.queue, any_age=True, stored=stored)
             if message.key != (parked.id, parked.generation, parked.hop):
                 raise Damaged(f"its message is that of task {message.id}")
+        except Locked as error:
+            logger.info(NOT_HERE, parked.id, error)
+            return None
         except (CodecError, Damaged) as error:
             logger.error("task %s is not woken, it waits for its time: %s", parked.id, error)
             return None
@@ -425,12 +429,12 @@ class TaskSignals:
             try:
                 with self._together(results):
                     self._repair(results, store, task_id)
-            except BrokerUnavailable:
-                store.look_again(claimed, first.values["due"])
-                raise
             except ForeignId:
                 store.remove([claimed])
             except (AztaskError, ValueError) as error:
+                if isinstance(error, BrokerUnavailable) and not isinstance(error, Locked):
+                    store.look_again(claimed, first.values["due"])
+                    raise
                 logger.warning("task %s is woken later: %s", task_id, error)
         return len(rows)
 

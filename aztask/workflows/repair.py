@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from aztask.errors import AztaskError, CodecError, ForeignId
+from aztask.message.encryption import Locked
 from aztask.queues.base import QueueStats
 from aztask.settlement import DeadLetter, Resubmit
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
@@ -129,7 +130,7 @@ class Repair:
         for listed in page:
             try:
                 self._one(listed)
-            except (Damaged, ForeignId, LookupError, ValueError) as error:
+            except (Damaged, ForeignId, Locked, LookupError, ValueError) as error:
                 logger.error(
                     "workflow %s cannot be checked, the next look tries again: %s",
                     listed.workflow,

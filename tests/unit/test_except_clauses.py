@@ -142,6 +142,7 @@ ALLOWED = {
     "aztask.stores.connections:Connections.missing_file": "opening the file says what is wrong",
     "aztask.stores.events.event:from_line": FROM_BYTES,
     "aztask.operate.deadletters.actions:edit": "`inspect` raises it for arguments that do not fit",
+    "aztask.operate.jobrunner:JobRunner._work": LOGGED,
     "aztask.operate.ledger:unpacked": FROM_BYTES,
     "aztask.operate.overview:Reader._heartbeats": SHOWN,
     "aztask.operate.overview:Reader._list_failures": SHOWN,

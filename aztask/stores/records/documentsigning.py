@@ -17,8 +17,7 @@ from typing import Final, NamedTuple
 
 import msgpack
 
-from aztask.errors import BrokerUnavailable
-from aztask.message.encryption import is_encrypted
+from aztask.message.encryption import Locked, is_encrypted
 from aztask.message.rowsignatures import Purpose
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.rowsigning import CHANGED, RowSigner
@@ -110,7 +109,7 @@ class SignedDocuments:
         if not is_encrypted(data):
             return data
         if missing := self._cipher.missing(data):
-            raise BrokerUnavailable(f"document {place[1]} of workflow {place[0]} waits: {missing}")
+            raise Locked(f"document {place[1]} of workflow {place[0]} waits: {missing}")
         return self._signer.decrypted(data, what, *place)
 
     def _refused(self, place: tuple[str, str], reason: str) -> Believed:

@@ -32,8 +32,8 @@ from typing import Final
 import msgpack
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.errors import BrokerUnavailable, DecodeError
-from aztask.message.encryption import is_encrypted
+from aztask.errors import DecodeError
+from aztask.message.encryption import Locked, is_encrypted
 from aztask.message.rowsignatures import Purpose, RowSignatures, mark_in
 from aztask.settlement import to_record
 from aztask.stores.layout import SqlLayout, TablesLayout
@@ -214,7 +214,7 @@ class RowSigner:
         if not is_encrypted(state):
             return state
         if missing := self.cipher.missing(state):
-            raise BrokerUnavailable(f"the checkpoint of task {key.task_id} waits: {missing}")
+            raise Locked(f"the checkpoint of task {key.task_id} waits: {missing}")
         try:
             return self.decrypted(state, _CHECKPOINT, *_place_of(key))
         except Damaged as damage:

@@ -2,7 +2,8 @@
 
 A stage works on batches, because a batch costs one request or one transaction. If a batch fails for
 a reason other than an outage, it is split in halves until the bad delivery is alone. A batch of 256
-with one bad delivery costs 16 further calls.
+with one bad delivery costs 16 further calls. A delivery whose row is encrypted with a missing key
+is one of those, although it waits as in an outage.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aztask.errors import BrokerError, ConfigurationError
+from aztask.message.encryption import Locked
 from aztask.worker.pipeline.work import WorkItem
 
 UNDONE = (BrokerError, ConfigurationError)
@@ -34,10 +36,12 @@ def isolated(
         return
     try:
         work(items)
-    except UNDONE as error:
-        unavailable(items, error)
     except Exception as error:  # noqa: BLE001  # a store, a codec or a broker may raise anything
-        if len(items) == 1:
+        alone = len(items) == 1
+        if isinstance(error, UNDONE) and (alone or not isinstance(error, Locked)):
+            unavailable(items, error)
+            return
+        if alone:
             refused(items[0], error)
             return
         half = len(items) // 2

@@ -22,6 +22,7 @@ from aztask import (
     WaitTimeout,
 )
 from aztask.errors import BrokerUnavailable, ContentRefused, DecodeError, NotFound
+from aztask.message.encryption import Locked
 from aztask.message.message import CALLER, PUT_OFF_SERIES, TaskMessage
 from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters.actions import replay as replaying
@@ -648,7 +649,9 @@ def signalled(app: App, unable: Callable[[], signalling.TaskSignals], *ids: str)
     return found
 
 
+@pytest.mark.parametrize("error", [DecodeError("damaged"), Locked("damaged")])
 def test_what_cannot_be_repaired_does_not_stop_the_others(
+    error: Exception,
     app: App,
     unable: Callable[[], signalling.TaskSignals],
     monkeypatch: pytest.MonkeyPatch,
@@ -657,7 +660,7 @@ def test_what_cannot_be_repaired_does_not_stop_the_others(
     monkeypatch.setattr(signalling, "PAGE", 2)
     with app.inline() as inline:
         found = signalled(app, unable, "bad-1", "bad-2", "bad-3", "good")
-        places = BrokenPlaces(app, Broken(app, DecodeError("damaged"), "bad-1", "bad-2", "bad-3"))
+        places = BrokenPlaces(app, Broken(app, error, "bad-1", "bad-2", "bad-3"))
         signals = signalling.TaskSignals(places, app.codec)  # type: ignore[arg-type]
         inline._worker._time.move(4)
         assert [signals.repair() for _ in range(3)] == [2, 2, 0]

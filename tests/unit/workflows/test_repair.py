@@ -7,6 +7,7 @@ import pytest
 
 from aztask import App, chain, chord, group
 from aztask.errors import QueueNotFound
+from aztask.message.encryption import Locked
 from aztask.settlement import Complete, Resubmit
 from aztask.stores.records.base import (
     PARKED,
@@ -224,6 +225,26 @@ def test_a_workflow_that_cannot_be_read_stops_no_other(shop, caplog):
         chord([shop.work.s(n) for n in range(2)], shop.work.s()).delay(workflow_id=name)
     (document,) = shop.engine.store.read([("a", ROOT)])
     shop.engine.store.write([DocumentChange("a", ROOT, b"\x00", document.tag)])
+    shop.record(2)
+    shop.record(3)
+    shop.look()
+    shop.look(1.0)
+    assert "workflow a cannot be checked" in caplog.text
+    assert shop.waiting() == 5
+
+
+def test_a_workflow_whose_key_is_missing_stops_no_other(shop, monkeypatch, caplog):
+    """It is what the store says of a document that is encrypted with a key of another program."""
+    for name in ("a", "w"):
+        chord([shop.work.s(n) for n in range(2)], shop.work.s()).delay(workflow_id=name)
+    root = shop.engine.graphs.root
+
+    def locked(workflow):
+        if workflow == "a":
+            raise Locked("document root of workflow a waits")
+        return root(workflow)
+
+    monkeypatch.setattr(shop.engine.graphs, "root", locked)
     shop.record(2)
     shop.record(3)
     shop.look()

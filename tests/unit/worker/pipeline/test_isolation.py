@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.message.encryption import Locked
 from aztask.worker.pipeline.isolation import isolated
 
 
@@ -73,6 +74,16 @@ def test_an_outage_is_not_asked_about_for_each_delivery(error: Exception) -> Non
     assert len(batch.calls) == 1
     assert batch.unavailable == [(list(range(1, 9)), error)]
     assert batch.refused == []
+
+
+def test_a_delivery_whose_key_is_missing_waits_alone() -> None:
+    """It waits as in an outage, and the others go on."""
+    locked = Locked("what is stored waits")
+    batch = Batch({3: locked})
+    batch.run(4)
+    assert batch.unavailable == [([3], locked)]
+    assert batch.refused == []
+    assert batch.calls == [[1, 2, 3, 4], [1, 2], [3, 4], [3], [4]]
 
 
 def test_an_interrupt_is_blamed_on_no_delivery() -> None:
