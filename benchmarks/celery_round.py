@@ -33,7 +33,7 @@ STORAGE_TASKS = 900
 """So many that a slice has thirty receives, each of which has Azurite scan the queue."""
 SLICES = 5
 ONLY = os.environ.get("COMPARE_ONLY", "")
-"""What the name of a figure begins with has this in it; else it is not measured."""
+"""The name of a figure has this in it; else it is not measured."""
 
 
 class Site:
@@ -60,7 +60,9 @@ class Site:
         * `name`: distinguishes the figures; "" if there is one address.
         * `address`: what the workers use.
         """
-        if ONLY not in f"{name}{way.name}":
+        resting, rate = f"{name}idle, {way.name} (CPU)", f"{name}{way.name}: tasks/s"
+        idle = idle and ONLY in resting
+        if not idle and ONLY not in rate:
             return
         take_turn()
         self._app.broker.declare(QUEUE)
@@ -77,16 +79,16 @@ class Site:
                     began, used = time.perf_counter(), -spent(workers)
                     time.sleep(IDLE)
                     used += spent(workers)
-                    self._add(f"{name}idle, {way.name} (CPU)", 1e6 * used, began)
-            for _ in range(SLICES):
+                    self._add(resting, 1e6 * used, began)
+            for _ in range(SLICES if ONLY in rate else 0):
                 with workers.frozen(self._file):
                     take_turn()
                     self._tasks.send(count)
                     began, used = time.perf_counter(), -spent(workers)
                 self.emptied()
-                self._add(f"{name}{way.name}: tasks/s", count, began)
+                self._add(rate, count, began)
                 used += spent(workers)
-                self._add(f"{name}{way.name}: tasks/s (CPU)", 1e6 * used / count)
+                self._add(f"{rate} (CPU)", 1e6 * used / count)
         finally:
             workers.close()
 
