@@ -335,13 +335,16 @@ def create(app: App, names: Sequence[str], options: Mapping[str, Any]) -> Create
 
 @dataclass(slots=True)
 class CreateQueues(Action[None]):
-    """Creates queues, and the table and container of the results. made: what exists then."""
+    """Creates queues, and the table and container of the results.
+
+    * `made`: what exists then; True if it was missing.
+    """
 
     name: ClassVar[str] = "queue-create"
 
     queues: tuple[str, ...]
     options: Mapping[str, Any]
-    made: list[str] = field(default_factory=list, init=False)
+    made: dict[str, bool] = field(default_factory=dict, init=False)
 
     def __str__(self) -> str:
         return f"create {plural(len(self.queues), 'queue')}: {visible(', '.join(self.queues))}"
@@ -349,12 +352,20 @@ class CreateQueues(Action[None]):
     def _act(self, progress: Progress) -> None:
         for name in self.queues:
             settings = self.app.queue_options(name).with_explicit(**self.options)
+            missing = not self._exists(name)
             self.app.broker.declare(name, settings)
-            self.made.append(f"queue {visible(name)}")
+            self.made[f"queue {visible(name)}"] = missing
             self.done += 1
             progress(self.done)
         if isinstance(self.app.results, Provisioned):
-            self.made += self.app.results.create()
+            self.made |= self.app.results.create()
+
+    def _exists(self, queue: str) -> bool:
+        try:
+            self.app.broker.stats(queue)
+        except QueueNotFound:
+            return False
+        return True
 
 
 def delete(app: App, queue: str) -> DeleteQueue:

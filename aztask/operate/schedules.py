@@ -258,7 +258,8 @@ def _not_found(app: App, name: str) -> NotFound:
     full = app.schedules.full_name(name)
     if full in app.schedules.declared:
         return NotFound(
-            f"schedule {visible(full)} is new; it starts with the next worker or aztask scheduler"
+            f"schedule {visible(full)} is new: run aztask worker or aztask scheduler, which start "
+            "it, and try again; to run its task now, use aztask send"
         )
     return NotFound(f"no schedule has the name {visible(full)}; aztask schedule list shows all")
 

@@ -134,7 +134,12 @@ class Inline:
     # -- what was sent -----------------------------------------------------------------------
 
     def sent_to(self, task: Task[..., Any] | str) -> list[Sent]:
-        """The invocations of one task, which you give itself or by its name."""
+        """What was sent to one task, which you give itself or by its name: a `Sent` for each call.
+
+        Compare a part of it, such as the arguments::
+
+            assert [sent.args for sent in inline.sent_to(resize)] == [("a.png", 200)]
+        """
         return named(self.sent, task)
 
     def assert_sent(self, task: Task[..., Any] | str, *args: Any, **kwargs: Any) -> Sent:

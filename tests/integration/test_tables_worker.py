@@ -362,11 +362,13 @@ def test_from_an_empty_account_by_the_command_line(tmp_path: Path, fresh: str) -
     created = command(tmp_path, fresh, "queues", "create", "orders")
     assert created.returncode == 0, created.stderr
     assert created.stdout.splitlines() == [
-        "queue orders exists",
-        "the table 'aztaskresults' of tables://devstoreaccount1 exists",
-        "the container 'aztask-results' of tables://devstoreaccount1 exists",
+        "queue orders is created",
+        "the table 'aztaskresults' of tables://devstoreaccount1 is created",
+        "the container 'aztask-results' of tables://devstoreaccount1 is created",
     ]
-    assert command(tmp_path, fresh, "queues", "create", "orders").returncode == 0
+    again = command(tmp_path, fresh, "queues", "create", "orders")
+    assert again.returncode == 0
+    assert [line.endswith(" exists already") for line in again.stdout.splitlines()] == [True] * 3
     sent = command(tmp_path, fresh, "send", "shop.ship", "--args", "[1]", "--task-id", "one")
     assert sent.returncode == 0, sent.stderr
     worked = command(tmp_path, fresh, "worker", "-Q", "orders", "--burst", "-c", "1")

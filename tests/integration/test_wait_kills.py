@@ -104,6 +104,7 @@ def test_burst_waits_for_a_task_that_no_queue_shows(tmp_path: Path) -> None:
         app.broker.purge("default")
         time.sleep(2.0)
         assert worker.process.poll() is None, "the worker has ended"
+        assert worker.log.count("--burst ends after them") == 1
         app.result("a").signal("approved", "yes")
         assert worker.wait() == 0, worker.log
         assert app.result("a").get(timeout=0) == ["yes"]

@@ -106,19 +106,22 @@ class JsonValue(click.ParamType[Any]):
         self._kind = kind
         names: dict[type, str] = {list: "JSON list", dict: "JSON object"}
         self.name = names.get(kind, "JSON value")
-        self._shown = """'["a.png", 200]'""" if kind is list else """'{"width": 200}'"""
+        self._shown = '["a.png", 200]' if kind is list else '{"width": 200}'
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The parsed value; NaN and Infinity, which JSON does not have, are refused."""
         if isinstance(value, self._kind) and not isinstance(value, str):
             return value
-        given, instead = printable(value, 60), f"write for example {self._shown}"
+        given, instead = printable(value, 60), f"write for example '{self._shown}'"
         try:
             found = json.loads(value, parse_constant=_refuse, parse_float=_finite)
         except RecursionError:
             self.fail("it is nested too deeply", param, ctx)
         except ValueError as error:
-            self.fail(f"{given} is not valid JSON: {error}; {instead}", param, ctx)
+            # Each shell takes other quotes away before the program starts.
+            escaped = self._shown.replace('"', '\\"')
+            shells = f"in Windows PowerShell '{escaped}', in cmd.exe \"{escaped}\""
+            self.fail(f"{given} is not valid JSON: {error}; {instead}, {shells}", param, ctx)
         if not isinstance(found, self._kind):
             self.fail(f"{given} is not a {self.name}; {instead}", param, ctx)
         return found

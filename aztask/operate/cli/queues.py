@@ -147,8 +147,8 @@ def create_(names: tuple[str, ...], everything: bool, **options: Any) -> None:
         try:
             action.act()
         finally:
-            for place in action.made:
-                click.echo(f"{place} exists")
+            for place, missing in action.made.items():
+                click.echo(f"{place} {'is created' if missing else 'exists already'}")
 
 
 @command.command("delete")

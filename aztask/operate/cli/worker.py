@@ -101,8 +101,8 @@ FULL_PAUSE = 5.0
 @click.option(
     "--burst",
     is_flag=True,
-    help="End when the queues are empty, delayed messages included. Messages of unknown tasks "
-    "keep it waiting until unknown_task_grace has passed.",
+    help="End when the queues are empty, delayed messages included, and no task waits inside its "
+    "code. Messages of unknown tasks keep it waiting until unknown_task_grace has passed.",
 )
 @click.option("--max-tasks", type=click.IntRange(1, 2**53), help="End after this many tasks.")
 @click.option(

@@ -547,8 +547,11 @@ class ResultStore(Protocol):
 class Provisioned(Protocol):
     """A result store in a service, created once by someone with more permissions than its users."""
 
-    def create(self) -> list[str]:
-        """Create the missing parts; returns all parts, as a reader should see them."""
+    def create(self) -> dict[str, bool]:
+        """Create the missing parts; returns all parts, as a reader should see them.
+
+        True for those that were missing.
+        """
         ...
 
     def check(self) -> None:

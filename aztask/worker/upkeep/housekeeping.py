@@ -293,6 +293,7 @@ class Housekeeping:
         self._purge_at = clock.monotonic() + chance.uniform(0.0, PURGE_SECONDS)
         self._events_at = self._payloads_at = self._purge_at
         self._look_at = 0.0
+        self._said_why = False
         self._unique_at = self._lost_at = 0.0
         self._lost = LostRuns(runtime)
         self._waits_at = clock.monotonic() + QUIET_SECONDS
@@ -490,9 +491,16 @@ class Housekeeping:
         except AztaskError as error:
             logger.warning("cannot check that the queues are empty, retry follows: %s", error)
             return False
-        if any(each.active or each.leased or each.scheduled or each.total for each in stats):
+        if any(each.active or each.leased for each in stats):
             return False
-        return not self._awaits_inside()
+        inside = self._awaits_inside()
+        if inside and not self._said_why:
+            self._said_why = True
+            logger.info(
+                "the queues have no work now, but tasks wait inside their code, for a signal, a "
+                "time or another task: --burst ends after them, or press Ctrl-C"
+            )
+        return not inside and not any(each.scheduled or each.total for each in stats)
 
     def _awaits_inside(self) -> bool:
         """Whether a task of these queues waits inside its code: no queue need show its timer."""

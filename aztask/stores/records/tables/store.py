@@ -194,11 +194,10 @@ class TablesResults:
 
     # -- for administrators ------------------------------------------------------------------
 
-    def create(self) -> list[str]:
+    def create(self) -> dict[str, bool]:
         """Create the table and the container, see `Provisioned.create`."""
-        self._requests.create(TimeBudget())
-        self._blobs.create(TimeBudget())
-        return [self._requests.place, self._blobs.place]
+        parts = (self._requests, self._blobs)
+        return {part.place: part.create(TimeBudget()) for part in parts}
 
     def check(self) -> None:
         """Check that both can be used, see `Provisioned.check`."""

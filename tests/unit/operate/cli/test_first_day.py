@@ -207,7 +207,8 @@ TABLE = [
     (
         f"{SEND} --args a.png",
         "Invalid value for '--args': 'a.png' is not valid JSON: Expecting value: line 1 column 1 "
-        "(char 0); write for example '[\"a.png\", 200]'",
+        "(char 0); write for example '[\"a.png\", 200]', in Windows PowerShell "
+        '\'[\\"a.png\\", 200]\', in cmd.exe "[\\"a.png\\", 200]"',
         2,
     ),
     (

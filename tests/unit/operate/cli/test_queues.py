@@ -14,7 +14,12 @@ def broker(cli, monkeypatch):
 
 
 def test_created_listed_deleted(cli, broker):
-    assert cli("queues", "create", "one", "two").out == "queue one exists\nqueue two exists\n"
+    assert (
+        cli("queues", "create", "one", "two").out == "queue one is created\nqueue two is created\n"
+    )
+    again = cli("queues", "create", "two", "three").out
+    assert again == "queue two exists already\nqueue three is created\n"
+    assert cli("queues", "delete", "three", "--yes").code == 0
     cli.app().send("t", queue="one")
     lines = cli("queues").out.splitlines()
     assert lines[0].split() == [
@@ -62,7 +67,7 @@ def test_the_queues_of_its_priorities_are_created_with_a_queue(cli, broker):
     )
     created = cli("-A", "priority_shop:app", "queues", "create", "orders", "mail")
     names = ["orders", "orders-high", "orders-low", "mail"]
-    assert created.out.splitlines() == [f"queue {name} exists" for name in names]
+    assert created.out.splitlines() == [f"queue {name} is created" for name in names]
     assert broker.engine.queue("orders-low").lease_seconds == 90.0
     sent = cli("-A", "priority_shop:app", "send", "t", "--queue", "orders", "--priority", "high")
     assert sent.code != 0, "the app has no task of this name"
@@ -79,7 +84,8 @@ def test_all_queues_of_an_app_are_created(cli, broker):
         "@app.task\ndef resize(): ...\n",
     )
     made = cli("-A", "whole_shop", "queues", "create", "--all").out.splitlines()
-    assert made == [f"queue {name} exists" for name in ["default", "mail", "orders", "orders-high"]]
+    names = ["default", "mail", "orders", "orders-high"]
+    assert made == [f"queue {name} is created" for name in names]
     assert broker.queues() == ["default", "mail", "orders", "orders-high"]
 
 

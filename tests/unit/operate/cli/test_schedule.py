@@ -49,7 +49,8 @@ def test_a_schedule_that_no_worker_has_started(cli, module):
     assert len(json.loads(cli("schedule", "list", "--json").out)["next"]) == 5
     ended = cli("schedule", "trigger", "nightly")
     assert ended.code == 5
-    assert "shop.nightly is new; it starts with the next worker or aztask sched" in ended.error
+    assert "is new: run aztask worker or aztask scheduler, which start it, and try" in ended.error
+    assert "to run its task now, use aztask send" in ended.error
 
 
 def test_the_list_has_the_next_time_in_local_time_and_utc(cli, shop):
