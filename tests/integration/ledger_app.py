@@ -332,14 +332,21 @@ def saves(context: Context, key: str, size: int) -> int:
 
 @app.task
 def hold_gil(key: str, seconds: float, how: str) -> str:
-    """Keep the GIL through one C call for about `seconds`."""
+    """Keep the GIL for `seconds`.
+
+    * `how`: "re" and "sleep" take as long on a busy machine, "sleep" without using a processor.
+      "pow" is calls that no signal ends; the last one may take a multiple of `seconds`.
+    """
     note("start", key)
     began = time.monotonic()
     if how == "re":
         size = 18
         while time.monotonic() - began < seconds:
             re.match(r"(a+)+$", "a" * size + "b")
-            size += 1
+            size = min(size + 1, 25)  # a second on a quiet machine
+    elif how == "sleep":
+        while (left := seconds - (time.monotonic() - began)) > 0:
+            ctypes.PyDLL(None).usleep(int(min(left, 60.0) * 1e6))
     else:
         bits = 20_000
         while time.monotonic() - began < seconds:

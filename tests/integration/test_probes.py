@@ -99,7 +99,7 @@ def test_probes_answer_while_tasks_hold_the_interpreter(site: Site) -> None:
     url = url_of(worker)
     wait_until(lambda: ready(url), 20, "it is ready")
     for number in range(4):
-        site.app().send(hold_gil.name, [str(number), 3.0, "pow"])
+        site.app().send(hold_gil.name, [str(number), 3.0, "sleep"])
     wait_until(lambda: site.counts("start"), 10, "a task holds the interpreter")
     took = []
     for path in ("healthz", "readyz", "metrics") * 10:

@@ -117,7 +117,7 @@ def test_a_pool_process_whose_task_holds_the_interpreter_is_shown_alone(faulty: 
     """Its task has not reached its time limit: it is not ended."""
     worker = faulty.worker("-Q", "default", "-c", "1", *LONG_LEASE, *HTTP, FAULTY_SILENCE="1")
     url = url_of(worker)
-    sent = faulty.app().send("ledger.hold_gil", ["held", 6.0, "pow"])
+    sent = faulty.app().send("ledger.hold_gil", ["held", 6.0, "sleep"])
     wait_until(lambda: "pool processes" in asked(f"{url}/readyz")[1], 30, "it is shown")
     sent.get(timeout=60)
     assert "is replaced" not in worker.log
