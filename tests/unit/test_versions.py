@@ -17,6 +17,18 @@ def page_versions():
     return dict(re.findall(r"(?m)^\| (3\.\d+) \| yes \| (.+) \|$", page))
 
 
+def test_the_systems_of_the_classifiers_are_those_of_the_page():
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read(ROOT / "setup.cfg")
+    named = re.findall(
+        r"Operating System :: (?:\w+ :: )?(\w+)$", settings["metadata"]["classifiers"], re.M
+    )
+    page = (ROOT / "docs" / "platforms.md").read_text(encoding="utf-8")
+    (head,) = re.findall(r"^\| \| (.+) \|$", page.partition("## What was tried")[0], re.M)
+    assert [each.casefold() for each in named] == head.casefold().split(" | ")
+    assert "**We have not tried a real macOS or Windows machine.**" in page
+
+
 def test_each_version_that_is_tested_has_a_classifier():
     settings = configparser.ConfigParser(interpolation=None)
     settings.read(ROOT / "setup.cfg")
