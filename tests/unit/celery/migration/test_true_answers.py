@@ -16,7 +16,7 @@ import inspect
 import logging
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -28,6 +28,7 @@ from aztask import App, AsyncResult, Context, RetryPolicy, Signature, Task, Work
 from aztask.app.options import AppOptions, QueueOptionNames
 from aztask.celery.migration.answers import NO, NOT_NEEDED, SECTIONS, rows, split_names
 from aztask.celery.transport.options import TransportOptions
+from aztask.config import SERIALIZERS
 from aztask.message.codec import Codec
 from aztask.operate.cli.main import cli
 from aztask.queues.base import Capabilities
@@ -36,7 +37,7 @@ from aztask.schedules.schedules import ScheduleOptions
 from aztask.stores.events.event import EVENT_KINDS
 from aztask.stores.records.base import RunRecord, State
 from aztask.task import BoundTask
-from aztask.taskoptions import SendOptions, TaskOptions
+from aztask.taskoptions import DELIVERIES, SendOptions, TaskOptions
 from aztask.worker.logs import configure
 from aztask.worker.pipeline.redelivery import UNKNOWN_TASK
 
@@ -59,7 +60,7 @@ WORDS = {
     "beat_schedule", "eta", "polling_interval", "visibility_timeout", "requeue=True",
     # placeholders, addresses, extras, the words of a command before it
     "APP.FUNCTION", "django", "local://", "tables://ACCOUNT", "/healthz", "running", "workers",
-    "asyncio", "threads", "normal",
+    "asyncio", "threads", "solo", "normal",
 }  # fmt: skip
 SIGNED = set(inspect.signature(App).parameters) | set(AppOptions.__annotations__)
 KEYWORDS: dict[str, set[str]] = {
@@ -76,6 +77,17 @@ KEYWORDS: dict[str, set[str]] = {
     "chord": set(inspect.signature(aztask.chord).parameters),
     "get": set(inspect.signature(AsyncResult.get).parameters),
 }
+EXAMPLES = {
+    "task", "other", "alarm", "report", "result", "args", "kwargs", "f", "_", "NAME", "N", "ID",
+}  # fmt: skip
+"""Names of a reader's own code."""
+CHOICES: dict[str, set[str]] = {
+    "delivery": set(DELIVERIES),
+    "serializer": set(SERIALIZERS),
+    "accept": set(SERIALIZERS),
+    "results": {"tables://ACCOUNT"},
+}
+"""The texts that an option takes."""
 LOOSE = KEYWORDS["task"] | KEYWORDS["with_options"] | KEYWORDS["schedule"]
 HANDLES = (Task, BoundTask, Signature, AsyncResult, WorkflowResult)
 
@@ -120,12 +132,13 @@ def wrong_python(span: str, app: App) -> Iterator[str]:
     text = f"f({text})" if re.match(r"\w+=[^=]", text) else text
     made = {"app": app, "aztask": aztask, "context": Context.for_testing()}
     for node in ast.walk(ast.parse(text, mode="eval")):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
-            for keyword in node.keywords:
-                known = KEYWORDS.get(name, LOOSE)
-                if keyword.arg and keyword.arg not in known:
-                    yield f"{name}({keyword.arg}=)"
+        if isinstance(node, ast.Name):
+            if node.id not in EXAMPLES and not exists(node.id):
+                yield node.id
+        elif isinstance(node, ast.Compare):
+            yield from set(texts(node.comparators[0])) - set(State)
+        elif isinstance(node, ast.Call):
+            yield from wrong_call(node)
         elif isinstance(node, ast.Attribute):
             owner = ast.unparse(node.value)
             if owner in made or owner.startswith(("app.", "aztask.", "context.")):
@@ -140,9 +153,43 @@ def wrong_python(span: str, app: App) -> Iterator[str]:
                 yield ast.unparse(node)
 
 
+def wrong_call(node: ast.Call) -> Iterator[str]:
+    name = ast.unparse(node.func).rpartition(".")[2]
+    for keyword in node.keywords:
+        known = KEYWORDS.get(name, LOOSE)
+        if keyword.arg and keyword.arg not in known:
+            yield f"{name}({keyword.arg}=)"
+        elif keyword.arg in CHOICES:
+            yield from set(texts(keyword.value)) - CHOICES[keyword.arg]
+
+
+def exists(name: str) -> bool:
+    """Whether users can write a name: of the package, an error, or a method that is named alone."""
+    return (
+        name in aztask.__all__
+        or name in vars(errors)
+        or name in ("app", "aztask", "context", "raised")
+        or any(hasattr(kind, name) for kind in (*HANDLES, App, Context))
+    )
+
+
+def texts(node: ast.AST) -> Iterator[str]:
+    """The texts in a value: itself, or those of a list or the keys of a map."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each.value
+
+
 def has(kind: type, name: str) -> bool:
     """Whether instances have an attribute: of the class, or set where it is made."""
     return hasattr(kind, name) or f"self.{name} = " in inspect.getsource(kind)
+
+
+def choices(option: str) -> Sequence[str]:
+    """What an option of the worker takes."""
+    (found,) = (each for each in command_of("worker").params if option in each.opts)
+    assert isinstance(found.type, click.Choice)
+    return found.type.choices
 
 
 def wrong_command(span: str) -> Iterator[str]:
@@ -156,6 +203,8 @@ def wrong_command(span: str) -> Iterator[str]:
     else:  # an option alone is one of the worker, or of the commands that the answer names
         command = command_of("worker")
         if words[0] in ("-A", "--json", "--log-level"):
+            if words[0] == "--log-level":
+                yield from set(words[1:2]) - set(choices("--log-level"))
             words = words[2:]
     while words and isinstance(command, click.Group) and not words[0].startswith("-"):
         name = words.pop(0)
@@ -194,7 +243,10 @@ def test_what_an_answer_names_exists(section: str, names: str, text: str, app: A
         "task.chunks(...)", ".traceback", "with_options(countdown=10)",
         "RetryPolicy(retries=, delay=)",
         "aztask worker --pool gevent", "aztask.errors.Nothing", "nothing", "AZTASK_NOTHING",
-        "app.queue(NAME, priority=...)", "aztask tasks NAME",
+        "app.queue(NAME, priority=...)", "aztask tasks NAME", "BrokerAway", "raise Again(delay=3)",
+        "no-such-reason", 'delivery="at-most-twice"', 'result.state == "done"',
+        "with_option(eta=1)", 'App(serializer="pickle")', "--log-level loud",
+        'App(results="table://ACCOUNT")',
     ],
 )  # fmt: skip
 def test_what_does_not_exist_is_noticed(span: str, app: App) -> None:
