@@ -31,6 +31,7 @@ from aztask.address.priorities import check_priorities
 from aztask.address.urls import parse_broker, parse_container, parse_results
 from aztask.errors import ConfigurationError
 from aztask.message.bounds import MessageLimits
+from aztask.message.encryption import ContentCodec, check_codec
 from aztask.queues.lease.bounds import check_leases, read_bounds
 from aztask.queues.lease.state import NO_RENEWAL
 from aztask.retry import RETRY_STRATEGIES, RetryStrategy, check_strategy
@@ -212,11 +213,19 @@ class Settings:
         False,
         "bool",
         flag,
-        "Encrypt what is sent and stored, with the first of `encryption_keys`. The variable is 1 "
-        "or 0.",
+        "Encrypt what is sent and stored, with `content_codec` or the first of `encryption_keys`. "
+        "The variable is 1 or 0.",
         example="False",
         variable="AZTASK_ENCRYPT",
         from_text=switch_of("AZTASK_ENCRYPT"),
+    )
+    content_codec: ContentCodec | None = setting(
+        None,
+        "ContentCodec",
+        check_codec,
+        "Your own encryption: an object with a `name`, `encode(data, bound)` and `decode(data, "
+        "bound)`. It decodes what it has encoded, and encodes if `encrypt` is True.",
+        example="VaultCodec()",
     )
     old_signatures: bool = setting(
         True,

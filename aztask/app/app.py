@@ -805,6 +805,7 @@ def _cipher_from_settings(settings: Settings) -> Cipher:
         [key.reveal().encode() for key in settings.encryption_keys],
         encrypt=settings.encrypt,
         environment=settings.environment or "",
+        codec=settings.content_codec,
     )
 
 

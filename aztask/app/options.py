@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TypedDict
 
+from aztask.message.encryption import ContentCodec
 from aztask.retry import RetryStrategy
 from aztask.support.display import Secret
 
@@ -31,6 +32,7 @@ class AppOptions(TypedDict, total=False):
     id_key: str | Secret
     encryption_keys: Sequence[str | Secret]
     encrypt: bool
+    content_codec: ContentCodec
     old_signatures: bool
     signature_max_age: float | timedelta
     signature_clock_skew: float | timedelta

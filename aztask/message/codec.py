@@ -36,7 +36,6 @@ from aztask.message import serializer as formats
 from aztask.message.bounds import MessageLimits, check_json, check_msgpack, check_size
 from aztask.message.compression import decompress
 from aztask.message.encryption import (
-    MARKER,
     NO_CIPHER,
     PLAIN_DIGESTS,
     Cipher,
@@ -256,7 +255,7 @@ class Codec:
         if not isinstance(data, bytes):
             raise DecodeError(f"an encoded value is bytes, not {type(data).__name__}")
         if is_encrypted(data):
-            raise KeyMissing(f"the value: {self.cipher.missing(data)}")
+            raise KeyMissing(f"the value: {self.cipher.not_now(data)}")
         value = self.decode_body(data, formats.MSGPACK, "the value")
         return self.resolved(value) if MARK in data else value
 
@@ -447,9 +446,9 @@ class Codec:
         It is sent on as it is, so that a program with its key runs it.
         """
         body, saved = message.body, message.saved
-        if body.startswith(MARKER):
-            return self.cipher.missing(body)
-        return self.cipher.missing(saved) if is_encrypted(saved) else ""
+        if is_encrypted(body):
+            return self.cipher.not_now(body)
+        return self.cipher.not_now(saved) if is_encrypted(saved) else ""
 
     def _encrypted(self, message: TaskMessage, headers: dict[str, Any], stored: str) -> bytes:
         """The body as it travels, and the checkpoint in the headers.
@@ -477,6 +476,11 @@ class Codec:
             if saved is not None:
                 values["saved"] = self.cipher.decrypt(saved, _CHECKPOINT, values["id"], stored)
             return self.cipher.decrypt(body, _ARGUMENTS, values["id"], stored)
+        except Locked as error:
+            if stored:
+                raise Locked(f"what is stored for {stored} waits: {error}") from None
+            values["saved"] = saved
+            return body
         except DecodeError as error:
             raise DecodeError(f"the arguments: {error}") from None
 

@@ -13,37 +13,54 @@ Rules
    read as before, and needs no mark.
 5. References to payloads stay readable, in front of the encrypted bytes: what removes payloads that
    nothing needs looks for them, and has no key (`aztask.stores.payloads.holders`).
+6. A team's own codec takes the place of the keys for what is written. Its name stays readable, so a
+   program without it can say which one it lacks; what keys have encrypted is still decrypted.
 
-A piece::
+A piece, encrypted with a key or by a codec::
 
     C1 "AZ" 01 | name of the key, 8 | random, 16 | length, 4 | references | encrypted | tag, 16
+    C1 "AZ" 02 | name of the codec, 24           | length, 4 | references | encoded
 """
 
 from __future__ import annotations
 
 import hmac
 import importlib
-import secrets
+import os
+import re
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, Protocol, TypeGuard
 
 import msgpack
 
-from aztask.errors import BrokerUnavailable, ConfigurationError, DecodeError, KeyMissing
+from aztask.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    DecodeError,
+    EncodeError,
+    KeyMissing,
+)
 from aztask.message.payload import MARK, references_in
+from aztask.support.display import safe_str
 from aztask.support.late import install_command
 
 MARKER: Final = b"\xc1AZ\x01"
+CODED: Final = b"\xc1AZ\x02"
+_MARKERS: Final = (MARKER, CODED)
 _NAME_END: Final = len(MARKER) + 8
 _SALT_END: Final = _NAME_END + 16
 _HEAD: Final = _SALT_END + 4
 _TAG_BYTES: Final = 16
 _NONCE: Final = bytes(12)
 _EXTRACT_SALT: Final = b"aztask-encryption"
+_CODEC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,23}")
 
 ADDED_BYTES: Final = _HEAD + _TAG_BYTES
 """A piece without references is longer than what is in it by so many bytes."""
+
+CODEC_ADDS: Final = 1024
+"""A codec's output may be longer than its input by so many bytes: room for a wrapped key."""
 
 KEY_BYTES: Final = 32
 """Bytes of the shortest accepted key."""
@@ -62,19 +79,81 @@ class Locked(BrokerUnavailable):
 
 def is_encrypted(data: object) -> TypeGuard[bytes]:
     """True for what `Cipher.encrypt` made."""
-    return isinstance(data, bytes) and data.startswith(MARKER)
+    return isinstance(data, bytes) and data.startswith(_MARKERS)
+
+
+class ContentCodec(Protocol):
+    """A team's own encryption, set with ``App(content_codec=...)``. Any thread may call it.
+
+    `bound` names the message, row or field that the data is for, and its environment. It is not
+    stored: use it as associated data, so that nothing can be moved elsewhere. What is encoded is
+    compressed already, if it is; what is large is stored apart after it was encoded.
+
+    Both methods may raise BrokerUnavailable, if what they need is unreachable, and `decode` may
+    raise KeyMissing: then the data waits, as for a missing key. Any other error means that the data
+    cannot be written, or was changed.
+    """
+
+    @property
+    def name(self) -> str:
+        """1 to 24 letters, digits, dots, dashes and underscores; stored in clear, never change it.
+
+        The codec rotates its keys itself, under the same name.
+        """
+        ...
+
+    def encode(self, data: bytes, bound: bytes) -> bytes:
+        """What is sent or stored: at most 1,024 bytes longer than `data`."""
+        ...
+
+    def decode(self, data: bytes, bound: bytes) -> bytes:
+        """The data of which `encode` made this for the same `bound`."""
+        ...
+
+
+def check_codec(name: str, value: Any) -> ContentCodec | None:
+    """A codec, or None. Raises ConfigurationError."""
+    if value is None:
+        return None
+    for method in ("encode", "decode"):
+        if isinstance(value, type) or not callable(getattr(value, method, None)):
+            raise ConfigurationError(
+                f"{name} is an object with a name and the methods encode and decode, not {value!r}"
+            )
+    own = getattr(value, "name", None)
+    if not isinstance(own, str) or not _CODEC_NAME.fullmatch(own):
+        raise ConfigurationError(
+            f"{name}: its name is 1 to 24 letters, digits, dots, dashes and underscores, not"
+            f" {own!r}"
+        )
+    codec: ContentCodec = value
+    return codec
 
 
 class Cipher:
-    """Encrypts and decrypts with one or several keys; without a key it does neither.
+    """Encrypts and decrypts with one or several keys, or a codec; without them it does neither.
 
     Any thread may call. `encrypts`: False if it only decrypts.
     """
 
-    __slots__ = ("_aead", "_environment", "_first", "_invalid", "_keys", "encrypts")
+    __slots__ = (
+        "_aead",
+        "_codec",
+        "_codec_head",
+        "_environment",
+        "_first",
+        "_invalid",
+        "_keys",
+        "encrypts",
+    )
 
     def __init__(
-        self, keys: Sequence[bytes] = (), *, encrypt: bool = False, environment: str = ""
+        self,
+        keys: Sequence[bytes] = (),
+        *,
+        encrypt: bool = False,
+        environment: str = "",
+        codec: ContentCodec | None = None,
     ) -> None:
         """Raises ConfigurationError for a wrong key, and if the extra ``crypto`` is missing."""
         for number, key in enumerate(keys, start=1):
@@ -83,54 +162,93 @@ class Cipher:
                     f"encryption key {number} must have at least {KEY_BYTES} bytes;"
                     " for example from secrets.token_urlsafe(32)"
                 )
-        if encrypt and not keys:
+        if encrypt and not keys and codec is None:
             raise ConfigurationError(
                 "encrypt=True needs encryption_keys: give them to all programs first, in"
-                " AZTASK_ENCRYPTION_KEYS or in the file that AZTASK_ENCRYPTION_KEYS_FILE names"
+                " AZTASK_ENCRYPTION_KEYS or in the file that AZTASK_ENCRYPTION_KEYS_FILE names;"
+                " or a content_codec"
             )
         self.encrypts = encrypt
         self._environment = environment
-        self._keys: dict[bytes, bytes] = {}
+        self._codec = codec
+        self._codec_head = b"" if codec is None else CODED + codec.name.encode().ljust(24, b"\0")
+        self._keys: dict[bytes, _Key] = {}
         for key in keys:
             secret = hmac.digest(_EXTRACT_SALT, key, "sha256")  # HKDF's first step, once per key
-            self._keys.setdefault(hmac.digest(secret, b"name", "sha256")[:8], secret)
+            self._keys.setdefault(hmac.digest(secret, b"name", "sha256")[:8], _Key(secret))
         self._first = next(iter(self._keys), b"")
         if keys:
             self._aead, self._invalid = _library()
 
     def __bool__(self) -> bool:
-        return bool(self._keys)
+        return bool(self._keys) or self._codec is not None
 
     def __repr__(self) -> str:
         return f"<Cipher: {len(self._keys)} keys>"
+
+    @property
+    def added_bytes(self) -> int:
+        """By how many bytes a piece without references is longer, at most; 0 without encryption."""
+        if not self.encrypts:
+            return 0
+        return ADDED_BYTES if self._codec is None else _HEAD + CODEC_ADDS
 
     def encrypt(self, data: bytes, *identity: str | int) -> bytes:
         """The data, encrypted for this identity with the first key.
 
         What is encrypted already is returned as it is: a program without its key carries it on.
         """
-        if data.startswith(MARKER):
+        if data.startswith(_MARKERS):
             return data
-        name = self._first
-        salt = secrets.token_bytes(16)
         shown = references_in(data) if MARK in data else b""
-        head = MARKER + name + salt + len(shown).to_bytes(4, "big") + shown
-        own = hmac.digest(self._keys[name], salt + b"\x01", "sha256")  # HKDF's second step
+        tail = len(shown).to_bytes(4, "big") + shown
+        if self._codec is not None:
+            return self._encoded(self._codec, data, self._codec_head + tail, identity)
+        name = self._first
+        salt = os.urandom(16)
+        head = MARKER + name + salt + tail
+        own = self._keys[name].derived(salt)
         sealed: bytes = self._aead(own).encrypt(_NONCE, data, head + self._bound(identity))
         return head + sealed
+
+    def _encoded(
+        self, codec: ContentCodec, data: bytes, head: bytes, identity: Sequence[str | int]
+    ) -> bytes:
+        """A piece that the codec has made. Raises EncodeError, BrokerUnavailable."""
+        try:
+            made = codec.encode(data, head + self._bound(identity))
+        except BrokerUnavailable:
+            raise
+        except Exception as error:  # a team's code may raise anything
+            raise EncodeError(
+                f"the content codec {codec.name!r} raised {type(error).__name__}"
+            ) from error
+        if not isinstance(made, bytes):
+            raise EncodeError(
+                f"the content codec {codec.name!r} returned {type(made).__name__}, not bytes"
+            )
+        if len(made) > len(data) + CODEC_ADDS:
+            raise EncodeError(
+                f"the content codec {codec.name!r} made {len(made)} bytes of {len(data)};"
+                f" {CODEC_ADDS} more are allowed"
+            )
+        return head + made
 
     def decrypt(self, data: bytes, *identity: str | int) -> bytes:
         """What was encrypted for this identity; data that is not encrypted is returned as it is.
 
-        Raises KeyMissing without the key, and DecodeError for what was changed or moved.
+        Raises KeyMissing without the key, DecodeError for what was changed or moved, and `Locked`
+        if the codec cannot decode it now.
         """
-        if not data.startswith(MARKER):
+        if not data.startswith(_MARKERS):
             return data
-        secret = self._keys.get(data[len(MARKER) : _NAME_END])
-        if secret is None:
-            raise KeyMissing(self.missing(data))
-        own = hmac.digest(secret, data[_NAME_END:_SALT_END] + b"\x01", "sha256")
         end = _HEAD + int.from_bytes(data[_SALT_END:_HEAD], "big")
+        if data.startswith(CODED):
+            return self._decoded(data, end, identity)
+        key = self._keys.get(data[len(MARKER) : _NAME_END])
+        if key is None:
+            raise KeyMissing(self.missing(data))
+        own = key.derived(data[_NAME_END:_SALT_END])
         try:
             opened: bytes = self._aead(own).decrypt(
                 _NONCE, data[end:], data[:end] + self._bound(identity)
@@ -139,11 +257,33 @@ class Cipher:
             raise DecodeError(CHANGED) from None
         return opened
 
+    def _decoded(self, data: bytes, end: int, identity: Sequence[str | int]) -> bytes:
+        codec = self._codec
+        if codec is None or data[:_SALT_END] != self._codec_head:
+            raise KeyMissing(self.missing(data))
+        try:
+            opened = codec.decode(data[end:], data[:end] + self._bound(identity))
+        except (BrokerUnavailable, KeyMissing) as error:
+            raise Locked(
+                f"the content codec {codec.name!r} cannot decode it now: {safe_str(error)}"
+            ) from error
+        except Exception as error:  # noqa: BLE001  # its text may hold anything, too
+            raise DecodeError(
+                f"{CHANGED}: the content codec {codec.name!r} raised {type(error).__name__}"
+            ) from None
+        if not isinstance(opened, bytes):
+            raise DecodeError(
+                f"the content codec {codec.name!r} returned {type(opened).__name__}, not bytes"
+            )
+        return opened
+
     def missing(self, data: bytes) -> str:
         """Why encrypted data cannot be read here, on one line; "" if its key is known.
 
         The line names the key and never shows one.
         """
+        if data.startswith(CODED):
+            return self._missing_codec(data)
         name = data[len(MARKER) : _NAME_END]
         if name in self._keys:
             return ""
@@ -152,6 +292,21 @@ class Cipher:
             f"it is encrypted with the key {name.hex()}, and this program has {have}: add the key"
             " to encryption_keys (AZTASK_ENCRYPTION_KEYS)"
         )
+
+    def _missing_codec(self, data: bytes) -> str:
+        codec = self._codec
+        if codec is not None and data[:_SALT_END] == self._codec_head:
+            return ""
+        name = data[len(CODED) : _SALT_END].rstrip(b"\0").decode("latin-1")
+        have = "no content codec" if codec is None else f"the codec {codec.name!r}"
+        return (
+            f"it is encoded by the content codec {name!a}, and this program has {have}: set"
+            " the codec with App(content_codec=...)"
+        )
+
+    def not_now(self, data: bytes) -> str:
+        """Why a piece that is still encrypted after it was read was not decrypted, on one line."""
+        return self.missing(data) or "its content codec cannot decode it now"
 
     def names(self) -> list[str]:
         """The names of the keys, in order, as `missing` says them."""
@@ -162,6 +317,24 @@ class Cipher:
             [self._environment, *identity], unicode_errors="surrogatepass"
         )
         return packed
+
+
+class _Key:
+    """HKDF's second step. Both halves of its HMAC are begun once: `hmac` would cost 1 µs more."""
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, secret: bytes) -> None:
+        block = secret.ljust(64, b"\0")  # RFC 2104: the key fills a block of SHA-256
+        self._inner = sha256(bytes(byte ^ 0x36 for byte in block))
+        self._outer = sha256(bytes(byte ^ 0x5C for byte in block))
+
+    def derived(self, salt: bytes) -> bytes:
+        """The key of one piece."""
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(salt + b"\x01")
+        outer.update(inner.digest())
+        return outer.digest()
 
 
 NO_CIPHER: Final = Cipher()

@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TypedDict
 
+from aztask.message.encryption import ContentCodec
 from aztask.retry import RetryStrategy
 from aztask.support.display import Secret
 

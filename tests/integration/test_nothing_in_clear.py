@@ -2,8 +2,8 @@
 
 Arguments, results, error texts, tracebacks, checkpoints, steps, signals, parts of streams, keys of
 unique tasks and limits, stored steps of workflows, schedules, debounced calls and payloads; on each
-broker; in its files, the results, payloads, events, logs and process titles. Without encryption the
-same search finds it, so it looks in the right places.
+broker; in its files, the results, payloads, events, logs and process titles. Keys encrypt it, or a
+team's own codec. Without encryption the same search finds it, so it looks in the right places.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from azurite import running as azurite_running
 from bus import bus_site
 from harness import Site, site_in
 from storage import storage_site
+from vault_app import CODEC
 from waiting import wait_until
 
 from aztask import App
@@ -109,6 +110,7 @@ def _reader(site: Site) -> App:
         results=site.results,
         payloads=site.extra["VAULT_PAYLOADS"],
         owner="vault",
+        **CODEC if "VAULT_CODEC" in site.extra else {},
     )
 
 
@@ -177,19 +179,23 @@ def _outcome(app: App, name: str) -> Outcome | None:
 
 @pytest.fixture(
     scope="module",
-    params=[(broker, encrypt) for broker in BROKERS for encrypt in (True, False)],
-    ids=lambda param: f"{param[0]}-{'encrypted' if param[1] else 'clear'}",
+    params=[(broker, how) for broker in BROKERS for how in ("encrypted", "codec", "clear")],
+    ids="-".join,
 )
 def world(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[World, bool]]:
-    broker, encrypt = request.param
+    broker, how = request.param
+    encrypt = how != "clear"
     folder = tmp_path_factory.mktemp("vault")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in KEYS.items():
             patch.setenv(name, value)
+        if how == "codec":
+            patch.delenv("AZTASK_ENCRYPTION_KEYS")
         patch.setenv("AZTASK_ENCRYPT", "1" if encrypt else "0")
         with _site(broker, folder) as site:
+            site.extra |= {"VAULT_CODEC": "1"} if how == "codec" else {}
             made = World(folder, site)
             _meet_everything(made)
     yield made, encrypt  # the services have ended, and have written what they had

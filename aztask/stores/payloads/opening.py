@@ -16,7 +16,7 @@ from aztask.address.payloads import place_of
 from aztask.config import Settings
 from aztask.errors import BrokerUnavailable, ConfigurationError, PayloadMissing
 from aztask.message.bounds import MessageLimits
-from aztask.message.encryption import ADDED_BYTES, NO_CIPHER, Cipher
+from aztask.message.encryption import NO_CIPHER, Cipher
 from aztask.message.payload import StoredValue
 from aztask.queues.base import Capabilities
 from aztask.queues.engine.filesystem import group_id
@@ -187,7 +187,7 @@ def payloads_for(
     given = settings.payload_threshold
     kind = kind_of(broker)
     can = kind.capabilities if kind else UNKNOWN
-    threshold = given or can.inline_bytes - (ADDED_BYTES if cipher.encrypts else 0)
+    threshold = given or can.inline_bytes - cipher.added_bytes
     return Payloads(
         make,
         threshold=threshold,

@@ -174,9 +174,13 @@ class RowSigner:
         value = outcome.value
         if not is_encrypted(value):
             return outcome
+        locked = replace(outcome, error=LOCKED) if outcome.error_type else outcome
         if self.cipher.missing(value):
-            return replace(outcome, error=LOCKED) if outcome.error_type else outcome
-        parts = unpacked(self.decrypted(value, _OUTCOME, *_place_of(key)), "value")
+            return locked
+        try:
+            parts = unpacked(self.decrypted(value, _OUTCOME, *_place_of(key)), "value")
+        except Locked:
+            return locked
         if not isinstance(parts, list) or len(parts) != len(_SEALED):
             raise Damaged("its value is no list of parts")
         columns = Columns(dict(zip(_SEALED, parts, strict=True)))

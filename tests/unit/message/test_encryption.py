@@ -132,7 +132,7 @@ def test_no_text_shows_a_key() -> None:
         assert sha256(key).hexdigest()[:16] not in shown
 
 
-@pytest.mark.parametrize("data", [b"", b"\x93", b"[[], {}, {}]", b"\xc1", b"\xc1AZ\x02"])
+@pytest.mark.parametrize("data", [b"", b"\x93", b"[[], {}, {}]", b"\xc1", b"\xc1AZ\x03"])
 def test_what_is_not_encrypted_is_returned_as_it_is(data: bytes) -> None:
     assert Cipher([OLD], encrypt=True).decrypt(data, "x") == data
 
@@ -181,6 +181,170 @@ def test_digests_are_keyed_with_encryption_alone() -> None:
     assert keyed.hidden("acme") == HIDDEN + keyed.of(b"acme")
     assert keyed.hidden("") == "", "one limit for all"
     assert keyed.of(b"acme") != KeyDigests(b"another-id-key-0123").of(b"acme")
+
+
+# -- a team's own codec ----------------------------------------------------------------------
+
+
+class Reversing:
+    """Reverses the data behind a digest of what it is bound to; `trouble` is raised instead."""
+
+    name = "acme.reversing_2"
+    trouble: Exception | None = None
+    answer: Any = None
+
+    def encode(self, data: bytes, bound: bytes) -> bytes:
+        if self.trouble is not None:
+            raise self.trouble
+        return sha256(bound).digest() + data[::-1] if self.answer is None else self.answer
+
+    def decode(self, data: bytes, bound: bytes) -> bytes:
+        if self.trouble is not None:
+            raise self.trouble
+        if data[:32] != sha256(bound).digest():
+            raise ValueError(SECRET)
+        return data[32:][::-1] if self.answer is None else self.answer
+
+
+def coding(codec: Any = None, **options: Any) -> Codec:
+    cipher = Cipher(encrypt=True, codec=codec or Reversing())
+    return Codec(cipher=cipher, signing_keys=[SIGNING], signatures=FROZEN, **options)
+
+
+def test_a_codec_encodes_for_one_place_alone() -> None:
+    cipher = Cipher(encrypt=True, environment="live", codec=Reversing())
+    coded = cipher.encrypt(b"secret", "arguments", "id-1")
+    assert is_encrypted(coded)
+    assert b"acme.reversing_2" in coded
+    assert b"secret" not in coded
+    assert cipher.encrypt(coded, "other") == coded
+    assert cipher.decrypt(coded, "arguments", "id-1") == b"secret"
+    elsewhere = Cipher(environment="staging", codec=Reversing())
+    for reader, identity in ((cipher, "id-2"), (elsewhere, "id-1")):
+        with pytest.raises(DecodeError, match=r"'acme.reversing_2' raised ValueError") as raised:
+            reader.decrypt(coded, "arguments", identity)
+        assert SECRET not in str(raised.value), "the text of its error is not shown"
+
+
+def test_references_of_what_a_codec_encodes_stay_readable_and_bound() -> None:
+    name = f"arguments/0000000123/{'a' * 32}"
+    data = b"aztask-stored:" + str(StoredValue.of(name, b"x")).encode() + b" and a secret"
+    cipher = Cipher(encrypt=True, codec=Reversing())
+    coded = cipher.encrypt(data, "x")
+    assert list(names_in(coded)) == [name]
+    assert cipher.decrypt(coded, "x") == data
+    with pytest.raises(DecodeError):
+        cipher.decrypt(coded.replace(b"a" * 32, b"c" * 32), "x")
+
+
+def test_a_codec_takes_the_place_of_keys_which_still_decrypt() -> None:
+    before = Cipher([OLD], encrypt=True).encrypt(b"secret", "x")
+    both = Cipher([OLD], encrypt=True, codec=Reversing())
+    assert both.decrypt(before, "x") == b"secret"
+    after = both.encrypt(b"secret", "x")
+    assert Cipher(codec=Reversing()).decrypt(after, "x") == b"secret"
+    with pytest.raises(KeyMissing):
+        Cipher([OLD]).decrypt(after, "x")
+
+
+def test_a_reader_is_told_which_codec_it_lacks() -> None:
+    coded = Cipher(encrypt=True, codec=Reversing()).encrypt(b"secret", "x")
+    other = Reversing()
+    other.name = "other"
+    for reader, has in (
+        (NO_CIPHER, "no content codec"),
+        (Cipher(codec=other), "the codec 'other'"),
+    ):
+        with pytest.raises(
+            KeyMissing, match=f"by the content codec 'acme.reversing_2', and this program has {has}"
+        ):
+            reader.decrypt(coded, "x")
+    forged = coded[:4] + b"\x1b[2J\n\xff".ljust(24, b"\0") + coded[28:]
+    assert NO_CIPHER.missing(forged).isascii()
+    assert NO_CIPHER.missing(forged).isprintable()
+
+
+def test_a_codec_that_cannot_decode_now_carries_the_message_on() -> None:
+    sender, codec = coding(), Reversing()
+    message = message_of(sender, saved=sender.encode_value(SECRET))
+    envelope = sender.to_envelope(message)
+    codec.trouble = KeyMissing("key 7 is not here")
+    reader = coding(codec)
+    read = reader.from_envelope(envelope, "default")
+    assert "its content codec cannot decode it now" in reader.locked(read)
+    again = reader.to_envelope(read.put_off(delivery_base=0))
+    assert sender.from_envelope(again, "default").body == message.body
+    stored = sender.to_envelope(message, stored="schedule id-1")
+    with pytest.raises(BrokerUnavailable, match=r"schedule id-1 waits.*key 7 is not here"):
+        reader.from_envelope(stored, "default", stored="schedule id-1")
+    codec.trouble = None
+    assert reader.from_envelope(envelope, "default") == message
+
+
+@pytest.mark.parametrize(
+    ("trouble", "answer", "error", "text"),
+    [
+        (BrokerUnavailable("KMS is away"), None, BrokerUnavailable, "KMS is away"),
+        (ValueError(SECRET), None, EncodeError, "'acme.reversing_2' raised ValueError$"),
+        (None, "text", EncodeError, "returned str, not bytes"),
+        (None, b"x" * 2000, EncodeError, "made 2000 bytes of .*; 1024 more are allowed"),
+    ],
+)
+def test_a_codec_that_fails_is_named(
+    trouble: Exception | None, answer: Any, error: type[Exception], text: str
+) -> None:
+    codec = Reversing()
+    codec.trouble, codec.answer = trouble, answer
+    sender = coding(codec)
+    with pytest.raises(error, match=text):
+        sender.to_envelope(message_of(sender))
+
+
+def test_a_codec_that_decodes_no_bytes_is_named() -> None:
+    codec = Reversing()
+    cipher = Cipher(encrypt=True, codec=codec)
+    coded = cipher.encrypt(b"x", "x")
+    codec.answer = None, "text"
+    with pytest.raises(DecodeError, match="returned tuple, not bytes"):
+        cipher.decrypt(coded, "x")
+
+
+def test_an_app_has_a_codec_without_keys() -> None:
+    options = {name: value for name, value in GOOD.items() if name != "encryption_keys"}
+    codec = Reversing()
+    app = App("shop", broker="local://:memory:", content_codec=codec, **options)
+
+    @app.task
+    def charge(card: str) -> None: ...
+
+    charge.delay(SECRET)
+    (found,) = app.broker.peek("default")
+    assert b"acme.reversing_2" in found.envelope.body
+    message = app.codec.from_envelope(found.envelope, "default")
+    assert app.codec.decode_arguments(message) == ((SECRET,), {})
+
+
+def test_room_is_left_for_what_a_codec_adds() -> None:
+    assert Cipher([OLD]).added_bytes == 0
+    assert Cipher([OLD], encrypt=True).added_bytes == ADDED_BYTES
+    codec = Reversing()
+    codec.answer = b"x" * 1024
+    cipher = Cipher(encrypt=True, codec=codec)
+    assert len(cipher.encrypt(b"", "x")) == cipher.added_bytes
+
+
+@pytest.mark.parametrize("name", ["", "x" * 25, "two words", "-x", "naïve", b"x", None])
+def test_the_name_of_a_codec_is_checked(name: Any) -> None:
+    codec = Reversing()
+    codec.name = name
+    with pytest.raises(ConfigurationError, match="content_codec: its name is 1 to 24 letters"):
+        App("shop", broker="local://:memory:", content_codec=codec)
+
+
+@pytest.mark.parametrize("codec", [object(), Reversing, "fernet"])
+def test_what_is_no_codec_is_refused(codec: Any) -> None:
+    with pytest.raises(ConfigurationError, match="content_codec is an object with a name and the"):
+        App("shop", broker="local://:memory:", content_codec=codec)
 
 
 # -- messages --------------------------------------------------------------------------------
