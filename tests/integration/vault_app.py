@@ -39,7 +39,7 @@ app = App(
     "vault",
     broker=os.environ.get("LEDGER_BROKER"),  # the test itself imports this for the codec alone
     results=os.environ.get("LEDGER_RESULTS"),
-    payloads=os.environ.get("VAULT_PAYLOADS", "file:///nowhere"),
+    payloads=os.environ.get("VAULT_PAYLOADS", "./payloads"),
     payload_threshold=8192,
     retry=RetryPolicy(max_retries=0),
     **CODEC if "VAULT_CODEC" in os.environ else {},
