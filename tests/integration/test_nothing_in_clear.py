@@ -30,6 +30,7 @@ from aztask import App
 from aztask.errors import TaskFailed
 from aztask.limits.declaration import limit_of
 from aztask.message.codec import Codec
+from aztask.message.encryption import CODED, MARKER
 from aztask.operate.deadletters.view import DeadLetters
 from aztask.operate.queues import arguments_of
 from aztask.operate.workers import running
@@ -191,13 +192,14 @@ def world(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in KEYS.items():
             patch.setenv(name, value)
-        if how == "codec":
-            patch.delenv("AZTASK_ENCRYPTION_KEYS")
         patch.setenv("AZTASK_ENCRYPT", "1" if encrypt else "0")
         with _site(broker, folder) as site:
             site.extra |= {"VAULT_CODEC": "1"} if how == "codec" else {}
             made = World(folder, site)
             _meet_everything(made)
+    files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    written = {start for start in (MARKER, CODED) if any(start in data for data in files)}
+    assert written == {"encrypted": {MARKER}, "codec": {CODED}, "clear": set()}[how]
     yield made, encrypt  # the services have ended, and have written what they had
 
 
