@@ -220,12 +220,7 @@ class Settings:
         from_text=switch_of("AZTASK_ENCRYPT"),
     )
     content_codec: ContentCodec | None = setting(
-        None,
-        "ContentCodec",
-        check_codec,
-        "Your own encryption: an object with a `name`, `encode(data, bound)` and `decode(data, "
-        "bound)`. It decodes what it has encoded, and encodes if `encrypt` is True.",
-        example="VaultCodec()",
+        None, "ContentCodec", check_codec, "Encrypts in place of keys.", example="VaultCodec()"
     )
     old_signatures: bool = setting(
         True,
