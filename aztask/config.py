@@ -213,8 +213,7 @@ class Settings:
         False,
         "bool",
         flag,
-        "Encrypt what is sent and stored, with `content_codec` or the first of `encryption_keys`. "
-        "The variable is 1 or 0.",
+        "Encrypt what is sent and stored. The variable is 1 or 0.",
         example="False",
         variable="AZTASK_ENCRYPT",
         from_text=switch_of("AZTASK_ENCRYPT"),
