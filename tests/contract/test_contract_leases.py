@@ -127,9 +127,11 @@ def test_after_a_renewal_the_deadline_is_that_of_the_new_length(subject, share):
     assert answer == Renewed(delivery.deadline)
     assert delivery.lease_seconds == granted
     other = subject.receiver(queue)
-    subject.pass_time(delivery.deadline - now() - 1.0)
+    subject.assert_nothing(other)  # connected, which may take seconds on a busy machine
+    left = max(1.0, min(5.0, granted / 2))
+    subject.pass_time(delivery.deadline - now() - left)
     subject.assert_nothing(other)
-    subject.pass_time(1.0 + subject.coarse)
+    subject.pass_time(left + subject.coarse)
     assert subject.one(other).envelope.body == b"x"
     assert isinstance(settle(receiver, Complete(), delivery)[0], Lost)
 

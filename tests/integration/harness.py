@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from aztask import App
 
@@ -155,7 +155,7 @@ class Worker:
 
     def wait(self, seconds: float = 30.0) -> int:
         try:
-            return self.process.wait(seconds)
+            return self.process.wait(seconds * PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the worker did not end:\n{self.log}") from None
 

@@ -38,6 +38,12 @@ def test_one_line_for_each_finding(shop):
     assert ended.err == "0 problems, 0 warnings\n"
 
 
+def test_nothing_is_said_twice(shop):
+    lines = shop("doctor", "-A", "doctor_shop", "-Q", "orders").out.splitlines()
+    texts = [line.partition(": ")[2] for line in lines]
+    assert len(set(texts)) == len(texts)
+
+
 def test_json_is_one_object_for_each_finding(shop, cli):
     found = findings(shop("doctor", "-A", "doctor_shop", "-Q", "orders", "--json"))
     assert found["broker", "durability"]["level"] == "ok"
