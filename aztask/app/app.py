@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, overload
@@ -31,7 +32,7 @@ from aztask.hooks import Hooks, event_sink
 from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.limits.declaration import Limit
 from aztask.message.codec import Codec
-from aztask.message.encryption import Cipher
+from aztask.message.encryption import Cipher, WrappedKey
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue
@@ -779,6 +780,9 @@ say_ours(
 )
 
 
+VAULT_KEYS: Final = "aztask.azure.vaultkeys"  # it imports an Azure SDK
+
+
 def _signing_keys(settings: Settings) -> list[bytes]:
     return [key.reveal().encode() for key in settings.signing_keys]
 
@@ -802,11 +806,19 @@ def _cipher_from_settings(settings: Settings) -> Cipher:
                 " with encrypt=True"
             )
     return Cipher(
-        [key.reveal().encode() for key in settings.encryption_keys],
+        [_encryption_key(key.reveal()) for key in settings.encryption_keys],
         encrypt=settings.encrypt,
         environment=settings.environment or "",
         codec=settings.content_codec,
     )
+
+
+def _encryption_key(text: str) -> bytes | WrappedKey:
+    """The key that a setting has: itself, or one that a vault has wrapped."""
+    if not text.startswith("https://"):
+        return text.encode()
+    key: WrappedKey = importlib.import_module(VAULT_KEYS).VaultKey(text)
+    return key
 
 
 def _codec_from_settings(

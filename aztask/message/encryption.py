@@ -130,6 +130,14 @@ def check_codec(name: str, value: Any) -> ContentCodec | None:
     return codec
 
 
+class WrappedKey(Protocol):
+    """A key that something else keeps and gives out, such as Azure Key Vault."""
+
+    def unwrapped(self) -> bytes:
+        """The key, kept in memory from the first call on. Raises BrokerUnavailable."""
+        ...
+
+
 class Cipher:
     """Encrypts and decrypts with one or several keys, or a codec; without them it does neither.
 
@@ -144,20 +152,25 @@ class Cipher:
         "_first",
         "_invalid",
         "_keys",
+        "_sources",
         "encrypts",
     )
 
     def __init__(
         self,
-        keys: Sequence[bytes] = (),
+        keys: Sequence[bytes | WrappedKey] = (),
         *,
         encrypt: bool = False,
         environment: str = "",
         codec: ContentCodec | None = None,
     ) -> None:
-        """Raises ConfigurationError for a wrong key, and if the extra ``crypto`` is missing."""
+        """Raises ConfigurationError for a wrong key, and if the extra ``crypto`` is missing.
+
+        Wrapped keys are unwrapped when the first piece needs one, or by `unlock`.
+        """
         for number, key in enumerate(keys, start=1):
-            if not isinstance(key, bytes) or len(key) < KEY_BYTES:
+            wrapped = callable(getattr(key, "unwrapped", None))
+            if not wrapped and (not isinstance(key, bytes) or len(key) < KEY_BYTES):
                 raise ConfigurationError(
                     f"encryption key {number} must have at least {KEY_BYTES} bytes;"
                     " for example from secrets.token_urlsafe(32)"
@@ -173,18 +186,49 @@ class Cipher:
         self._codec = codec
         self._codec_head = b"" if codec is None else CODED + codec.name.encode().ljust(24, b"\0")
         self._keys: dict[bytes, _Key] = {}
-        for key in keys:
-            secret = hmac.digest(_EXTRACT_SALT, key, "sha256")  # HKDF's first step, once per key
-            self._keys.setdefault(hmac.digest(secret, b"name", "sha256")[:8], _Key(secret))
-        self._first = next(iter(self._keys), b"")
+        self._first = b""
+        self._sources = tuple(keys)
+        """The keys, while one of them is wrapped; then none."""
+        if all(isinstance(key, bytes) for key in keys):
+            self._unwrap()
         if keys:
             self._aead, self._invalid = _library()
 
     def __bool__(self) -> bool:
-        return bool(self._keys) or self._codec is not None
+        return bool(self._keys or self._sources) or self._codec is not None
 
     def __repr__(self) -> str:
-        return f"<Cipher: {len(self._keys)} keys>"
+        return f"<Cipher: {len(self._keys or self._sources)} keys>"
+
+    def unlock(self) -> None:
+        """Unwrap the keys that are wrapped. Raises BrokerUnavailable if one cannot be had now."""
+        if trouble := self._unwrap():
+            raise BrokerUnavailable(f"an encryption key is missing: {trouble}")
+
+    def _unwrap(self) -> str:
+        """Fill the keys, in order; why one of them is missing, or "".
+
+        Threads that do so at the same time come to the same keys.
+        """
+        keys: dict[bytes, _Key] = {}
+        names: list[bytes] = []
+        trouble = ""
+        sources = self._sources
+        for source in sources:
+            try:
+                key = source if isinstance(source, bytes) else source.unwrapped()
+            except BrokerUnavailable as error:
+                names.append(b"")
+                trouble = trouble or safe_str(error)
+                continue
+            secret = hmac.digest(_EXTRACT_SALT, key, "sha256")  # HKDF's first step, once per key
+            names.append(hmac.digest(secret, b"name", "sha256")[:8])
+            keys.setdefault(names[-1], _Key(secret))
+        if sources:
+            self._keys, self._first = keys, names[0]
+        if not trouble:
+            self._sources = ()
+        return trouble
 
     @property
     def added_bytes(self) -> int:
@@ -204,6 +248,8 @@ class Cipher:
         tail = len(shown).to_bytes(4, "big") + shown
         if self._codec is not None:
             return self._encoded(self._codec, data, self._codec_head + tail, identity)
+        if not self._first and (trouble := self._unwrap()) and not self._first:
+            raise BrokerUnavailable(f"nothing can be encrypted: {trouble}")
         name = self._first
         salt = os.urandom(16)
         head = MARKER + name + salt + tail
@@ -238,16 +284,19 @@ class Cipher:
         """What was encrypted for this identity; data that is not encrypted is returned as it is.
 
         Raises KeyMissing without the key, DecodeError for what was changed or moved, and `Locked`
-        if the codec cannot decode it now.
+        if the codec or the vault cannot be reached now.
         """
         if not data.startswith(_MARKERS):
             return data
         end = _HEAD + int.from_bytes(data[_SALT_END:_HEAD], "big")
         if data.startswith(CODED):
             return self._decoded(data, end, identity)
-        key = self._keys.get(data[len(MARKER) : _NAME_END])
+        name = data[len(MARKER) : _NAME_END]
+        key = self._keys.get(name)
         if key is None:
-            raise KeyMissing(self.missing(data))
+            if missing := self.missing(data):
+                raise (Locked if self._sources else KeyMissing)(missing)
+            key = self._keys[name]
         own = key.derived(data[_NAME_END:_SALT_END])
         try:
             opened: bytes = self._aead(own).decrypt(
@@ -287,6 +336,13 @@ class Cipher:
         name = data[len(MARKER) : _NAME_END]
         if name in self._keys:
             return ""
+        if self._sources and (trouble := self._unwrap()) and name not in self._keys:
+            return (
+                f"it is encrypted with the key {name.hex()}, and this program has not all of its"
+                f" keys yet: {trouble}"
+            )
+        if name in self._keys:
+            return ""
         have = "other keys" if self._keys else "no encryption keys"
         return (
             f"it is encrypted with the key {name.hex()}, and this program has {have}: add the key"
@@ -309,7 +365,7 @@ class Cipher:
         return self.missing(data) or "its content codec cannot decode it now"
 
     def names(self) -> list[str]:
-        """The names of the keys, in order, as `missing` says them."""
+        """The names of the keys that are unwrapped, in order, as `missing` says them."""
         return [name.hex() for name in self._keys]
 
     def _bound(self, identity: Sequence[str | int]) -> bytes:

@@ -295,6 +295,7 @@ def _check(app: App, options: WorkerOptions) -> None:
     for finding in handler_findings(app):
         if finding.error is not None:
             raise finding.error
+    app.codec.cipher.unlock()
     known = [*app.queue_names(), app.settings.default_queue]
     for queue in options.queues:
         if queue not in known and not app.broker.capabilities.remote:

@@ -89,6 +89,21 @@ def test_a_worker_does_not_create_a_misspelt_queue(cli):
     assert "shop.resize" in cli("tasks", "-A", module).out, "the included module is imported"
 
 
+VAULT = """
+from aztask import App
+app = App("shop", broker="local://", encryption_keys=["https://127.0.0.1:1/keys/shop/1f#AAAA"])
+app.task(len)
+"""
+
+
+def test_a_worker_does_not_start_without_the_key_of_a_vault(cli):
+    ended = cli("worker", "-A", cli.module("vault_shop", VAULT), "--burst")
+    assert ended.code == 3
+    assert ended.err.splitlines()[-1].startswith(
+        "aztask: error: an encryption key is missing: the key shop/1f of 127.0.0.1:1 "
+    )
+
+
 SESSIONS = """
 from aztask import App
 app = App("shop", broker="UseDevelopmentStorage=true")
