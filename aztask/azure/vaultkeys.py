@@ -97,7 +97,7 @@ def new_key(key_id: str, credential: Any = None) -> str:
     * `key_id`: ``https://VAULT.vault.azure.net/keys/NAME``, or with a version; else the newest.
     * `credential`: a token credential; `default_credential` without one.
 
-    It needs the permissions to get the key and to wrap with it. The data key is shown to nobody:
+    It needs the permissions to get the key and to wrap with it. The data key is never shown:
     if the text is lost, what it has encrypted is lost. Raises ConfigurationError and
     BrokerUnavailable.
     """
