@@ -467,19 +467,14 @@ class Codec:
     def _decrypted(self, body: bytes, values: dict[str, Any], stored: str) -> bytes:
         """The body in clear, and the checkpoint in `values`; both as they are without a key."""
         saved = values.get("saved")
-        for piece in (body, saved):
-            if is_encrypted(piece) and (missing := self.cipher.missing(piece)):
-                if stored:
-                    raise Locked(f"what is stored for {stored} waits: {missing}")
-                return body
         try:
+            opened = self.cipher.decrypt(body, _ARGUMENTS, values["id"], stored)
             if saved is not None:
                 values["saved"] = self.cipher.decrypt(saved, _CHECKPOINT, values["id"], stored)
-            return self.cipher.decrypt(body, _ARGUMENTS, values["id"], stored)
-        except Locked as error:
+            return opened
+        except (KeyMissing, Locked) as error:
             if stored:
                 raise Locked(f"what is stored for {stored} waits: {error}") from None
-            values["saved"] = saved
             return body
         except DecodeError as error:
             raise DecodeError(f"the arguments: {error}") from None

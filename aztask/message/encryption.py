@@ -28,6 +28,7 @@ import hmac
 import importlib
 import os
 import re
+import threading
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, Final, Protocol, TypeGuard
@@ -369,10 +370,18 @@ class Cipher:
         return [name.hex() for name in self._keys]
 
     def _bound(self, identity: Sequence[str | int]) -> bytes:
-        packed: bytes = msgpack.packb(
-            [self._environment, *identity], unicode_errors="surrogatepass"
-        )
+        packed: bytes = _PACKING.packer.pack((self._environment, *identity))
         return packed
+
+
+class _Packing(threading.local):
+    """A packer for each thread: making one takes longer than packing."""
+
+    def __init__(self) -> None:
+        self.packer = msgpack.Packer(unicode_errors="surrogatepass")
+
+
+_PACKING: Final = _Packing()
 
 
 class _Key:

@@ -1,10 +1,17 @@
 """Signatures in the form of the release before, which reads these rows and wrote others."""
 
+from dataclasses import replace
+
+import msgpack
+import pytest
+
 from aztask.address.owner import Owner
+from aztask.message.encryption import Cipher
 from aztask.message.rowsignatures import Purpose, RowSignatures
 from aztask.settlement import Complete
 from aztask.stores.records.base import Outcome, RunKey, State
 from aztask.stores.records.controls import _objection, _signature
+from aztask.stores.records.damage import Damaged
 from aztask.stores.records.rowsigning import RowSigner, pack_body
 from aztask.stores.rows import Place
 
@@ -34,6 +41,16 @@ def test_an_entry_of_an_app_is_signed_so_that_the_release_before_reads_it():
     for reader in (signer(), signer(old=False)):
         assert _objection(reader, LIMIT, before, b"state") == ""
         assert _objection(reader, LIMIT, before, b"other") != ""
+
+
+@pytest.mark.parametrize("parts", [[], [b"", ""], [1, "", ""], [b"", None, ""], {"value": b""}])
+def test_what_is_encrypted_and_is_no_outcome_is_damaged(parts):
+    cipher = Cipher([b"k" * 40], encrypt=True)
+    reader = RowSigner(RowSignatures([b"k" * 40], cipher=cipher), OWNER)
+    place = ("outcome", RUN.task_id, RUN.generation, RUN.hop)
+    closed = replace(OUTCOME, value=cipher.encrypt(msgpack.packb(parts), *place))
+    with pytest.raises(Damaged, match="its value is not that of an outcome"):
+        reader.opened(RUN, closed)
 
 
 def test_without_old_releases_an_entry_is_signed_for_its_app():
