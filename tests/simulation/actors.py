@@ -62,10 +62,16 @@ class Actor:
         return self.site.label
 
     def ask(self, service: str) -> None:
-        """A request begins. Raises Death for a dead actor, BrokerUnavailable in an outage."""
+        """A request begins. Raises Death for a dead actor, BrokerUnavailable in an outage.
+
+        In a storm a file is busy for longer than a request waits for it.
+        """
         if not self.alive:
             raise Death
-        if self.world.outages and self.world.is_out(self, service):
+        world = self.world
+        if world.outages and world.is_out(self, service):
+            raise unavailable(service)
+        if world.fate.storms and not self.site.remote and world.fate.is_busy(self):
             raise unavailable(service)
 
     def can_stop_here(self) -> bool:

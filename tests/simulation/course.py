@@ -101,6 +101,23 @@ THEMES: Final = (
 )
 
 
+DAY: Final = 86400.0
+LENGTHS: Final = (60.0, 600.0, 3600.0, DAY, 60 * DAY)
+"""Seconds until the quiet time."""
+
+LONGEST_PAUSE: Final = 4 * 3600.0
+"""Seconds. What is paused is looked at every few minutes."""
+
+SLOTS: Final = (*range(1, 9), 8, 32, 64, 128)
+"""Of a worker."""
+
+BULK: Final = 32
+"""With so many slots or more, tasks are sent by the thousand."""
+
+COUNTS: Final = (1, 2, 5, 20, 60, 200)
+BULK_COUNTS: Final = (1, 20, 200, 500, 1000)
+"""How many tasks are sent at once."""
+
 LONGEST_STORM: Final = 900.0
 """Seconds. While requests take long somewhere, time passes slowly for every worker."""
 
@@ -131,7 +148,8 @@ class Course:
 
     * `kind`: of the queues: "local", "storage" or "bus".
     * `joint`: the first app's broker and result store share a file, and so transactions.
-    * `apps`: their labels; `workers`: how many each begins with; `slots`: tasks at once of each.
+    * `apps`: their labels; `workers`: how many each begins with; `slots`: tasks at once of each,
+      in a `pool` of processes or of threads.
     * `every`: seconds between the occurrences of the schedule; 0: there is none.
     * `quiet_at`: from then on there are no faults.
     * `shuffled`: which actor steps next is drawn; else the first that can.
@@ -149,6 +167,7 @@ class Course:
     shuffled: bool = True
     kind: str = "local"
     skew: float = 0.0
+    pool: str = "processes"
 
     def with_decisions(self, decisions: tuple[Decision, ...]) -> Course:
         """The same course with these decisions alone."""
@@ -159,8 +178,8 @@ class Course:
         store = store if self.kind == "local" else f"{self.kind} and tables"
         return (
             f"seed {self.seed}: apps {', '.join(self.apps)}, {self.workers} workers each with "
-            f"{self.slots} slots, {store}, schedule every {self.every:g} s, quiet from "
-            f"{self.quiet_at:g} s{'' if self.shuffled else ', steps in their plain order'}"
+            f"{self.slots} slots in {self.pool}, {store}, schedule every {self.every:g} s, "
+            f"quiet from {self.quiet_at:g} s{'' if self.shuffled else ', steps in their plain order'}"
         )
 
 
@@ -169,15 +188,18 @@ def draw(seed: int) -> Course:
     dice = random.Random(seed)
     joint = dice.random() < 0.5
     apps = APPS if dice.random() < 0.4 else APPS[:1]
-    length = dice.choice((60.0, 600.0, 3600.0, 86400.0))
+    length = dice.choice(LENGTHS)
     every = dice.choice((0.0, 0.0, 30.0, 3600.0))
     every = max(every, length / 100.0) if every else 0.0
     kind = dice.choice(("local", "local", "storage", "bus"))
-    theme = dice.choice(THEMES)
-    decisions = [*_programs(dice, apps, length, theme), *_faults(dice, apps, length, theme)]
+    theme, slots = dice.choice(THEMES), dice.choice(SLOTS)
+    decisions = [
+        *_programs(dice, apps, length, theme, COUNTS if slots < BULK else BULK_COUNTS),
+        *_faults(dice, apps, length, theme),
+    ]
     skew = 0.0
+    decisions += _storms(dice, apps, length)
     if kind != "local":
-        decisions += _storms(dice, apps, length)
         skew = dice.choice((0.0, 0.0, 2.0, 60.0, 3600.0))
         decisions += _jumps(dice, apps, length)
     decisions.sort(key=lambda each: each.at)
@@ -186,18 +208,19 @@ def draw(seed: int) -> Course:
         joint,
         apps,
         dice.randint(1, 3),
-        dice.randint(1, 8),
+        slots,
         every,
         length,
         tuple(decisions),
         kind=kind,
         skew=skew,
+        pool="threads" if dice.random() < (0.25 if slots < BULK else 0.75) else "processes",
     )
 
 
 def _storms(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:
     long = min(length / 10, LONGEST_STORM)
-    for number in range(dice.choice((0, 1, 3))):
+    for number in range(dice.choice((0, 1, 3, 6))):
         what = (number, dice.choice((0.02, 0.1, 0.5)), dice.choice((10.0, 60.0, long)))
         yield Decision(_time(dice, length), "weather", dice.choice(apps), what)
 
@@ -209,16 +232,20 @@ def _jumps(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterato
 
 
 def _programs(
-    dice: random.Random, apps: tuple[str, ...], length: float, theme: Theme
+    dice: random.Random,
+    apps: tuple[str, ...],
+    length: float,
+    theme: Theme,
+    counts: tuple[int, ...],
 ) -> list[Decision]:
     made: list[Decision] = []
-    for number in range(dice.randint(10, 60)):
+    for number in range(dice.randint(10, 60) if counts is COUNTS else dice.randint(5, 20)):
         at, app, share = _time(dice, length), dice.choice(apps), dice.random()
         if share < 0.82 - theme.workflows:
             kind = dice.choice(theme.kinds)
-            count = dice.choice((1, 2, 5, 20, 60, 200))
+            count = dice.choice(counts)
             count = 1 if kind in ("unique", "quiet") else min(count, 10) if kind in SLOW else count
-            delay = dice.choice((0.0, 0.0, 0.0, 5.0, length / 4))
+            delay = dice.choice((0.0, 0.0, 0.0, 5.0, length / 5))
             made.append(Decision(at, "send", app, (kind, count, _plan(dice), number % 3, delay)))
         elif share < 0.82:
             made.append(Decision(at, "workflow", app, (_graph(dice, 3), f"f{number}")))
@@ -226,7 +253,8 @@ def _programs(
             made.append(Decision(at, "cancel", app, (dice.randrange(1000),)))
         elif share < 0.95:
             scope = dice.choice(("task", "queue"))
-            made.append(Decision(at, "pause", app, (scope, dice.uniform(1.0, length / 3))))
+            seconds = dice.uniform(1.0, min(length / 3, LONGEST_PAUSE))
+            made.append(Decision(at, "pause", app, (scope, seconds)))
         elif share < 0.98:
             made.append(Decision(at, "replay", app))
         else:
@@ -262,7 +290,7 @@ def _faults(
     dice: random.Random, apps: tuple[str, ...], length: float, theme: Theme
 ) -> list[Decision]:
     made: list[Decision] = []
-    for _ in range(dice.choice((0, 2, 6, 12, 20))):
+    for _ in range(dice.choice((0, 4, 12, 25, 40))):
         at, app, share = _time(dice, length), dice.choice(apps), dice.random()
         if share < 0.14:
             made.append(Decision(at, "kill", app, (dice.random(),)))

@@ -18,12 +18,21 @@ if TYPE_CHECKING:
     from .actors import Sender
     from .world import World
 
+MAPPED: Final = ("plain", "abandon", "hold", "once", "urgent", "expiring")
+FEWEST_MAPPED: Final = 60
+"""So many are sent with `map`."""
+
 PAUSED: Final = ("plain", "permitted", "step", "node", "hold")
 
 
 def send(world: World, sender: Sender, decision: Decision) -> None:
     """Send a task some times."""
     kind, count, plan, number, delay = decision.what
+    if kind in MAPPED and count >= FEWEST_MAPPED and f"{sender.label}.{kind}" in sender.app.tasks:
+        task = sender.app.tasks[f"{sender.label}.{kind}"]
+        options: SendOptions = {"delay": delay} if delay else {}
+        task.with_options(**options).map([(plan,)] * count)
+        return
     for each in range(count):
         _send(sender, kind, plan, (number + each) % 3, delay)
 

@@ -188,7 +188,7 @@ class ServiceSite:
 
     def _has_messages(self) -> bool:
         if isinstance(self.queues, ServiceBus):
-            return any(each.living.messages for each in self.queues.queues.values())
+            return any(each.living.can_be_received() for each in self.queues.queues.values())
         wall = self.queues.clock.wall()
         return any(
             message.visible_at <= wall

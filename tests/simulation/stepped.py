@@ -497,6 +497,8 @@ class SteppedProcess:
         self._runs: dict[int, SteppedRun] = {}
         self._retired = 0
         self._ready = False
+        self._next_at: float | None = None
+        """What `next_at` has found, until something changes."""
         self._replies = Answers()
         outbox = SteppedOutbox(self._answers, machine)
         self._ask = outbox.send
@@ -518,6 +520,7 @@ class SteppedProcess:
         """Put a delivery into the inbox."""
         if self.hung_up:
             return False
+        self._next_at = None
         self._inbox.append(packet)
         return True
 
@@ -527,6 +530,7 @@ class SteppedProcess:
         run = self._runs.get(number)
         if self.hung_up:
             return True
+        self._next_at = None
         if kind == "ping":
             self._answers.append(["alive"])
         elif kind == "answer":
@@ -555,6 +559,7 @@ class SteppedProcess:
         """Take back what it has not read."""
         numbers = [packet[0] for packet in self._inbox if packet]
         self._inbox = deque(packet for packet in self._inbox if not packet)
+        self._next_at = None
         return numbers
 
     def runs(self) -> list[SteppedRun]:
@@ -583,30 +588,39 @@ class SteppedProcess:
 
     @property
     def next_at(self) -> float:
-        """When `step` has something to do."""
+        """When `step` has something to do; minus infinity for now."""
+        if self._next_at is None:
+            self._next_at = self._find_next()
+        return self._next_at
+
+    def _find_next(self) -> float:
         if self.hung_up:
             return math.inf
-        now = self._machine.time.now
         if not self._ready or (self._inbox and (self._has_room() or not self._inbox[0])):
-            return now
-        return min([self._ends_at(run, now) for run in self._runs.values()], default=math.inf)
+            return -math.inf
+        return min([self._ends_at(run) for run in self._runs.values()], default=math.inf)
 
-    def _ends_at(self, run: SteppedRun, now: float) -> float:
+    def _ends_at(self, run: SteppedRun) -> float:
         if run.interrupted and not run.play.deaf:
-            return now
+            return -math.inf
         ends = run.started + run.play.seconds
         return ends if run.told else min(ends, run.lease.deadline)
 
     def step(self) -> None:
         """Get ready, begin a run, or end one."""
-        now = self._clock.monotonic()
+        try:
+            self._step(self._clock.monotonic())
+        finally:
+            self._next_at = None
+
+    def _step(self, now: float) -> None:
         if not self._ready:
             self._ready = True
             self._answers.append(["ready"])
             return
         several, ended = self._machine.several(), False
         for number, run in list(self._runs.items()):
-            if not self.hung_up and self._ends_at(run, now) <= now:
+            if not self.hung_up and self._ends_at(run) <= now:
                 self._end(number, run, now)
                 ended = True
                 if not several:
@@ -687,7 +701,7 @@ class SteppedProcess:
         """End now; what it runs ends with it."""
         if self.hung_up:
             return
-        self.status, self.hung_up = status, True
+        self.status, self.hung_up, self._next_at = status, True, None
         self._runs.clear()
         self._machine.dead.append(self)
 

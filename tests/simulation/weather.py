@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from .services import FINE, Fault, Outcome, Request
 
 if TYPE_CHECKING:
+    from .actors import Actor
     from .world import World
 
 SLOW: Final = 2.0
@@ -43,9 +44,22 @@ class Weather:
                 world.book.note(actor.name, f"{request.operation}: {outcome}", "")
                 world.book.strike(actor)
                 return outcome
-        if world.dice.random() < 0.1:
+        if world.dice.random() < 0.03:
             return Outcome(None, world.dice.random() * 0.05, world.dice.random() * 0.05)
         return FINE
+
+    def is_busy(self, actor: Actor) -> bool:
+        """Whether this actor's request to a file fails, because others write to it for too long."""
+        if self.calm or actor is not self._world.actor or actor.site.locked():
+            return False
+        now = self._world.time.now
+        for until, label, share, dice in self.storms:
+            if now < until and label == actor.label and dice.random() < share:
+                self._world.faults["busy file"] += 1
+                self._world.book.note(actor.name, "the file is busy", "")
+                self._world.book.strike(actor)
+                return True
+        return False
 
     def _struck(self, request: Request, dice: random.Random) -> Outcome:
         there, back = dice.random() * 0.5, dice.random() * 0.5

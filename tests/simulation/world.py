@@ -80,6 +80,7 @@ class World:
         self._prepared: set[str] = set()
         self._names = self._came = 0
         self._patience = 1.0
+        self._longest_leap = max(LONGEST_LEAP, course.quiet_at / 100.0)
 
     def _sites(self) -> dict[str, Site]:
         kind = self.course.kind
@@ -232,7 +233,7 @@ class World:
         if not self.todo and not self.quiet:
             todo = min(todo, self.course.quiet_at + self.began)
         at = min(at, todo)
-        leap = min(todo, now + LONGEST_LEAP)
+        leap = min(todo, now + self._longest_leap)
         if leap > at and all(each.frozen_until <= now and each.idle() for each in self.workers):
             due = self._next_due()
             if min(due, leap) > at:
@@ -249,7 +250,9 @@ class World:
         wall = self.clock.wall() - self.time.now
         # What could be received and is not, because of a pause, is waited for longer and longer.
         came = self.book.counts["deliveries"]
-        self._patience = 1.0 if came != self._came else min(2.0 * self._patience, 600.0)
+        self._patience = (
+            1.0 if came != self._came else min(2.0 * self._patience, self._longest_leap / 6.0)
+        )
         self._came, soon = came, self.time.now + self._patience
         due = [site.next_due(self.time.now, soon, wall) for site in self.sites.values()]
         if self.course.every and not self.quiet:
@@ -341,6 +344,7 @@ class World:
             name=name,
             queues=self.program.queues(sender.app),
             concurrency=self.course.slots,
+            pool=self.course.pool,
             shutdown_timeout=10.0,
             shutdown_grace=3.0,
         )

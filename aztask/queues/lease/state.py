@@ -151,7 +151,7 @@ class LeaseBook:
         self._fixed_lease = fixed_lease
         self._heap: list[tuple[float, int, Lease]] = []
         self._order = count()
-        self._leases: set[Lease] = set()
+        self._leases: dict[Lease, None] = {}  # in order of arrival, so that a course repeats
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -161,12 +161,12 @@ class LeaseBook:
 
     def add(self, lease: Lease) -> None:
         """Hold the lease and schedule its renewal."""
-        self._leases.add(lease)
+        self._leases[lease] = None
         self._schedule(lease, self._renewal_at(lease))
 
     def drop(self, lease: Lease) -> None:
         """Forget the lease (settled, lost or given up); it is not renewed again."""
-        self._leases.discard(lease)
+        self._leases.pop(lease, None)
 
     def next_at(self) -> float | None:
         """When the next lease is due; None if there is none."""

@@ -21,7 +21,7 @@ Source: learn.microsoft.com, "Message transfers, locks, and settlement", "Messag
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
@@ -179,9 +179,36 @@ class Box:
         self.ready.pop(session, None)
         return False
 
+    def next_changes(self) -> tuple[float, float, float]:
+        """When the next lock lapses, the next message is due, and the next one expires."""
+        return (
+            self._first_of(self.lapses, lambda each: each.until if each.token else inf),
+            self._first_of(self.due, lambda each: each.due if _is_scheduled(each) else inf),
+            self._first_of(self.ends, lambda each: each.expires_at),
+        )
+
+    def _first_of(
+        self, heap: list[tuple[float, int]], time_of: Callable[[BusMessage], float]
+    ) -> float:
+        while heap:
+            at, number = heap[0]
+            message = self.messages.get(number)
+            if message is not None and time_of(message) == at:
+                return at
+            heapq.heappop(heap)
+        return inf
+
+    def can_be_received(self) -> bool:
+        """Whether a message can be received now."""
+        return any(map(self.has_ready, list(self.ready)))
+
 
 def _is_ready(message: BusMessage) -> bool:
     return message.token is None and message.state is State.ACTIVE
+
+
+def _is_scheduled(message: BusMessage) -> bool:
+    return message.state is State.SCHEDULED
 
 
 def _until(heap: list[tuple[float, int]], now: float) -> Iterator[tuple[float, int]]:
@@ -198,6 +225,8 @@ class BusQueue:
     dead: Box = field(default_factory=Box)
     sessions: dict[str, BusSession] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
+    most_seen: int = 1000
+    """Above this the ids whose window has passed are forgotten."""
     turn: str = ""
 
     def __post_init__(self) -> None:
@@ -262,11 +291,11 @@ class ServiceBus:
         now, wall = self.clock.monotonic(), self.clock.wall()
         left: list[float] = []
         for queue in self.queues.values() if name is None else (self.queues[name],):
+            self._sweep(queue)
             left += [each.until - now for each in queue.sessions.values()]
             for box in (queue.living, queue.dead):
-                left += [each.until - now for each in box.locks.values()]
-                left += [each.expires_at - wall for each in box.messages.values()]
-                left += [each.due - wall for each in box.messages.values()]
+                lapse, due, end = box.next_changes()
+                left += [lapse - now, due - wall, end - wall]
         return min((each for each in left if each > 0), default=inf)
 
     def _sweep(self, queue: BusQueue) -> None:
@@ -342,8 +371,9 @@ class ServiceBus:
             return False
         if queue.seen.get(name, 0.0) > wall:
             return True
-        if len(queue.seen) > 1000:
+        if len(queue.seen) > queue.most_seen:
             queue.seen = {each: until for each, until in queue.seen.items() if until > wall}
+            queue.most_seen = 1000 + 2 * len(queue.seen)
         queue.seen[name] = wall + window
         return False
 
