@@ -176,10 +176,11 @@ class Course:
     def __str__(self) -> str:
         store = "one file" if self.joint else "two files"
         store = store if self.kind == "local" else f"{self.kind} and tables"
+        order = "" if self.shuffled else ", steps in their plain order"
         return (
             f"seed {self.seed}: apps {', '.join(self.apps)}, {self.workers} workers each with "
             f"{self.slots} slots in {self.pool}, {store}, schedule every {self.every:g} s, "
-            f"quiet from {self.quiet_at:g} s{'' if self.shuffled else ', steps in their plain order'}"
+            f"quiet from {self.quiet_at:g} s{order}"
         )
 
 

@@ -137,14 +137,19 @@ def test_an_at_most_once_run_that_is_lost_must_end(
     assert noticed or "a.once" in report.text
 
 
-def test_a_clone_may_be_received_before_its_sender_has_the_answer() -> None:
-    """It has the place of its original on a Storage queue: no fault, though it looked like one."""
-    report = run(draw(596779215))
+@pytest.mark.parametrize("kind", ["local", "storage", "bus"])
+def test_an_at_most_once_run_that_was_given_up_has_one_end(kind: str) -> None:
+    """Its worker stood still before the record: it was recorded as lost, and said succeeded."""
+    decisions = (
+        Decision(1.0, "freeze-at", "a", ("record<", 1, 300.0)),
+        Decision(1.0, "send", "a", ("once", 1, "o", 0, 0.0)),
+    )
+    report = run(replace(CALM, kind=kind, workers=2, quiet_at=600.0, decisions=decisions))
+    assert report.faults["freeze at a point"] == 1
     assert report.text == ""
 
 
-def test_a_settlement_without_an_answer_may_be_anothers() -> None:
-    """It came too late, the session's next holder completed the message: no fault either."""
-    report = run(draw(10))
-    assert report.text == ""
-    assert report.counts["task runs"] > 50
+@pytest.mark.parametrize("seed", [10, 596779215])
+def test_a_seed_that_failed_once_ends_well(seed: int) -> None:
+    """On a model's faults: what is drawn from them changes with the programs."""
+    assert run(draw(seed)).text == ""

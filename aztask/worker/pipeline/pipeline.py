@@ -320,6 +320,7 @@ class Pipeline:
             if not recorded:
                 fenced.add(item)
                 item.note("lease_lost", "another worker took the run over")
+                item.superseded()
                 self._keeper.drop(item.leases)
                 item.end()
             elif self._joint is None:  # else the transaction may still be rolled back

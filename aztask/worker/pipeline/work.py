@@ -124,7 +124,8 @@ class Decided:
     * settlement: what to carry out.
     * outcome: what to record before, or what was found recorded; None if the task did not run.
     * clone: what a resubmission sends, if it does not follow from the outcome.
-    * recorded: the store has the outcome. repeated: it had it before this delivery.
+    * recorded: the store has the outcome. repeated: it had it before this delivery, or has another
+      one of this run, so this one is not reported.
     * refused: it is a dead letter because the first decision could not be recorded or carried out.
     * put_off: why the run may not start yet; "" for every other settlement.
     """
@@ -335,6 +336,11 @@ class WorkItem:
         """Note that the store has the outcome."""
         if self.decided is not None:
             self.decided = replace(self.decided, recorded=True)
+
+    def superseded(self) -> None:
+        """Note that the store has another outcome of this run: this one is not reported."""
+        if self.decided is not None:
+            self.decided = replace(self.decided, repeated=True)
 
     def hurry(self) -> None:
         """Let its clone be due at once: what it waits for is there already."""

@@ -520,6 +520,20 @@ def test_at_most_once_the_end_is_recorded_without_a_lease(make: Make) -> None:
     assert (item.stage, item.notes) == (Stage.ENDED, [])
 
 
+def test_at_most_once_a_run_that_was_given_up_reports_no_second_end(make: Make) -> None:
+    bench = make(task={"delivery": "at-most-once"})
+    (item,) = bench.claimed("a")
+    bench.succeed([item])
+    position = item.delivery.position
+    thief = Start(item.key, "shop.count", "default", position, "thief", "x", 5.0)
+    bench.app.results.start([thief])
+    bench.pipeline.finish([item])
+    assert bench.states("a") == ["started"]
+    assert item.decided is not None
+    assert item.decided.repeated, "the journal reports it to nobody"
+    assert [kind for kind, _ in item.notes] == ["lease_lost"]
+
+
 # -- at most once -------------------------------------------------------------------------------
 
 
