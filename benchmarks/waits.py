@@ -13,8 +13,8 @@ wake   `app.signal_all` for all tasks. A signal is its row, a look at the rows o
 end    until all of them have gone on and ended. The worker runs during both sides of `wake`, and is
        busy with those that are awake already.
 
---check fails if waking takes more than 1.5 times the bare requests, if a task that waits holds a
-lease or a slot, or if memory grows with their number.
+--check fails if waking takes more than 1.5 times the bare requests, together or one by one, if a
+task that waits holds a lease or a slot, or if memory grows with their number.
 """
 
 from __future__ import annotations
@@ -196,6 +196,7 @@ def measure(bench: Bench, count: int) -> list[Check]:
     print(f"timers left: {left}")
     return [
         Check("waking, times the bare requests", woken / alone, MOST, "times", at_least=False),
+        Check("one by one, times the same", single / single_alone, MOST, "times", at_least=False),
         Check("growth of memory, half to all", after - before, MOST_GROWTH, "MB", at_least=False),
         Check("messages under a lease while they wait", leased, 0, "", at_least=False),
         Check("processor while they wait", used, MOST_CPU, "% core", at_least=False),
