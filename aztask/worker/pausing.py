@@ -30,7 +30,7 @@ from aztask.support.clock import Clock
 from aztask.worker.breaking import Breaking
 from aztask.worker.intake.allintakes import Intakes
 from aztask.worker.options import SOLO
-from aztask.worker.pipeline.putoffs import PutOffs
+from aztask.worker.pipeline.redelivery import PutOffs
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.worker.pool.pool import Pool
 from aztask.worker.runtime import WorkerRuntime

@@ -9,12 +9,11 @@ from aztask.app import App
 from aztask.queues.base import Broker
 from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.worker.bell import SocketBell
 from aztask.worker.intake.ports import IntakeReports, QueueSource
 from aztask.worker.intake.queueintake import Intake
 from aztask.worker.intake.sessions import SessionIntake
 from aztask.worker.lane import Lane, Work, lane_of
-from aztask.worker.mailbox import EventMailbox, Mailbox
+from aztask.worker.mailbox import EventMailbox, Mailbox, SocketBell
 from aztask.worker.platform import CAN_SIGNAL_THREADS, is_portable
 from aztask.worker.pool.forkedlink import ForkedStarter
 from aztask.worker.pool.forking import ForkServerHandle, first_server

@@ -11,7 +11,7 @@ Rules
 4. A task that has not ended, and whose message is gone, fails as ``member-lost``: after
    `EMPTY_SECONDS` if its queue is empty, and after `LOST_SECONDS` otherwise. A task that waits, for
    a retry or inside its code, is not looked for before its time. One whose message was removed
-   before it ran is left to `aztask.worker.upkeep.lostruns` while it runs. A message that turns up
+   before it ran is left to `aztask.worker.upkeep.heartbeat` while it runs. A message that turns up
    later becomes a dead letter, which you can replay.
 5. What a release before 0.2 has stored of it is signed anew, once by each worker that looks.
 6. A workflow is deleted a retention time after it has ended.

@@ -41,8 +41,8 @@ from aztask.support.floodlog import FloodLog
 from aztask.worker.lane import lane_of
 from aztask.worker.pipeline.refusals import Refusals
 from aztask.worker.shell import ThreadShell
+from aztask.worker.upkeep.heartbeat import LostRuns
 from aztask.worker.upkeep.housekeeping import Housekeeping
-from aztask.worker.upkeep.lostruns import LostRuns
 from aztask.workflows.edits import RootEdit
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import NodePlace
@@ -347,7 +347,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.steps.signals._record": take_signals,
     "aztask.worker.pipeline.refusals.Refusals": refusals,
     "aztask.worker.upkeep.housekeeping.Housekeeping": housekeeping,
-    "aztask.worker.upkeep.lostruns.LostRuns": lost_runs,
+    "aztask.worker.upkeep.heartbeat.LostRuns": lost_runs,
     "aztask.workflows.documents.Documents": documents,
     "aztask.workflows.engine.WorkflowEngine": workflow_engine,
     "aztask.workflows.graph.Graphs": graphs,

@@ -33,7 +33,7 @@ from aztask import (
 from aztask.hooks import WorkerInfo
 from aztask.stores.events import Event
 from aztask.worker import pausing
-from aztask.worker.upkeep import controlwatch, housekeeping, lostruns
+from aztask.worker.upkeep import controlwatch, heartbeat, housekeeping
 from aztask.workflows import repair, starting
 
 QUICK = RetryPolicy(max_retries=3, delay=0.05, backoff=1.0, jitter=False, max_snoozes=5)
@@ -504,7 +504,7 @@ if os.environ.get("LEDGER_GRAPH_SECONDS"):  # the times of housekeeping, shorter
         setattr(repair, name, seconds)
     housekeeping.GRAPH_SECONDS = housekeeping.REMOTE_GRAPH_SECONDS = seconds / 2
     housekeeping.IDLE_GRAPH_SECONDS = housekeeping.DEAD_SECONDS = seconds / 2
-    lostruns.SILENT_SECONDS = seconds + housekeeping.HEARTBEAT_SECONDS  # type: ignore[misc]
+    heartbeat.SILENT_SECONDS = seconds + housekeeping.HEARTBEAT_SECONDS  # type: ignore[misc]
 
 if os.environ.get("LEDGER_HOOKS"):
     TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from aztask.support.failpoint import STEPS
-from aztask.worker.upkeep.lostruns import LostRuns
+from aztask.worker.upkeep.heartbeat import LostRuns
 
 from .book import key_of
 from .course import Course, Decision, draw

@@ -7,16 +7,47 @@ it is not that of a former one.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.queues.engine import Database
-from aztask.stores.local.reading import rows_of
 from aztask.stores.rows import Change, Kind, Place, Row, StoreTime, Values
 from aztask.support.clock import Clock
+
+# -- Reading rows without trusting them ------------------------------------------------------------
+#
+# A text of SQLite may be no text.
+
+
+def rows_of(
+    connection: sqlite3.Connection, sql: str, values: Sequence[object] | Mapping[str, object]
+) -> list[Any]:
+    """All rows of a query. Text that is not UTF-8 is returned as bytes, and so counts as damaged.
+
+    During the call no other thread may use the connection.
+    """
+    try:
+        return connection.execute(sql, values).fetchall()
+    except sqlite3.OperationalError as error:
+        if "decode" not in str(error):
+            raise
+    usual = connection.text_factory
+    connection.text_factory = _text_or_bytes
+    try:
+        return connection.execute(sql, values).fetchall()
+    finally:
+        connection.text_factory = usual
+
+
+def _text_or_bytes(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
 
 # -- The statements for one table of a kind, built from the names of its layout and nothing else.
 #

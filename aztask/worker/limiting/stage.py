@@ -10,8 +10,7 @@ from typing import Final
 
 from aztask.errors import BrokerError
 from aztask.worker.lane import Work
-from aztask.worker.limiting.parking import Parking
-from aztask.worker.limiting.slots import Slots
+from aztask.worker.limiting.slots import Parking, Slots
 from aztask.worker.pausing import Pausing
 from aztask.worker.pipeline.deliveries import Opened
 from aztask.worker.pipeline.pipeline import Pipeline

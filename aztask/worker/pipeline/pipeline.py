@@ -41,8 +41,7 @@ from aztask.worker.pipeline.celerysuccessors import CelerySuccessors
 from aztask.worker.pipeline.decisions import Decisions
 from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
-from aztask.worker.pipeline.putoffs import PutOffs
-from aztask.worker.pipeline.redelivery import Redelivery
+from aztask.worker.pipeline.redelivery import PutOffs, Redelivery
 from aztask.worker.pipeline.refusals import Refusals, text_of
 from aztask.worker.pipeline.settling import PayloadRemoval, Settler
 from aztask.worker.pipeline.turns import Turns

@@ -21,7 +21,7 @@ from typing import Final
 
 from aztask.context import TaskLease
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.worker.bell import make_bell
+from aztask.worker.mailbox import make_bell
 
 STOP_GRACE: Final = 1.0
 """Seconds between the interruption of a task and the end of its process."""

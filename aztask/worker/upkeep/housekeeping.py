@@ -38,8 +38,7 @@ from aztask.worker.pipeline.uniquekeys import unique_engine
 from aztask.worker.pipeline.workflowends import WorkflowEnds
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.stages import Stages
-from aztask.worker.upkeep.heartbeat import Heartbeat
-from aztask.worker.upkeep.lostruns import LostRuns
+from aztask.worker.upkeep.heartbeat import Heartbeat, LostRuns
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import NodePlace
 from aztask.workflows.repair import Repair

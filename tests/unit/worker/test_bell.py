@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from aztask.worker.bell import EventBell, SocketBell
+from aztask.worker.mailbox import EventBell, SocketBell
 
 
 @pytest.fixture(params=[EventBell, SocketBell])

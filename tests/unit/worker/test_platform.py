@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from aztask.worker import platform
-from aztask.worker.bell import EventBell, SocketBell, make_bell
+from aztask.worker.mailbox import EventBell, SocketBell, make_bell
 from aztask.worker.platform import (
     NEEDED,
     VARIABLE,

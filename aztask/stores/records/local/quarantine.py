@@ -16,7 +16,7 @@ from typing import Final
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.queues.engine import Database
-from aztask.stores.local.reading import rows_of
+from aztask.stores.local.rows import rows_of
 from aztask.stores.records.base import UNFINISHED_SECONDS, RunRecord
 from aztask.stores.records.damage import KEPT
 from aztask.stores.records.local.rows import COLUMNS, StoredRun, run_of

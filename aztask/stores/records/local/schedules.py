@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.queues.engine import Database
-from aztask.stores.local.reading import rows_of
+from aztask.stores.local.rows import rows_of
 from aztask.stores.records.schedules import ClaimRow, Head, KeptSchedule, Occurrence, move_schedule
 from aztask.support.clock import Clock
 

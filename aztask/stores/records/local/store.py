@@ -19,8 +19,7 @@ from aztask.message.message import COUNTER_LIMIT
 from aztask.message.rowsignatures import RowSignatures
 from aztask.queues.engine import Database, Waiter
 from aztask.queues.engine.filesystem import file_bytes
-from aztask.stores.local.reading import rows_of
-from aztask.stores.local.rows import SqliteStore
+from aztask.stores.local.rows import SqliteStore, rows_of
 from aztask.stores.records.base import (
     Cancelled,
     Finish,

@@ -8,7 +8,7 @@ from typing import Final
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.queues.engine import Database
-from aztask.stores.local.reading import rows_of
+from aztask.stores.local.rows import rows_of
 from aztask.stores.records.base import UNFINISHED_SECONDS
 from aztask.stores.records.documentsigning import SignedDocuments
 from aztask.stores.records.owners import foreign_id, is_foreign, is_other_broker

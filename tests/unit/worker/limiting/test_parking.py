@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelinebench import Bench, Make
 
-from aztask.worker.limiting.parking import LONGEST_PARKED, MOST_PARKED, Parking
+from aztask.worker.limiting.slots import LONGEST_PARKED, MOST_PARKED, Parking
 from aztask.worker.pipeline.work import AwaitsPermit, WorkItem
 
 

@@ -19,8 +19,7 @@ from aztask.limits.usage import usage_of
 from aztask.settlement import DeadLetter, Hold
 from aztask.stores.records.base import State
 from aztask.stores.records.controls import controls_of
-from aztask.worker.limiting.parking import Parking
-from aztask.worker.limiting.slots import LOCAL_LEAD, RETURN_SECONDS, Slots
+from aztask.worker.limiting.slots import LOCAL_LEAD, RETURN_SECONDS, Parking, Slots
 from aztask.worker.pausing import FIRST_DELAY, SPREAD
 from aztask.worker.pipeline.work import ALWAYS, Stage, WorkItem, message_of
 from aztask.workflows.place import NodePlace

@@ -17,7 +17,7 @@ from aztask.message.message import TaskMessage
 from aztask.queues.local.kind import CAPABILITIES
 from aztask.settlement import Complete, Hold, Release, Resubmit
 from aztask.stores.records.base import Finish, Outcome, State
-from aztask.worker.pipeline.putoffs import LONGEST_HOLD, PutOffs
+from aztask.worker.pipeline.redelivery import LONGEST_HOLD, PutOffs
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 
 

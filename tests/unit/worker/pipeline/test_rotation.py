@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from aztask.worker.pipeline.rotation import Rotation, WeightedItems
+from aztask.worker.pipeline.deliveries import Rotation, WeightedItems
 
 WEIGHTS = {"high": 4, "low": 1}
 

@@ -26,7 +26,7 @@ from aztask.stores.records.base import (
     WorkerRecord,
 )
 from aztask.stores.records.onceruns import OnceBeat, OnceRun, OnceRuns, once_runs_of
-from aztask.worker.upkeep.lostruns import LostRuns
+from aztask.worker.upkeep.heartbeat import LostRuns
 
 LEASE = 60.0
 EVERY = 5.0

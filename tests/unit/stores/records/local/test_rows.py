@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from aztask.stores.local.reading import rows_of
+from aztask.stores.local.rows import rows_of
 from aztask.stores.records.base import RunKey, State, WorkerRecord
 from aztask.stores.records.local.rows import _NAMES, has_key, run_of, worker_of, worker_row
 from aztask.stores.records.rowsigning import NO_SIGNER
