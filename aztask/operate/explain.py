@@ -25,8 +25,7 @@ from aztask.steps.parts import Found, Take, parts_of
 from aztask.steps.records import FAILED, STEP
 from aztask.steps.records import WAITING as WAITING_RECORD
 from aztask.stores.events.event import Event
-from aztask.stores.records.base import Outcome, RunRecord, State
-from aztask.stores.records.starts import GIVEN_BACK
+from aztask.stores.records.base import GIVEN_BACK, Outcome, RunRecord, State
 from aztask.support.display import plural
 
 

@@ -1,6 +1,6 @@
 """Which shell a worker has on this system, and what the system cannot do.
 
-Linux has the fork server (`aztask.worker.pool.forkedlink`). Every other system has the portable
+Linux has the fork server (`aztask.worker.pool.forking`). Every other system has the portable
 shell (`aztask.worker.pool.portablelink`), which needs nothing but what Python offers everywhere:
 new interpreters, pairs of sockets and private temporary files. ``AZTASK_PORTABLE=1`` forces it on
 Linux, to test it there and as a way out if a kernel or a sandbox refuses a call.

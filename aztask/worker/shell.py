@@ -15,8 +15,7 @@ from aztask.worker.intake.sessions import SessionIntake
 from aztask.worker.lane import Lane, Work, lane_of
 from aztask.worker.mailbox import EventMailbox, Mailbox, SocketBell
 from aztask.worker.platform import CAN_SIGNAL_THREADS, is_portable
-from aztask.worker.pool.forkedlink import ForkedStarter
-from aztask.worker.pool.forking import ForkServerHandle, first_server
+from aztask.worker.pool.forking import ForkedStarter, ForkServerHandle, first_server
 from aztask.worker.pool.link import Starter
 from aztask.worker.pool.portablelink import PortableStarter
 from aztask.worker.upkeep.scheduling import Scheduling

@@ -39,7 +39,7 @@ from aztask.stores.records.workflows import ROOT, Document, workflows_of
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.floodlog import FloodLog
 from aztask.worker.lane import lane_of
-from aztask.worker.pipeline.refusals import Refusals
+from aztask.worker.pipeline.settling import Refusals
 from aztask.worker.shell import ThreadShell
 from aztask.worker.upkeep.heartbeat import LostRuns
 from aztask.worker.upkeep.housekeeping import Housekeeping
@@ -345,7 +345,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.steps.keeping.StepPurge": step_purge,
     "aztask.steps.signals.TaskSignals": take_signals,
     "aztask.steps.signals._record": take_signals,
-    "aztask.worker.pipeline.refusals.Refusals": refusals,
+    "aztask.worker.pipeline.settling.Refusals": refusals,
     "aztask.worker.upkeep.housekeeping.Housekeeping": housekeeping,
     "aztask.worker.upkeep.heartbeat.LostRuns": lost_runs,
     "aztask.workflows.documents.Documents": documents,

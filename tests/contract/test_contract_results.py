@@ -32,9 +32,9 @@ from aztask.stores.records.base import (
     Start,
     State,
     WorkerRecord,
+    owner_of,
 )
 from aztask.stores.records.deadindex import IndexedDeadLetter, Indexing
-from aztask.stores.records.starts import owner_of
 from aztask.stores.records.tables.store import TablesResults
 
 KEY = RunKey("a", 0, 0)

@@ -4,7 +4,7 @@ import os
 import socket
 from types import SimpleNamespace
 
-from aztask.worker.pool.forkedlink import ForkedStarter
+from aztask.worker.pool.forking import ForkedStarter
 from aztask.worker.pool.packets import Packets
 from aztask.worker.pool.pool import PoolProcess
 

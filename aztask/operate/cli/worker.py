@@ -38,8 +38,7 @@ from aztask.support.display import plural
 from aztask.support.finding import Level
 from aztask.support.garbage import collect_rarely
 from aztask.support.late import install_command
-from aztask.worker.becoming import become
-from aztask.worker.firstprocess import stay_first
+from aztask.worker.firstprocess import become, stay_first
 from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
 from aztask.worker.options import (
     MOST_CONCURRENCY,

@@ -18,8 +18,7 @@ import msgpack
 from aztask.message.headers import TIME_LIMIT
 from aztask.queues.delivery import Position
 from aztask.settlement import Decision, from_record
-from aztask.stores.records.base import State
-from aztask.stores.records.starts import KEPT_STARTS, NO_STARTS, EarlierStart, EarlierStarts
+from aztask.stores.records.base import KEPT_STARTS, NO_STARTS, EarlierStart, EarlierStarts, State
 from aztask.support.display import one_line
 
 COUNT_LIMIT: Final = 10**9

@@ -38,7 +38,7 @@ from aztask.support.floodlog import FloodLog
 from aztask.task import Task
 from aztask.worker.pausing import Pausing, put_off_seconds
 from aztask.worker.pipeline.redelivery import PutOffs
-from aztask.worker.pipeline.refusals import text_of
+from aztask.worker.pipeline.settling import text_of
 from aztask.worker.pipeline.work import (
     ALWAYS,
     AwaitsPermit,

@@ -15,7 +15,7 @@ Rules
 3. If a store or a broker is unreachable, the item stays as it was. Its stage is retried under its
    lease, and the item is dropped unsettled when the lease ends.
 4. An error that a store, a codec or a broker raises for one delivery affects that delivery only:
-   see `isolation` and `refusals`.
+   see `isolated` and `Refusals` in `settling`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,13 @@ from aztask.support.failpoint import hit
 from aztask.support.floodlog import FloodLog
 from aztask.worker.pipeline.celerysuccessors import CelerySuccessors
 from aztask.worker.pipeline.decisions import Decisions
-from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
 from aztask.worker.pipeline.redelivery import PutOffs, Redelivery
-from aztask.worker.pipeline.refusals import Refusals, text_of
-from aztask.worker.pipeline.settling import PayloadRemoval, Settler
-from aztask.worker.pipeline.turns import Turns
+from aztask.worker.pipeline.settling import PayloadRemoval, Refusals, Settler, isolated, text_of
 from aztask.worker.pipeline.uniquekeys import UniqueKeys
 from aztask.worker.pipeline.waking import Waking
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
-from aztask.worker.pipeline.workflowends import WorkflowEnds
+from aztask.worker.pipeline.workflowends import Turns, WorkflowEnds
 from aztask.workflows.engine import engine_for
 
 logger = logging.getLogger(__name__)

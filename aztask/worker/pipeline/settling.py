@@ -1,5 +1,8 @@
 """Carries out settlements, one batch for each receiver, and removes what they leave behind.
 
+A delivery that fails alone is found in its batch (`isolated`), and tried again or dead-lettered
+(`Refusals`).
+
 Rules
 1. A delivery that cannot be settled does not harm the others. Without a joint transaction, each
    receiver's batch succeeds or fails alone. In a joint transaction, an error rolls everything back,
@@ -12,14 +15,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from aztask.errors import AlreadySettled
+from aztask.errors import (
+    AlreadySettled,
+    BrokerError,
+    CodecError,
+    ConfigurationError,
+    ForeignId,
+    MessageTooLarge,
+)
 from aztask.hooks import Hook, Settling
+from aztask.message.encryption import Locked
 from aztask.message.message import TaskMessage
 from aztask.message.payload import stored_in
 from aztask.queues.delivery import Lost, Settled, Unknown
@@ -27,15 +38,17 @@ from aztask.queues.lease.keeper import LeaseKeeper
 from aztask.queues.lease.state import LeaseState
 from aztask.settlement import DeadLetter, Defer
 from aztask.stores.payloads.payloads import Payloads, owned
+from aztask.stores.records.base import Outcome, ResultStore, RunKey, RunRecord, State
 from aztask.stores.records.deadindex import DeadIndex, IndexedDeadLetter
+from aztask.stores.records.owners import FOREIGN_ID
 from aztask.support.clock import Clock
+from aztask.support.display import safe_str
 from aztask.support.failpoint import hit
+from aztask.support.floodlog import FloodLog
 from aztask.support.threadpool import ThreadPool
-from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
-from aztask.worker.pipeline.reporting import settling_of
-from aztask.worker.pipeline.work import Stage, WorkItem
+from aztask.worker.pipeline.work import Stage, WorkItem, message_of, settling_of
 
 logger = logging.getLogger(__name__)
 
@@ -290,3 +303,192 @@ def _ended(item: WorkItem, message: TaskMessage) -> Iterator[str]:
     if (saved := stored_in(message.saved)) is not None:
         references.append(str(saved))
     yield from owned(references, message.id)
+
+
+# -- Deliveries that fail alone --------------------------------------------------------------------
+#
+# Their content makes a stage raise an error that no outage explains.
+#
+# Rules
+# 1. Such a delivery's stage is tried `TRIES` times. Then it is dead-lettered with the error as the
+#    description, so that it neither blocks a queue nor is lost.
+# 2. If the dead letter cannot be recorded or stored either, the lease is left to expire. The start
+#    counts, so the delivery limit applies.
+# 3. A recorded outcome does not change. If the retry that it decided cannot be sent, that retry is
+#    recorded as failed, and its message becomes the dead letter.
+
+
+UNPROCESSABLE = "unprocessable"
+RETRY_TOO_LARGE = "retry-too-large"
+TRIES = 3
+
+
+class Refusals:
+    """Retries or dead-letters deliveries that fail alone. Any thread may call."""
+
+    def __init__(
+        self,
+        redelivery: Redelivery,
+        settling: Settler,
+        results: ResultStore | None,
+        *,
+        name: str,
+        floods: FloodLog,
+    ) -> None:
+        """name: the worker's name, for the records."""
+        self._floods = floods
+        self._redelivery = redelivery
+        self._settling = settling
+        self._results = results
+        self._name = name
+
+    def unclaimable(self, item: WorkItem, error: Exception) -> None:
+        """Handle `error`, which claiming `item` alone raised."""
+        if isinstance(error, ForeignId):  # it will not change
+            self._floods.warning(
+                logger, FOREIGN_ID, "%s did not run, dead-lettered: %s", item.label, error
+            )
+            item.decide(DeadLetter(FOREIGN_ID, str(error)))
+            return
+        text = text_of(error)
+        item.tries += 1
+        last = item.tries >= TRIES
+        then = "it is dead-lettered" if last else "it will be tried again"
+        line = "%s could not be claimed, %s: %s"
+        self._floods.warning(logger, "unclaimable", line, item.label, then, text)
+        if last:
+            item.decide(DeadLetter(UNPROCESSABLE, text))
+
+    def unfinishable(self, item: WorkItem, error: Exception) -> None:
+        """Handle `error`, which recording or settling `item` alone raised."""
+        self._settling.undo([item])
+        item.tries += 1
+        text = text_of(error)
+        self._floods.warning(
+            logger,
+            "unfinishable",
+            "%s could not be recorded or settled (try %d of %d), %s: %s",
+            item.label,
+            item.tries,
+            TRIES,
+            "it will be tried again" if item.tries < TRIES else "it is dead-lettered",
+            text,
+        )
+        if item.tries < TRIES:
+            return
+        if item.decided is not None and item.decided.refused:
+            self._floods.warning(
+                logger,
+                "not dead-lettered",
+                "%s cannot be dead-lettered either: it is redelivered when its lease expires",
+                item.label,
+            )
+            item.note("settle_failed", text)
+            item.end()
+        elif self._dead_letter(item, DeadLetter(UNPROCESSABLE, text)):
+            item.tries = 0
+
+    def sendable(self, item: WorkItem) -> bool:
+        """Whether `item` can be settled now.
+
+        A retry that the broker would refuse becomes a dead letter before anything is recorded.
+        """
+        try:
+            self._redelivery.check(item)
+        except CodecError as error:
+            reason = RETRY_TOO_LARGE if isinstance(error, MessageTooLarge) else UNPROCESSABLE
+            line = "%s cannot be retried, dead-lettered: %s: %s"
+            self._floods.warning(logger, reason, line, item.label, reason, error)
+            return self._dead_letter(item, DeadLetter(reason, f"the retry cannot be sent: {error}"))
+        return True
+
+    def _dead_letter(self, item: WorkItem, dead: DeadLetter) -> bool:
+        """Decide to dead-letter; False if the store cannot record that now: try again later."""
+        decided = item.decided
+        outcome = decided.outcome if decided is not None else None
+        if decided is None or outcome is None:
+            item.decide(dead, refused=True)
+            return True
+        failed = replace(
+            outcome,
+            state=State.FAILED,
+            settlement=dead,
+            value=None,
+            error_type=outcome.error_type or dead.reason,
+            error=outcome.error or dead.description,
+        )
+        if not decided.recorded:
+            item.decide(dead, failed, refused=True)
+            return True
+        if not self._buried(item, failed):
+            return False
+        item.decide(dead, outcome, recorded=True, repeated=decided.repeated, refused=True)
+        return True
+
+    def _buried(self, item: WorkItem, failed: Outcome) -> bool:
+        """Record the run that was to follow as failed (rule 3); whether that worked."""
+        if self._results is None:
+            return True
+        key = RunKey(item.key.task_id, item.key.generation, item.key.hop + 1)
+        task = message_of(item).task
+        try:
+            run = RunRecord(key, task, item.queue, State.FAILED, self._name, outcome=failed)
+            self._results.bury([run])
+        except UNDONE as error:
+            logger.warning(
+                "%s: its failure could not be recorded, it will be tried again: %s",
+                item.label,
+                error,
+            )
+            item.tries += 1
+            return False
+        return True
+
+
+def text_of(error: Exception) -> str:
+    """``Type: text`` on one line."""
+    return f"{type(error).__name__}: {safe_str(error, 500)}"
+
+
+# -- The bad delivery of a batch -------------------------------------------------------------------
+#
+# It is found, and the others are processed. A stage works on batches, because a batch costs one
+# request or one transaction. If a batch fails for a reason other than an outage, it is split in
+# halves until the bad delivery is alone. A batch of 256 with one bad delivery costs 16 further
+# calls. A delivery whose row is encrypted with a missing key is one of those, although it waits as
+# in an outage.
+
+
+UNDONE = (BrokerError, ConfigurationError)
+"""Errors after which a broker or a store did nothing, or not everything: every delivery waits.
+A missing permission is one of them: it may be granted again, so it does not end the worker."""
+
+
+def isolated(
+    items: Sequence[WorkItem],
+    work: Callable[[Sequence[WorkItem]], None],
+    *,
+    unavailable: Callable[[Sequence[WorkItem], Exception], None],
+    refused: Callable[[WorkItem, Exception], None],
+) -> None:
+    """Give `items` to `work`, so that a bad delivery does not harm the others.
+
+    * work: may be called again with some of the items after it raised, so it must be repeatable.
+    * unavailable: gets the items of a call that raised one of `UNDONE`.
+    * refused: gets each item that makes `work` raise any other error when it is alone.
+    """
+    if not items:
+        return
+    try:
+        work(items)
+    except Exception as error:  # noqa: BLE001  # a store, a codec or a broker may raise anything
+        alone = len(items) == 1
+        if isinstance(error, UNDONE) and (alone or not isinstance(error, Locked)):
+            unavailable(items, error)
+            return
+        if alone:
+            refused(items[0], error)
+            return
+        half = len(items) // 2
+        for part in (items[:half], items[half:]):
+            isolated(part, work, unavailable=unavailable, refused=refused)

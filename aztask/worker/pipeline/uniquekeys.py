@@ -30,8 +30,7 @@ from aztask.support.failpoint import hit
 from aztask.task import Task
 from aztask.uniqueness.engine import Blocked, UniqueEngine
 from aztask.uniqueness.rules import QUIET, STARTED, UniqueRules, key_of
-from aztask.worker.pipeline.isolation import UNDONE
-from aztask.worker.pipeline.refusals import text_of
+from aztask.worker.pipeline.settling import UNDONE, text_of
 from aztask.worker.pipeline.work import PutOff, Stage, WorkItem, message_of
 from aztask.workflows.inputs import first_argument
 

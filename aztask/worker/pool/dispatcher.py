@@ -11,8 +11,7 @@ from aztask.settlement import Abandon, from_record
 from aztask.support.failpoint import hit
 from aztask.support.parts import Part
 from aztask.worker.pipeline.pipeline import Pipeline
-from aztask.worker.pipeline.reporting import report_killed
-from aztask.worker.pipeline.work import Stage, Stop, WorkItem, names
+from aztask.worker.pipeline.work import Stage, Stop, WorkItem, names, report_killed
 from aztask.worker.pool.leaseguard import NO_DEADLINE, NO_NEWS, STOP_GRACE
 from aztask.worker.pool.pool import Pool, PoolProcess
 from aztask.worker.pool.requests import TaskRequests

@@ -1,6 +1,6 @@
 """What a pool asks of the operating system: processes, and a link to each of them.
 
-Three implementations: `aztask.worker.pool.forkedlink`, over sockets and a fork server of Linux;
+Three implementations: `aztask.worker.pool.forking`, over sockets and a fork server of Linux;
 `aztask.worker.pool.portablelink`, over streams and new interpreters of any system; and the stepped
 one of the tests, which is neither a process nor a thread.
 """

@@ -8,8 +8,15 @@ from aztask.operate.eventlog import GAP, EventLog, events_of
 from aztask.operate.explain import history_of
 from aztask.settlement import Complete, DeadLetter, Resubmit
 from aztask.stores.events.event import Event, quote, to_line
-from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
-from aztask.stores.records.starts import GIVEN_BACK, EarlierStart, EarlierStarts
+from aztask.stores.records.base import (
+    GIVEN_BACK,
+    EarlierStart,
+    EarlierStarts,
+    Outcome,
+    RunKey,
+    RunRecord,
+    State,
+)
 
 
 def event(kind, ts, delivery=1, worker="w1", **fields):

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from aztask.worker.core import FinishLanes
 from aztask.worker.lane import Work, lane_of
 from aztask.worker.mailbox import EventMailbox
-from aztask.worker.stagelanes import FinishLanes
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from aztask.django.api import task_backends
 from aztask.django.backend import AztaskBackend
 from aztask.operate.cli.worker import command as worker
-from aztask.worker.becoming import become
+from aztask.worker.firstprocess import become
 
 PREFIX: Final = "worker_"
 """Of the names of the worker's options, because some are Django's too."""

@@ -37,6 +37,7 @@ from aztask.stores.records.base import (
     StoreSize,
     Unreadable,
     WorkerRecord,
+    is_newer,
     other_task,
     same_starts,
 )
@@ -64,7 +65,6 @@ from aztask.stores.records.local.workflows import LocalWorkflows
 from aztask.stores.records.owners import foreign_id, is_foreign, is_other_broker, own_workers
 from aztask.stores.records.rowsigning import RowSigner
 from aztask.stores.records.schedules import ScheduleStore
-from aztask.stores.records.starts import is_newer
 from aztask.stores.records.uniques import UniqueStore
 from aztask.stores.records.workflows import WorkflowStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock

@@ -16,6 +16,8 @@ from aztask.queues.delivery import Position
 from aztask.settlement import Decision, to_record
 from aztask.stores.layout import key_text
 from aztask.stores.records.base import (
+    NO_STARTS,
+    EarlierStarts,
     Outcome,
     RunKey,
     RunRecord,
@@ -25,7 +27,6 @@ from aztask.stores.records.base import (
 )
 from aztask.stores.records.damage import Columns, Damaged, check_ends, check_owner, unpacked
 from aztask.stores.records.rowsigning import REVISED, RowSigner
-from aztask.stores.records.starts import NO_STARTS, EarlierStarts
 from aztask.stores.records.tables.names import WORKERS, is_blob_of, key_of_row, partition_of, row_of
 from aztask.stores.records.workerrow import damaged_worker, pack_failing, pack_running, read_worker
 

@@ -29,13 +29,13 @@ from aztask.stores.records.base import (
     StartRow,
     State,
     Unreadable,
+    is_newer,
     other_task,
     same_start,
 )
 from aztask.stores.records.damage import Damaged, check_position
 from aztask.stores.records.owners import is_foreign
 from aztask.stores.records.rowsigning import NO_SIGNER, RowSigner, pack_body
-from aztask.stores.records.starts import is_newer
 from aztask.stores.records.tables.blobs import Blobs, missing
 from aztask.stores.records.tables.index import EndIndex
 from aztask.stores.records.tables.names import is_row, partition_of, row_of

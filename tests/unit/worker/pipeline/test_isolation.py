@@ -9,7 +9,7 @@ import pytest
 
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.message.encryption import Locked
-from aztask.worker.pipeline.isolation import isolated
+from aztask.worker.pipeline.settling import isolated
 
 
 class Batch:

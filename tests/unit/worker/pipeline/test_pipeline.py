@@ -17,10 +17,9 @@ from aztask.queues.base import shared_transaction
 from aztask.queues.delivery import Lost, Unknown
 from aztask.queues.lease.state import LeaseState
 from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
-from aztask.stores.records.base import Finish, Outcome, Start, State
-from aztask.stores.records.starts import owner_of
+from aztask.stores.records.base import Finish, Outcome, Start, State, owner_of
 from aztask.support.floodlog import FIRST_LINES
-from aztask.worker.pipeline.refusals import TRIES
+from aztask.worker.pipeline.settling import TRIES
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 
 # -- one bad delivery in a batch ----------------------------------------------------------------

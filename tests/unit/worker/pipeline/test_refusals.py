@@ -16,7 +16,7 @@ from aztask.errors import (
 from aztask.queues.lease.state import LeaseEvent, LeaseState
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
 from aztask.stores.records.base import Outcome, RunKey, State
-from aztask.worker.pipeline.refusals import Refusals, text_of
+from aztask.worker.pipeline.settling import Refusals, text_of
 from aztask.worker.pipeline.work import Stage, WorkItem
 
 ERROR = ValueError("this one")

@@ -8,8 +8,7 @@ from pipelinebench import Bench
 
 from aztask.hooks import Listeners, Receiving
 from aztask.message.envelope import Envelope
-from aztask.worker.pipeline.reporting import report_received
-from aztask.worker.pipeline.work import message_of
+from aztask.worker.pipeline.work import message_of, report_received
 
 
 def test_readable_messages_are_reported_and_may_get_a_trace_context(make: Any) -> None:

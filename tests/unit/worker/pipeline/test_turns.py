@@ -16,8 +16,8 @@ from aztask.queues.local.payload import envelope_of
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
 from aztask.uniqueness.claims import read_claim
-from aztask.worker.pipeline.turns import OUT_OF_TURN
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
+from aztask.worker.pipeline.workflowends import OUT_OF_TURN
 
 KEY = "a-key-that-no-attacker-knows-0123456789"
 

@@ -9,8 +9,7 @@ import sys
 import pytest
 from poolends import Watching
 
-from aztask.worker.pool.forkedlink import ForkedStarter
-from aztask.worker.pool.forking import ForkServerHandle, next_server
+from aztask.worker.pool.forking import ForkedStarter, ForkServerHandle, next_server
 from aztask.worker.pool.link import PoolPlan
 from aztask.worker.pool.packets import socket_pair
 from aztask.worker.pool.pool import Pool

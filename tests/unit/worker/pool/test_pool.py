@@ -6,7 +6,7 @@ import pytest
 from poolends import Item, Server, Watching, started
 from runtimes import Noting
 
-from aztask.worker.pool.forkedlink import ForkedStarter
+from aztask.worker.pool.forking import ForkedStarter
 from aztask.worker.pool.link import PoolPlan
 from aztask.worker.pool.pool import (
     AHEAD_SECONDS,

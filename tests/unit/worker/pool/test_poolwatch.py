@@ -13,7 +13,7 @@ from aztask.worker.pool.dispatcher import (
     SILENT_SECONDS,
     PoolWatch,
 )
-from aztask.worker.pool.forkedlink import ForkedStarter
+from aztask.worker.pool.forking import ForkedStarter
 from aztask.worker.pool.link import PoolPlan
 from aztask.worker.pool.pool import Pool
 
