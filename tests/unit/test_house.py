@@ -25,12 +25,12 @@ house = _house()
 # What each figure may be at most. A change that makes one better lowers it here.
 LIMITS = {
     "rooms": 34,
-    "files": 497,
-    "lines of code": 65_870,
+    "files": 483,
+    "lines of code": 65_777,
     "longest file": 414,
-    "files with one importer": 93,
+    "files with one importer": 90,
     "corridors": 0,
-    "imports, % of code": 10.6,
+    "imports, % of code": 10.5,
     "class names given twice": 0,
     "cycles of files": 0,
     "cycles of packages": 0,
@@ -111,7 +111,7 @@ GROWTH: dict[str, dict[str, int]] = {
     "keys that a vault has wrapped": {"files": 1, "lines of code": 155},
 }
 COMMENTS = 1.8
-WAYS = {"one .delay(), local": 24, "the supervisor, three tasks": 100}
+WAYS = {"one .delay(), local": 23, "the supervisor, three tasks": 92}
 """The supervisor passes through more files where a tick falls between the tasks."""
 LOOKS = 3
 """Ticks fall between the tasks where the machine is busy: the shortest of so many looks counts."""
