@@ -50,8 +50,8 @@ MOST_IDLE: Final = 60
 """Looks in a row in which nothing was done: leases are shorter than all of these together."""
 LOOK_SECONDS: Final = 5.0
 STOP_SECONDS: Final = 5.0
-SCANNED: Final = 200
-"""Newest jobs among which an open one is looked for."""
+PAGE: Final = 200
+"""Jobs that are read at once. A look reads at least the newest ones, and the open ones behind."""
 
 
 def make_job(
@@ -147,6 +147,9 @@ class JobRunner:
         self._app = app
         self._name = f"{name or operator_name()} {chance.token()}"
         self._stopping = Event()
+        self._unfinished: set[str] = set()
+        self._newest = ""
+        """The first key of the last look: what comes behind was looked at."""
 
     def run(self, stopping: Event) -> None:
         """Work until `stopping` is set. A store that does not answer is asked again."""
@@ -175,11 +178,27 @@ class JobRunner:
         return None
 
     def _open(self, ledger: Ledger) -> Iterator[tuple[Row, Job]]:
-        now = ledger.now()
-        for row in ledger.page(JOBS, SCANNED):
+        """The open jobs that no process holds, the newest first, however many have ended since."""
+        now, unfinished = ledger.now(), set[str]()
+        for row in self._unread(ledger):
             found = job_of(row)
-            if found is not None and found.state == OPEN and found.until <= now:
+            if found is None or found.state != OPEN:
+                continue
+            unfinished.add(row.place.key)
+            if found.until <= now:
                 yield row, found
+        self._unfinished = unfinished
+
+    def _unread(self, ledger: Ledger) -> list[Row]:
+        """The rows that can be open: those of the last look that were, and all that came since."""
+        rows = ledger.page(JOBS, PAGE)
+        page, newest = rows, rows[0].place.key if rows else ""
+        while len(page) == PAGE and page[-1].place.key < (self._newest or "~"):
+            page = ledger.page(JOBS, PAGE, page[-1].place.key)
+            rows += page
+        behind = sorted(self._unfinished - {row.place.key for row in rows})
+        self._newest = newest
+        return rows + [row for row in ledger.get(JOBS, behind) if row is not None]
 
     def _work(self, hold: _Hold) -> Job:
         """Act on what is left, and note how it ended. Crash window: see rules 2 and 3."""

@@ -1,5 +1,6 @@
 """Jobs: one process at a time, from the last confirmed item on, and not beyond what was counted."""
 
+import dataclasses
 import json
 import math
 import threading
@@ -354,6 +355,32 @@ def test_a_job_that_fails_unexpectedly_has_failed_and_hides_no_other(shop, monke
     assert {runner.work_once().state for _ in range(2)} == {"failed", "done"}
     assert (job(shop.app, first).state, job(shop.app, second).state) == ("failed", "done")
     assert "a bug" in job(shop.app, first).error
+
+
+def test_an_open_job_is_found_behind_any_number_of_ended_ones(shop, monkeypatch):
+    monkeypatch.setattr(jobrunner, "PAGE", 3)
+    shop.dead("a")
+    first, runner = shop.make(), JobRunner(shop.app)
+
+    def hold(seconds):
+        ledger = ledger_of(shop.app.results)
+        (row,) = ledger.get(JOBS, [first])
+        held = dataclasses.replace(shop.job(first), until=ledger.now() + seconds)
+        ledger.write(JOBS, first, records.packed_job(held), row)
+
+    hold(3600.0)
+    for _ in range(2):
+        for _ in range(7):
+            time.sleep(0.002)  # their keys are times
+            records.cancel(shop.app, shop.make()).act()
+        assert runner.work_once() is None, "another process has it"
+    hold(0.0)
+    for each in (runner, JobRunner(shop.app)):
+        assert each.work_once().key == first
+        ledger = ledger_of(shop.app.results)
+        (row,) = ledger.get(JOBS, [first])
+        again = dataclasses.replace(shop.job(first), state="open")
+        ledger.write(JOBS, first, records.packed_job(again), row)
 
 
 def test_jobs_are_paged_by_key(shop):
