@@ -41,7 +41,7 @@ from celery.exceptions import ChordError, ImproperlyConfigured
 
 from aztask.celery.embedded.chords import ChordPart, Chords, ChordState
 from aztask.config import read_environment
-from aztask.errors import BrokerUnavailable, ConfigurationError, EncodeError
+from aztask.errors import BrokerUnavailable, ConfigurationError, EncodeError, KeyMissing
 from aztask.message.codec import Codec
 from aztask.message.headers import VERSION
 from aztask.message.message import COUNTER_LIMIT
@@ -111,12 +111,21 @@ def _count(value: object) -> int:
 
 
 def meta_of(record: RunRecord, codec: Codec) -> dict[str, Any]:
-    """What Celery stores for a task: status, result, traceback and the time of its end."""
+    """What Celery stores for a task: status, result, traceback and the time of its end.
+
+    Raises KeyMissing for a result that is encrypted.
+    """
     outcome = record.outcome
     state = _STATES.get(record.state, states.PENDING)
     result: Any = None
     if state == states.SUCCESS and outcome is not None and outcome.value is not None:
-        result = codec.decode_value(outcome.value)
+        try:
+            result = codec.decode_value(outcome.value)
+        except KeyMissing:
+            raise KeyMissing(
+                f"the result of task {record.key.task_id} is encrypted, and Celery's backend has no"
+                " key for it: read it with aztask's App.result"
+            ) from None
     elif state in states.EXCEPTION_STATES:
         name = outcome.error_type if outcome is not None else ""
         revoked = state == states.REVOKED

@@ -64,7 +64,7 @@ SCHEMA: Final = pa.schema(
 )
 """One row for each dead letter. id: the task id, else the message id, else ``@POSITION``.
 signature: see `aztask.operate.deadletters.letters`. args, kwargs: as text, shortened.
-problem: why the message cannot be decoded, "" if it can."""
+problem: why the message or its arguments cannot be decoded, "" if they can."""
 
 
 def dead_letters(
@@ -246,6 +246,7 @@ def row_of(letter: DeadLetterView, codec: Codec) -> dict[str, Any]:
     """A dead letter as a row of `SCHEMA`."""
     message = letter.message
     args, kwargs = _arguments(message, codec) if message else (None, None)
+    locked = codec.locked(message) if message else ""
     return {
         "queue": letter.queue,
         "position": str(letter.position),
@@ -263,7 +264,7 @@ def row_of(letter: DeadLetterView, codec: Codec) -> dict[str, Any]:
         "args": _text(args),
         "kwargs": _text(kwargs),
         "body_bytes": len(letter.envelope.body),
-        "problem": _text(letter.problem),
+        "problem": _text(letter.problem or (f"the arguments: {locked}" if locked else "")),
     }
 
 

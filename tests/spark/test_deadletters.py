@@ -1,5 +1,6 @@
 """Dead letters as DataFrames, on the local broker, on Service Bus and on a Storage queue."""
 
+import importlib
 import json
 import os
 import signal
@@ -99,6 +100,38 @@ def test_arguments_that_are_stored_apart_are_not_fetched(spark, tmp_path):
     assert (row.body_bytes, row.problem) == (0, "")
     assert len(list(app.payloads.store.list())) == 1
     app.close()
+
+
+KEYED = """
+from aztask import App
+app = App(
+    "post", broker={address!r}, results={address!r}, encryption_keys=["k" * 40], encrypt=True,
+    signing_keys=["s" * 40], id_key="i" * 40,
+)
+"""
+
+
+def test_encrypted_arguments_are_read_with_the_key_alone(spark, tmp_path, monkeypatch):
+    address = f"local://{tmp_path}/q.db"
+    (tmp_path / "keyed_post.py").write_text(KEYED.format(address=address))
+    spark.sparkContext.addPyFile(str(tmp_path / "keyed_post.py"))
+    monkeypatch.syspath_prepend(tmp_path)
+    keyed = importlib.import_module("keyed_post").app
+    letters = [(f"t{number}", "4111-1111", "rejected", "no") for number in range(3)]
+    bury(keyed, "default", letters)
+    readable = dead_letters(spark, Target(app="keyed_post:app")).collect()
+    assert {(row.args, row.problem) for row in readable} == {("('4111-1111',)", "")}
+    frame = dead_letters(spark, Target(broker=address))
+    rows = frame.collect()
+    assert {(row.task, row.reason, row.args) for row in rows} == {(TASK, "rejected", None)}
+    for row in rows:
+        assert "4111" not in repr(row)
+        assert row.problem.startswith("the arguments: it is encrypted with the key ")
+        assert "\n" not in row.problem
+    (group,) = groups(frame).collect()
+    assert (group.task, group.reason, group["count"]) == (TASK, "rejected", 3)
+    assert replay(keyed, selections(frame))["default"].done == 3
+    keyed.close()
 
 
 def test_a_read_takes_nothing_and_repeats(spark, dead_shop):

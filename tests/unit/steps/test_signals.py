@@ -975,6 +975,41 @@ def test_the_wake_up_in_the_store_is_not_taken_by_a_queue(signed: App) -> None:
             signed.codec.from_envelope(envelope_of(parked.payload), "default")
 
 
+def test_a_stranger_who_changes_the_row_of_a_task_that_waits_moves_no_step_of_it(
+    signed: App, caplog: Any
+) -> None:
+    """No signature covers that row, but one covers its message, and the record of the wait."""
+    calls: list[str] = []
+
+    @signed.task_with_context
+    def order(context: Context) -> None:
+        context.sleep(3 * DAY)
+        context.step("ship", calls.append, "ship")
+
+    def change(**values: Any) -> None:
+        run = store.read(result.id).parked
+        assert run is not None and run.row is not None
+        store.remove([run.row])
+        assert store.park(replace(run, row=None, **values), run.since)
+
+    with signed.inline() as inline:
+        result = order.delay()
+        store = signed.sends.signals.store
+        assert store is not None
+        change(queue="other")
+        signed.sends.signals.wake(result.id)
+        assert "is not woken, it waits for its time" in caplog.text
+        change(queue="default", waits=(Wait(SIGNALS, ("now",), 0.0),), due=0.0)
+        assert signed.sends.signals.wake(result.id)
+        inline.run()
+        assert (result.state, calls) == ("waiting", []), "it was woken, and sleeps on"
+        parked = store.read(result.id).parked
+        assert parked is not None and parked.hop > 1
+        inline.advance(3 * DAY)
+        result.get(0)
+        assert calls == ["ship"]
+
+
 def test_arguments_that_are_stored_apart_come_with_the_wake_up(tmp_path: Path) -> None:
     app = App(
         "shop",

@@ -6,9 +6,12 @@ import pytest
 from celery import Celery, states
 
 from aztask.celery.backend import meta_of
+from aztask.errors import KeyMissing
 from aztask.message.codec import Codec
+from aztask.message.encryption import Cipher
 from aztask.settlement import Complete
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
+from aztask.stores.records.rowsigning import LOCKED
 
 CODEC = Codec()
 
@@ -29,6 +32,15 @@ def test_every_state_is_one_of_celerys(state: State) -> None:
 def test_a_value_is_decoded() -> None:
     meta = meta_of(record(State.SUCCEEDED, value=CODEC.encode_value([1, "a"])), CODEC)
     assert (meta["status"], meta["result"]) == ("SUCCESS", [1, "a"])
+
+
+def test_an_encrypted_value_is_refused_in_one_line() -> None:
+    value = Cipher([b"k" * 40], encrypt=True).encrypt(CODEC.encode_value("4111"), "outcome")
+    with pytest.raises(KeyMissing, match="result of task t is encrypted, and Celery's ba") as told:
+        meta_of(record(State.SUCCEEDED, value=value), CODEC)
+    assert "\n" not in str(told.value)
+    failed = meta_of(record(State.FAILED, value=value, error_type="CardError", error=LOCKED), CODEC)
+    assert failed["result"]["exc_type"] == "CardError"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("ValueError", ValueError), ("OwnError", Exception)])
