@@ -75,6 +75,7 @@ class Run:
 
     * `copies`: its messages that wait or are held.
     * `again`: outcomes after which the same message comes again.
+    * `kept_until`: its row may be deleted from then on, and a late copy of it runs again.
     """
 
     starts: int = 0
@@ -84,6 +85,7 @@ class Run:
     copies: int = 0
     owner: str | None = None
     outcome: Outcome | None = None
+    kept_until: float = math.inf
 
 
 @dataclass(slots=True)
@@ -326,6 +328,7 @@ class Book:
             return
         run = self.run(key)
         run.copies -= 1
+        self._world.flows.settled(key)
         clone = NO_RUN
         if isinstance(settlement, Resubmit) and settlement.envelope is not None:
             clone, _ = key_of(settlement.envelope.message_id)
@@ -388,7 +391,7 @@ class Book:
                 continue
             if not start.task.startswith(f"{actor.label}."):
                 self.complain("foreign", f"{actor.name} owns {start.task}", key[0])
-            if run.outcome is not None:
+            if run.outcome is not None and asked_at < run.kept_until:
                 self.complain(
                     "recorded-is-not-run", f"{key} may run although its end is recorded", key[0]
                 )
@@ -468,6 +471,8 @@ class Book:
             return
         run.outcome = outcome
         life = self.lives.get(key[0])
+        if life is not None:
+            run.kept_until = min(run.kept_until, self._time.now + RETENTION[life.app])
         if life is None or not outcome.state.final:
             return
         life.states.append(outcome.state)
@@ -484,7 +489,8 @@ class Book:
         found.starts += 1
         self.counts["starts"] += 1
         self.note(worker.name, f"start {key[1:]}", key[0])
-        if found.starts > 1 + found.strikes + found.again:
+        kept = self._time.now < found.kept_until
+        if kept and found.starts > 1 + found.strikes + found.again:
             self.complain(
                 "starts-bounded",
                 f"{key} has started {found.starts} times: {found.strikes} of its deliveries were "
@@ -529,7 +535,7 @@ class Book:
         self.counts["task runs"] += 1
         self.note(actor.name, f"ran {key[1:]}", key[0])
         run.bodies += 1
-        if run.outcome is not None:
+        if run.outcome is not None and now < run.kept_until:
             self.complain("recorded-is-not-run", f"{key} ran after its end was recorded", key[0])
         if life is None:
             return 0

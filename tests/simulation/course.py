@@ -118,6 +118,16 @@ COUNTS: Final = (1, 2, 5, 20, 60, 200)
 BULK_COUNTS: Final = (1, 20, 200, 500, 1000)
 """How many tasks are sent at once."""
 
+FLOW_WEIGHTS: Final = (5, 2, 2, 2, 3, 1, 5, 3, 3, 3, 2)
+FLOW_TIMEOUT: Final = 20.0
+"""Seconds that a flow waits for a signal, see `flows`."""
+
+FLOW_POINTS: Final = (
+    *("step-ran", "step-recorded", "renewed", "timed", "parked", "signalled", "woken"),
+    *("recorded", "settle<", "settle>", "record>", "start>"),
+)
+"""Where actors die or freeze around flows."""
+
 LONGEST_STORM: Final = 900.0
 """Seconds. While requests take long somewhere, time passes slowly for every worker."""
 
@@ -184,8 +194,8 @@ class Course:
         )
 
 
-def draw(seed: int) -> Course:
-    """The course of a seed."""
+def draw(seed: int, *, flows: bool = True) -> Course:
+    """The course of a seed. flows: False for one of the time before there were any."""
     dice = random.Random(seed)
     joint = dice.random() < 0.5
     apps = APPS if dice.random() < 0.4 else APPS[:1]
@@ -203,6 +213,8 @@ def draw(seed: int) -> Course:
     if kind != "local":
         skew = dice.choice((0.0, 0.0, 2.0, 60.0, 3600.0))
         decisions += _jumps(dice, apps, length)
+    if flows:
+        decisions += _flows(random.Random(f"{seed} flows"), apps, length)
     decisions.sort(key=lambda each: each.at)
     return Course(
         seed,
@@ -261,6 +273,25 @@ def _programs(
         else:
             made.append(Decision(at, "garbage", app, (number,)))
     return made
+
+
+def _flows(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:
+    """Flows, with signals before, during and after their waits, and faults at their points."""
+    for _ in range(dice.choice((0, 0, 5, 15, 40))):
+        plan = "".join(dice.choices("srefzlwactn", FLOW_WEIGHTS, k=dice.randint(1, 7)))
+        signals = tuple(
+            (dice.choice((0.0, 1.0, 10.0, FLOW_TIMEOUT, dice.uniform(0.0, 100.0))), name)
+            for name in dice.choices(("go", "go", "stop"), k=dice.choice((0, 1, 1, 2, 4)))
+        )
+        app = dice.choice(apps)
+        yield Decision(_time(dice, length), "flow", app, (plan, signals))
+        if dice.random() < 0.2:
+            what = (dice.choice(FLOW_POINTS), dice.randint(1, 6))
+            if dice.random() < 0.5:
+                yield Decision(_time(dice, length), "die-at", app, what)
+            else:
+                pause = dice.choice((5.0, 40.0, 100.0))
+                yield Decision(_time(dice, length), "freeze-at", app, (*what, pause))
 
 
 def _time(dice: random.Random, length: float) -> float:

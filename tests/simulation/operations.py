@@ -11,6 +11,7 @@ from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.taskoptions import SendOptions
 
+from . import flows
 from .course import KINDS, Decision
 from .programs import graph_of
 
@@ -75,7 +76,7 @@ def cancel(world: World, sender: Sender, decision: Decision) -> None:
         for task_id, life in world.book.lives.items()
         if life.app == sender.label
         and life.ended_at is None
-        and life.kind not in ("node", "once")
+        and life.kind not in ("node", "once", "kid")
         and not life.cancelled
     ]
     if waiting:
@@ -124,6 +125,8 @@ OPERATIONS: Final[dict[str, Callable[[World, Sender, Decision], None]]] = {
     "resume": resume,
     "replay": replay,
     "garbage": garbage,
+    "flow": flows.start,
+    "signal": flows.signal,
 }
 
 

@@ -19,6 +19,7 @@ from aztask.message.message import TaskMessage
 from aztask.retry import RetryPolicy
 from aztask.workflows.graphs import Chain, Chord, Graph, Group, Signature, chain, chord, group
 
+from . import flows
 from .stepped import Play
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class _Tasks:
         add("tick")
         add("old" if self._actor.version == 1 else "new")
         self._add_node()
+        flows.register(self._app, self._actor, FOR_EVER)
 
     def _add(self, name: str, **options: Any) -> None:
         actor = self._actor

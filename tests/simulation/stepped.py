@@ -31,6 +31,7 @@ from aztask.message.message import MESSAGE_FIELDS, TaskMessage, build
 from aztask.queues.base import ANY_SESSION, Broker, Receiver, SessionHolder
 from aztask.queues.delivery import Delivery
 from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
+from aztask.steps.suspension import Suspension
 from aztask.support.clock import Clock
 from aztask.support.parts import Part
 from aztask.worker.intake.ports import IntakeReports, QueueSource
@@ -666,6 +667,8 @@ class SteppedProcess:
             self.die(run.play.dies)
             return
         answer = self._answer(number, run)
+        if self.hung_up:  # it died in the middle of the task's function
+            return
         del self._runs[number]
         answer[1:1] = (number, run.started, now - run.started)
         self._answers.append(answer)
@@ -694,7 +697,7 @@ class SteppedProcess:
             finally:
                 set_current_context(None)
             return attempts.value(value, call)
-        except Exception as error:  # noqa: BLE001  # task code may raise anything
+        except (Exception, Suspension) as error:  # noqa: BLE001  # task code may raise anything
             return attempts.error(error, message)
 
     def die(self, status: int) -> None:

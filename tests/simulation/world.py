@@ -32,6 +32,7 @@ from . import ending, harms, operations, pace
 from .actors import Actor, Sender, Worker
 from .book import Book, Life, Violation
 from .course import Course, Decision
+from .flows import Flows
 from .places import LocalSite, ServiceSite, Site, memory_file
 from .points import Death, Failpoints
 from .programs import Program
@@ -59,6 +60,7 @@ class World:
         self.wire = Wire(self.time, self.fate)
         self.began = self.time.now
         self.book = Book(self)
+        self.flows = Flows(self)
         self.program = Program(self, course)
         self.sites = self._sites()
         self.workers: list[Worker] = []
@@ -223,6 +225,7 @@ class World:
 
     def _wait(self) -> None:
         now = self.time.now
+        self.flows.check_resting(self.workers)
         self.waits += 1
         if self.waits > MOST_STEPS:
             raise Violation("everything-ends", "the course waits too often")
