@@ -86,6 +86,15 @@ def test_each_cell_of_the_table_of_roles_names_a_test():
     assert [cell for cell in cells if not proofs(cell)] == []
 
 
+def test_each_line_of_the_tables_names_a_test():
+    """The page says so: what attackers can do and cannot, and where arguments are."""
+    text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    tables = re.findall(r"(?m)^\|.*proved by \|\n\|[-|]+\|\n((?:\|.*\n)+)", text)
+    lines = [line for table in tables for line in table.splitlines()]
+    assert len(lines) > 80
+    assert [line for line in lines if not proofs(line)] == []
+
+
 def missing_proofs(text):
     found = []
     for name, file in proofs(text):

@@ -322,6 +322,32 @@ def test_any_header_is_read_without_an_error(fields, valid):
         assert span.trace_id == TRACE
 
 
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_with_encryption_no_span_holds_a_value(tmp_path, encrypt):
+    """Neither the arguments nor the text of an error that quotes them."""
+    keys = {"encryption_keys": ["k" * 40], "signing_keys": ["s" * 40], "id_key": "i" * 40}
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    app = App("shop", broker=f"local://{tmp_path}/queues.db", encrypt=encrypt, **keys)
+    charge = app.task(name="shop.charge")(lambda card: None)
+    instrument(app, tracer_provider=provider, meter_provider=MeterProvider())
+    charge.delay("4111-1111")
+    (peeked,) = app.broker.peek("default")
+    sent = app.codec.from_envelope(peeked.envelope, "default")
+
+    def refuse():
+        raise ValueError("the card 4111-1111 was refused")
+
+    with pytest.raises(ValueError, match="4111"):
+        in_run(SimpleNamespace(app=app), sent, refuse)
+    told = "".join(span.to_json() for span in exporter.get_finished_spans())
+    assert "shop.charge" in told
+    assert "ValueError" in told
+    assert ("4111" in told) is not encrypt, "the text of an error is in a span of its run"
+    app.close()
+
+
 # -- receives and settlements ----------------------------------------------------------------
 
 
