@@ -108,14 +108,14 @@ LENGTHS: Final = (60.0, 600.0, 3600.0, DAY, 60 * DAY)
 LONGEST_PAUSE: Final = 4 * 3600.0
 """Seconds. What is paused is looked at every few minutes."""
 
-SLOTS: Final = (*range(1, 9), 8, 32, 64, 128)
+SLOTS: Final = (1, 2, 3, 5, 8, 32, 64, 128, 128)
 """Of a worker."""
 
 BULK: Final = 32
 """With so many slots or more, tasks are sent by the thousand."""
 
-COUNTS: Final = (1, 2, 5, 20, 60, 200)
-BULK_COUNTS: Final = (1, 20, 200, 500, 1000)
+COUNTS: Final = (1, 2, 5, 20, 60, 200, 200)
+BULK_COUNTS: Final = (1, 20, 200, 500, 1000, 1000)
 """How many tasks are sent at once."""
 
 FLOW_WEIGHTS: Final = (5, 2, 2, 2, 3, 1, 5, 3, 3, 3, 2)
@@ -232,9 +232,9 @@ def draw(seed: int, *, flows: bool = True) -> Course:
 
 
 def _storms(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:
-    long = min(length / 10, LONGEST_STORM)
-    for number in range(dice.choice((0, 1, 3, 6))):
-        what = (number, dice.choice((0.02, 0.1, 0.5)), dice.choice((10.0, 60.0, long)))
+    long = min(length / 5, LONGEST_STORM)
+    for number in range(dice.choice((0, 2, 4, 10))):
+        what = (number, dice.choice((0.02, 0.1, 0.3)), dice.choice((10.0, 60.0, long)))
         yield Decision(_time(dice, length), "weather", dice.choice(apps), what)
 
 
@@ -252,7 +252,7 @@ def _programs(
     counts: tuple[int, ...],
 ) -> list[Decision]:
     made: list[Decision] = []
-    for number in range(dice.randint(10, 60) if counts is COUNTS else dice.randint(5, 20)):
+    for number in range(dice.randint(10, 60) if counts is COUNTS else dice.randint(10, 40)):
         at, app, share = _time(dice, length), dice.choice(apps), dice.random()
         if share < 0.82 - theme.workflows:
             kind = dice.choice(theme.kinds)
