@@ -21,7 +21,7 @@ from .services import StorageQueues
 from .shrinking import shrink
 from .stepped import Play, Time
 
-SEEDS = (1, 23, 44)
+SEEDS = (13, 41, 39)
 
 CALM = Course(
     seed=5, joint=False, apps=("a",), workers=1, slots=2, every=0.0, quiet_at=60.0, decisions=()
