@@ -41,8 +41,8 @@ from aztask.queues.base import QueueOptions  # noqa: E402
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE  # noqa: E402
 from aztask.task import Invocation  # noqa: E402
 from aztask.testing import emulator  # noqa: E402
-from aztask.worker.pool.answers import Answers  # noqa: E402
 from aztask.worker.pool.attempt import OpenRun, RunReader  # noqa: E402
+from aztask.worker.pool.packets import Answers  # noqa: E402
 
 PARTS = ("small", "local", "storagequeue", "servicebus")
 SUPERVISOR_MB = 32.0

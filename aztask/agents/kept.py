@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from aztask.agents.answers import Answer, data, fields, listed, name, value, when
-from aztask.agents.question import MOST, Question, short
+from aztask.agents.answers import (
+    MOST,
+    Answer,
+    Question,
+    data,
+    fields,
+    listed,
+    name,
+    short,
+    value,
+    when,
+)
 from aztask.errors import ConfigurationError
 from aztask.operate.action import audit as audit_page
 from aztask.operate.controls import controls

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from aztask.agents.answers import Answer, data, fields, listed, name, trace, value, when
-from aztask.agents.question import FEW, MOST, MOST_OLDEST, Question, short
+from aztask.agents.answers import (
+    FEW,
+    MOST,
+    MOST_OLDEST,
+    Answer,
+    Question,
+    data,
+    fields,
+    listed,
+    name,
+    short,
+    trace,
+    value,
+    when,
+)
 from aztask.app import App
 from aztask.errors import AztaskError, ConfigurationError, NotFound
 from aztask.operate.attention import attention, backlog

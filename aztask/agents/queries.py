@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from aztask.agents.answers import Answer
+from aztask.agents.answers import FEW, MOST, Answer, Question
 from aztask.agents.kept import (
     audit_answer,
     groups_answer,
@@ -27,7 +27,6 @@ from aztask.agents.present import (
     task_answer,
     workers_answer,
 )
-from aztask.agents.question import FEW, MOST, Question
 from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.operate.tasks import STATES

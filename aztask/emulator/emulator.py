@@ -15,11 +15,10 @@ from typing import Any
 from aztask.emulator.admin.routes import AdminServer
 from aztask.emulator.amqp.connection import ConnectionLimits
 from aztask.emulator.broker.access import Access
-from aztask.emulator.broker.broker import Service
+from aztask.emulator.broker.broker import Locks, Service
 from aztask.emulator.broker.dispatch import Committer, DeliveryDispatcher
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.forwarding import Forwarder
-from aztask.emulator.broker.locks import Locks
 from aztask.emulator.broker.namespace import Namespace
 from aztask.emulator.config import Options, connection_string, read_config
 from aztask.emulator.server import Server

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from aztask.address.addresses import BlobAddress
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.azure.taggedblob import TaggedBlob
+from aztask.azure.container import TaggedBlob
 from aztask.leaseadvice.document import (
     ASIDE,
     NAME,

@@ -5,7 +5,7 @@ Rules
    The sum of the permits whose time has not come never exceeds the limit. Workers under one name
    have a row each (`holder_of`).
 2. A worker renews its row before its time comes. If it dies, its permits are free when it has come.
-3. Nothing here does I/O; every change of the entry is a compare-and-set.
+3. Nothing here does I/O but `usage_of`; every change of the entry is a compare-and-set.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from aztask.limits.declaration import Limit
+from aztask.limits.rates import RateState
+from aztask.stores.records.controls import ControlStore
 from aztask.support import chance
 
 LEASE_SECONDS: Final = 10.0
@@ -111,3 +115,45 @@ def _row(record: Any) -> HolderRow:
         if not math.isfinite(time):
             raise ValueError
     return HolderRow(count, float(until), None if ticket is None else float(ticket))
+
+
+# -- How far a limit is used -----------------------------------------------------------------------
+#
+# Read from its entries, for people.
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUsage:
+    """The use of one limit, or of one of its keys.
+
+    * `wait_seconds`: until the next free slot, None without a rate.
+    * `held`: permits by worker, None without a concurrency.
+    * `damage`: what cannot be read; "" if all can.
+    """
+
+    wait_seconds: float | None
+    held: dict[str, int] | None
+    damage: str = ""
+
+
+def usage_of(store: ControlStore, limit: Limit, key: str = "") -> LimitUsage:
+    """Read the use of a limit now. key: as its function makes it. Raises BrokerUnavailable."""
+    now, key = store.time().at, limit.digests.hidden(key)
+    slots, permits = store.read([limit.entry(key), limit.permits_entry(key)])
+    wait: float | None = None
+    held: dict[str, int] | None = None
+    damage = ""
+    if limit.rate is not None:
+        free_at = 0.0 if slots is None else RateState.from_data(slots.data).free_at
+        wait = max(0.0, free_at - now)
+    if limit.concurrency is not None:
+        try:
+            state = Holders() if permits is None else Holders.from_data(permits.data)
+        except ValueError as error:
+            state, damage = Holders(), str(error)
+        rows = state.valid(now).rows
+        counts: Counter[str] = Counter()
+        for holder, row in rows.items():
+            counts[worker_of(holder)] += row.count
+        held = {worker: count for worker, count in counts.items() if count}
+    return LimitUsage(wait, held, damage)

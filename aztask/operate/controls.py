@@ -19,8 +19,8 @@ from aztask.errors import (
 from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
 from aztask.limits.control import Controls, ControlState, Pause, Scope, UnreadableControls
 from aztask.limits.declaration import Limit
+from aztask.limits.holders import LimitUsage, usage_of
 from aztask.limits.scale import MOST, Reach, Scale
-from aztask.limits.usage import LimitUsage, usage_of
 from aztask.message.encryption import HIDDEN
 from aztask.operate.action import Action, Progress, Subject, control_store, results_of
 from aztask.operate.draining import keyed_limit

@@ -11,7 +11,7 @@ from aztask.app import App
 from aztask.errors import ConfigurationError, NotFound, did_you_mean
 from aztask.limits.control import Scope
 from aztask.limits.declaration import Limit
-from aztask.limits.usage import usage_of
+from aztask.limits.holders import usage_of
 from aztask.stores.records.base import SILENT_SECONDS, ResultStore, WorkerRecord
 from aztask.stores.records.controls import ControlStore, controls_of
 from aztask.support.display import printable, visible

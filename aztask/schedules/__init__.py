@@ -15,10 +15,11 @@ Rules
 3. The worker that made the last occurrence makes the next one. The others wait a second or more
    for it, each for another time: so workers hardly ever write at once, and if that worker died, the
    first of them takes its place.
-4. Time is the store's. Everything is decided by `deciding`, from the head and that time alone.
+4. Time is the store's. Everything is decided by `rules.decide`, from the head and that time alone.
 5. A definition is stored with its message signed, and verified before each send.
 
-Modules: `triggers` (when), `rules` (what happens to late and overlapping occurrences), `stored`
-(heads and occurrences as bytes), `deciding`, `engine` (changes in the store, and sends), `runner`
-(what a worker does all the time), `schedules` (the API of an app).
+Modules: `triggers` (when), `rules` (what happens to late and overlapping occurrences, and which are
+made now), `stored` (heads and occurrences as bytes), `view` (what was read, and claims), `engine`
+(changes in the store, and sends), `runner` (what a worker does all the time), `schedules` (the API
+of an app).
 """

@@ -15,9 +15,8 @@ from aztask.context import SCHEDULE, SCHEDULED_AT
 from aztask.errors import AztaskError, BrokerUnavailable, CodecError, ConfigurationError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.schedules.claims import FORGOTTEN_SECONDS, Claim, read_claim
-from aztask.schedules.deciding import decide, due_times, is_busy, jitter_of
 from aztask.schedules.graphs import GraphReader, later
+from aztask.schedules.rules import decide, due_times, is_busy, jitter_of
 from aztask.schedules.stored import (
     DUE,
     PLANNED,
@@ -37,7 +36,15 @@ from aztask.schedules.template import (
     template_of,
 )
 from aztask.schedules.triggers import latest_times, next_time
-from aztask.schedules.view import NO_CODE, Code, View, read_view
+from aztask.schedules.view import (
+    FORGOTTEN_SECONDS,
+    NO_CODE,
+    Claim,
+    Code,
+    View,
+    read_claim,
+    read_view,
+)
 from aztask.stores.events.event import Event
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.damage import Damaged

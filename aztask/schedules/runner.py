@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from aztask.errors import AztaskError
-from aztask.schedules.claims import LIVES_SECONDS, Claim, best
 from aztask.schedules.engine import ScheduleEngine
 from aztask.schedules.stored import DUE, Made
 from aztask.schedules.template import Definition
-from aztask.schedules.view import View
+from aztask.schedules.view import LIVES_SECONDS, Claim, View, best
 from aztask.stores.records.damage import Damaged
 from aztask.support import chance
 from aztask.support.parts import Part, reason_of

@@ -13,10 +13,9 @@ from aztask.address.owner import Owner
 from aztask.errors import ConfigurationError, DuplicateTask
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.schedules.deciding import task_id_of
 from aztask.schedules.engine import OccurrenceSends, OccurrenceStarts, ScheduleEngine
 from aztask.schedules.graphs import pack_graph
-from aztask.schedules.rules import Missed, Overlap, Rules, checked_rules
+from aztask.schedules.rules import Missed, Overlap, Rules, checked_rules, task_id_of
 from aztask.schedules.runner import Declared, Runner
 from aztask.schedules.stored import BACKFILLED, DUE, SENT, TRIGGERED, Made, Schedule, key_of
 from aztask.schedules.template import Definition

@@ -42,7 +42,7 @@ class Schedule:
     * `watermark`: all occurrences up to this time are decided.
     * `by`: the worker that made the last occurrence.
     * `claimed_at`: None: it was made at run time, and needs no claim. Otherwise it is one of the
-      code: 0.0, or when a worker of a release before 0.2 last claimed it, see `claims`.
+      code: 0.0, or when a worker of a release before 0.2 last claimed it, see `Claim`.
     * `paused_at`: since when it is paused, or None.
     * `last_id`, `last_at`: the task of the last occurrence that was sent, and when it was made.
     * `made`: how many occurrences there were.

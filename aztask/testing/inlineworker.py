@@ -43,8 +43,8 @@ from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.uniquekeys import unique_engine
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
-from aztask.worker.pool.answers import LOST, TOO_LARGE, Answers
 from aztask.worker.pool.attempt import OpenRun, RunReader
+from aztask.worker.pool.packets import LOST, TOO_LARGE, Answers
 from aztask.worker.pool.requests import RETRY_RESERVE
 from aztask.worker.upkeep.journal import Journal
 

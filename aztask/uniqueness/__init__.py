@@ -14,5 +14,6 @@ Rules
 3. A holder has a life. Whatever is lost, its key is free again after that.
 4. A task whose end is recorded holds no key, even if the worker died before it freed it.
 
-Modules: `rules` (options), `keys` (arguments become a key), `claims` (holders as bytes), `engine`.
+Modules: `rules` (options), `keys` (arguments become a key), `engine` (and holders as
+bytes).
 """

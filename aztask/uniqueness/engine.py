@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
+
+import msgpack
 
 from aztask.errors import AztaskError, BrokerUnavailable, CodecError, ForeignId
 from aztask.message.codec import Codec
@@ -14,14 +16,75 @@ from aztask.queues.base import EnvelopeSender
 from aztask.queues.local.payload import envelope_of, payload_of
 from aztask.stores.payloads.holders import replaced_names
 from aztask.stores.records.base import ResultStore, RunRecord, State
-from aztask.stores.records.damage import Damaged
+from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.uniques import Held, Holder, HolderCell, UniqueStore
 from aztask.stores.rows import Kept, New, change
 from aztask.support.failpoint import hit
-from aztask.uniqueness.claims import KeyClaim, read_claim
 from aztask.uniqueness.rules import FINISHED, QUIET, STARTED, UniqueRules, task_of
 
 logger = logging.getLogger(__name__)
+
+# -- What is stored of the holder of a key ---------------------------------------------------------
+#
+# In the result store, packed by msgpack.
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeyClaim:
+    """The holder of a key. Times are UTC epoch seconds.
+
+    * `task_id`, `generation`: the task.
+    * `until`: "started", "finished", "quiet", or "" for a time.
+    * `taken_at`: when it took the key; `ends_at`: when the key is free, whatever happened.
+    * `queue`, `payload`: its signed message until it is sent, then "" and b"".
+    * `due_at`: when the message may be received.
+    * `closing`: a debounced message is being sent; the next call is another task.
+    """
+
+    task_id: str
+    generation: int
+    until: str
+    taken_at: float
+    ends_at: float
+    queue: str = ""
+    payload: bytes = b""
+    due_at: float = 0.0
+    closing: bool = False
+
+    @property
+    def sent(self) -> bool:
+        """True once the broker has accepted the message."""
+        return not self.payload
+
+    def pack(self) -> bytes:
+        """The claim as bytes; `read_claim` reads them."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        packed: bytes = msgpack.packb({"v": VERSION, **values})
+        return packed
+
+
+def read_claim(data: bytes) -> KeyClaim:
+    """The claim that `KeyClaim.pack` wrote. Raises Damaged."""
+    found = Columns({"holder": data}).unpacked("holder")
+    if not isinstance(found, dict) or found.get("v") != VERSION:
+        raise Damaged("the holder of a unique task is wrong; a newer aztask may know it")
+    columns = Columns(found)
+    return KeyClaim(
+        columns.text("task_id"),
+        columns.count("generation"),
+        columns.text("until"),
+        columns.time("taken_at"),
+        columns.time("ends_at"),
+        columns.text("queue"),
+        columns.data("payload") or b"",
+        columns.time("due_at"),
+        columns.flag("closing"),
+    )
+
+
+# -- Keys that are taken, confirmed and freed ------------------------------------------------------
 
 UNIQUE: Final = "aztask-unique"
 """The header of a task that holds a key: until when, a colon, and the key."""

@@ -9,7 +9,6 @@ from aztask.app import App
 from aztask.queues.base import Broker
 from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.worker.intake.ports import IntakeReports, QueueSource
 from aztask.worker.intake.queueintake import Intake
 from aztask.worker.intake.sessions import SessionIntake
 from aztask.worker.lane import Lane, Work, lane_of
@@ -18,6 +17,7 @@ from aztask.worker.platform import CAN_SIGNAL_THREADS, is_portable
 from aztask.worker.pool.forking import ForkedStarter, ForkServerHandle, first_server
 from aztask.worker.pool.link import Starter
 from aztask.worker.pool.portablelink import PortableStarter
+from aztask.worker.ports import IntakeReports, QueueSource
 from aztask.worker.upkeep.scheduling import Scheduling
 
 Item = TypeVar("Item")

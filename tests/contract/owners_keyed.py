@@ -16,10 +16,10 @@ from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
 from aztask.limits.claiming import Claims, Wanted
 from aztask.limits.control import ControlDocument, Controls, Scope
 from aztask.limits.declaration import Limit, Rate
+from aztask.limits.holders import usage_of
 from aztask.limits.permits import Permits
 from aztask.limits.scale import Reach
 from aztask.limits.storeclock import StoreClock
-from aztask.limits.usage import usage_of
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.letters import DeadLetterBrowser
 from aztask.operate.draining import HeldPermits as DrainedPermits
@@ -225,7 +225,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.limits.control.ControlDocument": pause_document,
     "aztask.limits.control.Controls": pauses,
     "aztask.limits.permits.Permits": held_permits,
-    "aztask.limits.usage.usage_of": usage,
+    "aztask.limits.holders.usage_of": usage,
     "aztask.operate.findings.pause_findings": findings,
     "aztask.stores.records.deadindex.index_for": dead_letters,
     "aztask.uniqueness.engine.UniqueEngine": debounced_calls,

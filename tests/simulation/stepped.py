@@ -34,16 +34,16 @@ from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.steps.suspension import Suspension
 from aztask.support.clock import Clock
 from aztask.support.parts import Part
-from aztask.worker.intake.ports import IntakeReports, QueueSource
 from aztask.worker.intake.queueintake import is_refused, pause_after
 from aztask.worker.lane import Batches, InlineLane, Lane, Work
 from aztask.worker.mailbox import HasDescriptor, Mailbox
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.work import WorkItem
 from aztask.worker.pool import attempt
-from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.link import Link, PoolPlan
+from aztask.worker.pool.packets import Answers
 from aztask.worker.pool.runner import INTERRUPTS, TIMED
+from aztask.worker.ports import IntakeReports, QueueSource
 from aztask.worker.supervisor import Supervisor
 from aztask.worker.upkeep.scheduling import Scheduling
 

@@ -23,7 +23,7 @@ from aztask.emulator.amqp import (
 from aztask.emulator.amqp.link import AmqpLink, Outbound, SendingLink, with_filter
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.broker import Service
+from aztask.emulator.broker.broker import Lock, Service
 from aztask.emulator.broker.conditions import (
     ENTITY_DISABLED,
     SESSION_CANNOT_BE_LOCKED,
@@ -33,7 +33,6 @@ from aztask.emulator.broker.conditions import (
 )
 from aztask.emulator.broker.dispatch import MessageSource, StoreChange
 from aztask.emulator.broker.entities import Address, Entity, EntityKind
-from aztask.emulator.broker.locks import Lock
 from aztask.emulator.broker.settlement import DispositionSettler, action_of
 from aztask.errors import AztaskError, LeaseLost
 from aztask.queues.engine import Engine, Leased, SessionLease

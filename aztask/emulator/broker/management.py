@@ -17,7 +17,7 @@ from uuid import UUID
 
 from aztask.emulator.amqp import NOT_IMPLEMENTED, AmqpError, encode
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.broker import Service
+from aztask.emulator.broker.broker import Lock, Service
 from aztask.emulator.broker.conditions import (
     ARGUMENT_ERROR,
     LOCK_LOST,
@@ -27,7 +27,6 @@ from aztask.emulator.broker.conditions import (
 from aztask.emulator.broker.consumer import Consumer
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.forwarding import sendable
-from aztask.emulator.broker.locks import Lock
 from aztask.emulator.broker.producer import new_message
 from aztask.emulator.broker.settlement import SettlementAction, SettlementKind, settle
 from aztask.queues.engine import Leased, PeekedMessage, SessionLease

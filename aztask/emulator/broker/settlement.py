@@ -12,10 +12,9 @@ from aztask.emulator.amqp.encode import Described
 from aztask.emulator.amqp.link import Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.broker import Service
+from aztask.emulator.broker.broker import Lock, Service
 from aztask.emulator.broker.conditions import DEAD_LETTER, LOCK_LOST, SESSION_LOST, as_amqp
 from aztask.emulator.broker.dispatch import StoreChange
-from aztask.emulator.broker.locks import Lock
 from aztask.errors import AztaskError
 from aztask.queues.engine import Engine
 

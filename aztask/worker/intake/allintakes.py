@@ -10,11 +10,11 @@ from typing import Final
 
 from aztask.errors import CapabilityError
 from aztask.queues.delivery import Delivery
-from aztask.worker.intake.ports import PlainIntake, QueueSource, SessionsIntake
 from aztask.worker.options import SOLO, WorkerOptions
 from aztask.worker.pipeline.deliveries import Rotation
 from aztask.worker.pipeline.work import WorkItem
 from aztask.worker.pool.pool import Pool
+from aztask.worker.ports import PlainIntake, QueueSource, SessionsIntake
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.stages import Source, Stages
 from aztask.worker.upkeep.leasewatch import LeaseWatch

@@ -28,7 +28,7 @@ from aztask.queues.base import Broker, Receiver
 from aztask.queues.delivery import Delivery
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.parts import Part
-from aztask.worker.intake.ports import IntakeReports, QueueSource
+from aztask.worker.ports import IntakeReports, QueueSource
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from aztask.queues.base import ANY_SESSION, Broker, Receiver, SessionHolder
 from aztask.queues.delivery import Delivery
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.parts import Part
-from aztask.worker.intake.ports import IntakeReports, QueueSource
 from aztask.worker.intake.queueintake import LONGEST_RECEIVE, is_refused, pause_after
 from aztask.worker.pipeline.work import WorkItem
+from aztask.worker.ports import IntakeReports, QueueSource
 
 logger = logging.getLogger(__name__)
 

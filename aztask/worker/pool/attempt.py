@@ -56,8 +56,8 @@ from aztask.support.failpoint import hit_in_pool
 from aztask.task import Task
 from aztask.taskoptions import positive
 from aztask.worker.logs import next_step
-from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.fetching import Fetching, PayloadUnavailable, undecodable
+from aztask.worker.pool.packets import Answers
 from aztask.workflows.inputs import first_argument
 
 logger = logging.getLogger(__name__)

@@ -34,8 +34,7 @@ from aztask.support.failpoint import hit
 from aztask.worker.mailbox import Mailbox
 from aztask.worker.platform import memory_of
 from aztask.worker.pool import forkserver
-from aztask.worker.pool.board import Board
-from aztask.worker.pool.link import ANSWERS_A_TURN, Link, PoolPlan
+from aztask.worker.pool.link import ANSWERS_A_TURN, Board, Link, PoolPlan
 from aztask.worker.pool.packets import Packets, socket_pair
 from aztask.worker.pool.poolprocess import setup_of
 

@@ -45,11 +45,10 @@ from aztask.support.failpoint import hit_in_pool
 from aztask.support.parts import Part
 from aztask.worker.logs import configure, configured
 from aztask.worker.pool.attempt import ERROR_CHARACTERS
-from aztask.worker.pool.board import Board
 from aztask.worker.pool.eventloop import EventLoop, LazyLoop, end_process
 from aztask.worker.pool.interrupt import CoroutineRun, InterruptSlot, MainThread
 from aztask.worker.pool.leaseguard import LeaseGuard
-from aztask.worker.pool.link import PoolPlan
+from aztask.worker.pool.link import Board, PoolPlan
 from aztask.worker.pool.loopwatch import LoopWatch
 from aztask.worker.pool.packets import Packets, PacketsIn, PacketsOut
 from aztask.worker.pool.runner import SlotRunner

@@ -32,8 +32,7 @@ from typing import Any, Final
 
 from aztask.support.failpoint import hit, hit_in_pool
 from aztask.worker.platform import HAS_GROUPS, memory_of
-from aztask.worker.pool.board import Board
-from aztask.worker.pool.link import ANSWERS_A_TURN, Link, PoolPlan
+from aztask.worker.pool.link import ANSWERS_A_TURN, Board, Link, PoolPlan
 from aztask.worker.pool.poolprocess import ProcessEnds, serve, setup_of
 from aztask.worker.pool.streams import StreamPackets, TicketInbox, TicketOutbox, stream_pair
 from aztask.worker.pool.watcher import ENDING_SECONDS, GROUP, KILL, WatchingProcess, start_python

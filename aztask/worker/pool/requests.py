@@ -18,8 +18,8 @@ from aztask.queues.delivery import Renewed
 from aztask.support.display import safe_str
 from aztask.worker.lane import Work
 from aztask.worker.pipeline.work import WorkItem, message_of
-from aztask.worker.pool.answers import LOST, TOO_LARGE
 from aztask.worker.pool.leaseguard import NO_DEADLINE
+from aztask.worker.pool.packets import LOST, TOO_LARGE
 from aztask.worker.pool.pool import PoolProcess
 from aztask.worker.pool.timelimits import TimeLimits
 from aztask.worker.runtime import WorkerRuntime

@@ -43,13 +43,12 @@ from aztask.errors import (
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage, build
 from aztask.steps.emitting import Emission, MemoryEmission
 from aztask.support.clock import boot_seconds
-from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.attempt import OpenRun, RunReader
-from aztask.worker.pool.board import Board
 from aztask.worker.pool.eventloop import LazyLoop
 from aztask.worker.pool.interrupt import CoroutineRun, InterruptSlot
 from aztask.worker.pool.leaseguard import LeaseGuard
-from aztask.worker.pool.packets import PacketsOut
+from aztask.worker.pool.link import Board
+from aztask.worker.pool.packets import Answers, PacketsOut
 
 logger = logging.getLogger(__name__)
 

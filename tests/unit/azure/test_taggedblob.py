@@ -17,8 +17,7 @@ from azure.core.exceptions import (
 )
 
 from aztask.address.addresses import BlobAddress
-from aztask.azure import taggedblob
-from aztask.azure.taggedblob import TaggedBlob
+from aztask.azure.container import TaggedBlob
 from aztask.errors import BrokerUnavailable
 
 
@@ -83,7 +82,7 @@ class Blob:
 @pytest.fixture
 def container(monkeypatch):
     made = Container()
-    monkeypatch.setattr(taggedblob, "container_client", lambda address, **options: made)
+    monkeypatch.setattr("aztask.azure.container.container_client", lambda address, **options: made)
     return made
 
 

@@ -16,7 +16,7 @@ from aztask.limits.breakers import NAME, Breakers, OpenBreaker
 from aztask.limits.control import Controls, Scope
 from aztask.limits.scale import Reach
 from aztask.operate.findings import LATE_SECONDS, pause_findings, schedule_findings
-from aztask.schedules.claims import LIVES_SECONDS
+from aztask.schedules.view import LIVES_SECONDS
 from aztask.stores.records.controls import EntryChange
 from aztask.stores.records.schedules import schedules_of
 from aztask.support.finding import Finding, Level

@@ -11,7 +11,7 @@ ACCOUNT = "DefaultEndpointsProtocol=https;AccountName=shop;AccountKey=c2VjcmV0"
 
 
 class Tagged:
-    """One blob with an ETag, as `aztask.azure.taggedblob.TaggedBlob` has it."""
+    """One blob with an ETag, as `aztask.azure.container.TaggedBlob` has it."""
 
     def __init__(self, data=b"", tag=None):
         self.data, self.tag, self.moved = data, tag, None

@@ -24,7 +24,7 @@ from aztask.schedules.template import SPEC
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.workflows import DocumentChange
 from aztask.support.clock import SYSTEM_CLOCK
-from aztask.uniqueness.claims import read_claim
+from aztask.uniqueness.engine import read_claim
 from aztask.workflows.graph import DELAY, EXPIRES, Graphs, pack_messages, read_messages
 from aztask.workflows.repair import Repair
 from aztask.workflows.starting import WorkflowLauncher

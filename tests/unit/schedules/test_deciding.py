@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.errors import ConfigurationError
-from aztask.schedules.deciding import decide, due_times, jitter_of, task_id_of
-from aztask.schedules.rules import MOST_WAITING, Rules, checked_rules, read_rules
+from aztask.schedules.rules import (
+    MOST_WAITING,
+    Rules,
+    checked_rules,
+    decide,
+    due_times,
+    jitter_of,
+    read_rules,
+    task_id_of,
+)
 from aztask.schedules.stored import Schedule
 from aztask.schedules.triggers import Every
 from aztask.stores.records.damage import Damaged

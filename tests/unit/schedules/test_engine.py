@@ -18,11 +18,10 @@ from aztask.errors import MessageTooLarge, QueueNotFound
 from aztask.message.codec import Codec
 from aztask.queues.engine import Database
 from aztask.schedules import engine as module
-from aztask.schedules.claims import Claim, read_claim
-from aztask.schedules.deciding import jitter_of
 from aztask.schedules.engine import ScheduleEngine
+from aztask.schedules.rules import jitter_of
 from aztask.schedules.schedules import Schedules
-from aztask.schedules.view import View
+from aztask.schedules.view import Claim, View, read_claim
 from aztask.stores.records.base import RunKey, RunRecord, State
 from aztask.stores.records.local.store import LocalResults
 

@@ -14,11 +14,10 @@ from schedulesim import World, call
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.queues.engine import Database
-from aztask.schedules.claims import LIVES_SECONDS
 from aztask.schedules.runner import Runner
 from aztask.schedules.schedules import Schedules
 from aztask.schedules.stored import read_made
-from aztask.schedules.view import View
+from aztask.schedules.view import LIVES_SECONDS, View
 from aztask.stores.records.local.store import LocalResults
 from aztask.stores.records.schedules import schedules_of
 

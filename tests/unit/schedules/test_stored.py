@@ -6,7 +6,6 @@ import msgpack
 import pytest
 
 from aztask.address.owner import NO_OWNER
-from aztask.schedules.claims import LIVES_SECONDS, Claim, best, read_claim
 from aztask.schedules.stored import (
     DUE,
     REFUSED,
@@ -21,7 +20,7 @@ from aztask.schedules.stored import (
     read_made,
     read_schedule,
 )
-from aztask.schedules.view import Code, View, read_view
+from aztask.schedules.view import LIVES_SECONDS, Claim, Code, View, best, read_claim, read_view
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.schedules import ClaimRow, Head, KeptSchedule, Occurrence
 

@@ -20,13 +20,14 @@ from aztask.settlement import Complete
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, Start, State
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.local.store import LocalResults
-from aztask.uniqueness.claims import KeyClaim, read_claim
 from aztask.uniqueness.engine import (
     UNIQUE,
     Blocked,
+    KeyClaim,
     Postponed,
     Taken,
     UniqueEngine,
+    read_claim,
     split,
 )
 from aztask.uniqueness.rules import UniqueRules, task_of

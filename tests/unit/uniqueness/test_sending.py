@@ -19,8 +19,7 @@ from aztask.errors import (
 from aztask.settlement import Complete
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.support.clock import Clock
-from aztask.uniqueness.claims import read_claim
-from aztask.uniqueness.engine import REPLAYED_SECONDS, UNSENT_SECONDS, Taken
+from aztask.uniqueness.engine import REPLAYED_SECONDS, UNSENT_SECONDS, Taken, read_claim
 
 
 class Shop:

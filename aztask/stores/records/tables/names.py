@@ -15,7 +15,7 @@ Partitions
   `aztask.stores.records.tables.schedules`.
 * ``u-SHARD``: holders of unique tasks, see `aztask.stores.records.uniques`.
 * ``U-MARK-SHARD``, ``K-MARK-NAME``, ``D-MARK-QUEUE``: holders, control entries and dead letters
-  with an owner, see `aztask.stores.tables.owners`.
+  with an owner, see `aztask.stores.tables.rows`.
 * ``n-WORKER`` and ``N-MARK-WORKER``: its at-most-once runs, see `aztask.stores.records.onceruns`.
 * ``h-TASK`` and ``H-MARK-TASK``: the recorded steps of a task, see `aztask.steps.records`.
 * ``p-TASK`` and ``P-MARK-TASK``: what a task emits, see `aztask.steps.parts`.

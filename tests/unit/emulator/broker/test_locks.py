@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aztask.emulator.broker.locks import Lock, Locks
+from aztask.emulator.broker.broker import Lock, Locks
 
 
 def test_expired_locks_are_swept():

@@ -10,8 +10,8 @@ from emulatorbench import body_of, message
 
 from aztask.emulator.amqp import AmqpError, encode
 from aztask.emulator.broker import stored
+from aztask.emulator.broker.broker import Lock
 from aztask.emulator.broker.consumer import SESSION_FILTER
-from aztask.emulator.broker.locks import Lock
 from aztask.emulator.broker.management import ALL_SESSIONS, operation
 
 PREFIX = "com.microsoft:"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aztask.stores.tables.owners import LOOK_SECONDS, MIXED_SECONDS, UnownedRows
+from aztask.stores.tables.rows import LOOK_SECONDS, MIXED_SECONDS, UnownedRows
 
 
 class Still:

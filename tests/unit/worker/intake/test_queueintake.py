@@ -19,8 +19,8 @@ from aztask.errors import (
 from aztask.message.envelope import Envelope
 from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
-from aztask.worker.intake.ports import QueueSource
 from aztask.worker.intake.queueintake import Intake
+from aztask.worker.ports import QueueSource
 
 LIMIT = 4
 PATIENCE = 10.0

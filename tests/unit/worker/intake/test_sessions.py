@@ -12,8 +12,8 @@ from aztask.queues.base import Lost, QueueOptions
 from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Abandon, Complete, Lapse
-from aztask.worker.intake.ports import QueueSource
 from aztask.worker.intake.sessions import HELD_PER_WORKED, SessionIntake
+from aztask.worker.ports import QueueSource
 
 PATIENCE = 10.0
 

@@ -13,9 +13,9 @@ from runtimes import make_runtime
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.limits.control import Pause, Scope
 from aztask.limits.declaration import Rate
+from aztask.limits.holders import usage_of
 from aztask.limits.rates import AHEAD, SLACK, spacing
 from aztask.limits.slots import slots_of
-from aztask.limits.usage import usage_of
 from aztask.settlement import DeadLetter, Hold
 from aztask.stores.records.base import State
 from aztask.stores.records.controls import controls_of

@@ -15,7 +15,7 @@ from aztask.operate.deadletters import DeadLetters, Selection
 from aztask.queues.local.payload import envelope_of
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, RunKey, Start, State
-from aztask.uniqueness.claims import read_claim
+from aztask.uniqueness.engine import read_claim
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.worker.pipeline.workflowends import OUT_OF_TURN
 

@@ -7,7 +7,7 @@ import pytest
 from aztask.context import TaskLease
 from aztask.errors import CapabilityError, LeaseLost, MessageTooLarge
 from aztask.support.clock import boot_seconds
-from aztask.worker.pool.answers import LOST, TOO_LARGE, Answers
+from aztask.worker.pool.packets import LOST, TOO_LARGE, Answers
 
 
 @pytest.fixture

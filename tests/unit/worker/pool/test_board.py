@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from aztask.worker.pool.board import Board
+from aztask.worker.pool.link import Board
 
 
 def test_what_runs_since_when():

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from aztask.worker.pool import forkserver
-from aztask.worker.pool.board import Board
+from aztask.worker.pool.link import Board
 from aztask.worker.pool.packets import socket_pair
 
 PATIENCE = 30_000

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from aztask.worker.pool.board import Board
+from aztask.worker.pool.link import Board
 from aztask.worker.pool.packets import Packets, socket_pair
 
 CHILD = """

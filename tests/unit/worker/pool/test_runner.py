@@ -22,10 +22,10 @@ from aztask.steps.parts import PartStore
 from aztask.support.clock import boot_seconds
 from aztask.worker.logs import configure
 from aztask.worker.pool.attempt import ERROR_CHARACTERS, _described
-from aztask.worker.pool.board import Board
 from aztask.worker.pool.eventloop import LazyLoop
 from aztask.worker.pool.interrupt import SIGNAL, CoroutineRun, InterruptSlot, MainThread
 from aztask.worker.pool.leaseguard import STOP_GRACE, LeaseGuard
+from aztask.worker.pool.link import Board
 from aztask.worker.pool.runner import SlotRunner
 
 app = App("shop", broker="local://:memory:", retry=RetryPolicy(max_retries=1, delay=5.0))
