@@ -25,12 +25,12 @@ house = _house()
 # What each figure may be at most. A change that makes one better lowers it here.
 LIMITS = {
     "rooms": 34,
-    "files": 483,
-    "lines of code": 65_777,
+    "files": 472,
+    "lines of code": 65_753,
     "longest file": 414,
-    "files with one importer": 90,
+    "files with one importer": 87,
     "corridors": 0,
-    "imports, % of code": 10.5,
+    "imports, % of code": 10.4,
     "class names given twice": 0,
     "cycles of files": 0,
     "cycles of packages": 0,
