@@ -2,7 +2,7 @@
 
 Rules
 1. A pause holds for all workers, and over their restarts, until it is resumed. So does a changed
-   concurrency (`aztask.limits.scale`), until it is reset.
+   concurrency (`Scale`), until it is reset.
 2. A change is a compare-and-set of the whole document, so no change is lost.
 3. Paused tenants have documents of their own, one for each sixteenth of them: the main document
    only says which of these have changed, so that workers read those, and none if no tenant is
@@ -32,12 +32,76 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from aztask.address.owner import NO_OWNER
 from aztask.errors import AztaskError, ConfigurationError
-from aztask.limits.scale import Reach, Scale, read_scale
 from aztask.stores.records.controls import ENTRY_LIMIT, ControlStore, Entry, EntryCell
 from aztask.stores.rows import Kept, New, change
 from aztask.support import chance
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.display import mask
+
+# -- How many tasks workers run at the same time ---------------------------------------------------
+#
+# If an operator changed that while they run.
+#
+# Rules
+# 1. What is said of a worker comes before what is said of one of its queues, and that before what
+#    is said of all workers. Of several queues, the latest counts.
+# 2. Without such an entry a worker has the concurrency of its command line.
+
+MOST: Final = 10_000
+
+
+class Reach(StrEnum):
+    """The workers that an entry applies to: all, those of a queue, or one."""
+
+    ALL = "all"
+    QUEUE = "queue"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A changed concurrency.
+
+    * `name`: the queue's or the worker's; "" for all workers.
+    * `size`: how many tasks each of the workers runs at the same time.
+    * `at`: since when, UTC epoch seconds. `by`: the user and machine that set it.
+    """
+
+    reach: Reach
+    name: str
+    size: int
+    at: float
+    by: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reach.value} {self.name}" if self.name else "all workers"
+
+    def packed(self) -> list[Any]:
+        """The values that `read_scale` takes."""
+        return [self.reach.value, self.name, self.size, self.at, self.by]
+
+
+def read_scale(record: Any) -> Scale:
+    """The entry in a document. Raises TypeError and ValueError if it is damaged."""
+    reach, name, size, at, by = record
+    if not isinstance(name, str) or not isinstance(by, str) or isinstance(at, bool):
+        raise TypeError
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError
+    if not math.isfinite(at) or not 1 <= size <= MOST:
+        raise ValueError
+    return Scale(Reach(reach), name, size, float(at), by)
+
+
+def scale_of(scales: Iterable[Scale], worker: str, queues: Iterable[str]) -> Scale | None:
+    """The entry that a worker obeys; None for the concurrency of its command line."""
+    names = {Reach.WORKER: {worker}, Reach.QUEUE: set(queues), Reach.ALL: {""}}
+    order = (Reach.ALL, Reach.QUEUE, Reach.WORKER)
+    found = [each for each in scales if each.name in names[each.reach]]
+    return max(found, key=lambda each: (order.index(each.reach), each.at), default=None)
+
+
+# -- The document ----------------------------------------------------------------------------------
 
 NAME: Final = "control"
 TENANTS: Final = "control-tenants-"

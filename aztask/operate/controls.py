@@ -17,10 +17,18 @@ from aztask.errors import (
     did_you_mean,
 )
 from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
-from aztask.limits.control import Controls, ControlState, Pause, Scope, UnreadableControls
+from aztask.limits.control import (
+    MOST,
+    Controls,
+    ControlState,
+    Pause,
+    Reach,
+    Scale,
+    Scope,
+    UnreadableControls,
+)
 from aztask.limits.declaration import Limit
 from aztask.limits.holders import LimitUsage, usage_of
-from aztask.limits.scale import MOST, Reach, Scale
 from aztask.message.encryption import HIDDEN
 from aztask.operate.action import Action, Progress, Subject, control_store, results_of
 from aztask.operate.draining import keyed_limit

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.limits.scale import MOST
+from aztask.limits.control import MOST
 from aztask.operate import controls, jobs, queues, schedules, steps, tasks, workflows
 from aztask.operate.action import Action
 from aztask.operate.deadletters import Selection, mutes

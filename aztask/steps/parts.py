@@ -16,7 +16,7 @@ Rules
 2. A row of parts has its position as its key, so an append whose answer was lost doubles nothing.
 3. A run that goes on after a wait continues the take of the mark: parts that it emits again have
    the numbers of those, and are not written.
-4. With signing keys, each row is signed for its place (`aztask.steps.signedrows`).
+4. With signing keys, each row is signed for its place (`aztask.steps.records`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import AztaskError, BrokerUnavailable, CodecError, ResultDamaged
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.steps.signedrows import SignedRows
+from aztask.steps.records import SignedRows
 from aztask.stores.layout import SqlLayout, TablesLayout
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.owners import is_other_broker

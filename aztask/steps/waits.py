@@ -9,7 +9,7 @@ Rules
 3. Each row has a time from which housekeeping looks at it: soon for a signal whose sender may have
    died, and after its wake-up for a run.
 4. Signals of one name are taken in the order of the store's clock. With signing keys, a signal is
-   signed for its task and its row (`aztask.steps.signedrows`); one that is refused is dropped.
+   signed for its task and its row (`aztask.steps.records`); one that is refused is dropped.
 5. A row of a newer release stays as it is: a worker of that release acts on it.
 """
 
@@ -25,8 +25,7 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import CodecError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.steps.records import digest_of
-from aztask.steps.signedrows import SignedRows
+from aztask.steps.records import SignedRows, digest_of
 from aztask.stores.layout import Shards, SqlLayout, shard_of
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.owners import is_other_broker

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from aztask.limits.breakers import OpenBreaker
-from aztask.limits.control import ControlState, Pause, Scope
-from aztask.limits.scale import scale_of
+from aztask.limits.control import ControlState, Pause, Scope, scale_of
 from aztask.message.message import TaskMessage
 from aztask.settlement import Release
 from aztask.support import chance

@@ -14,11 +14,10 @@ from aztask.leaseadvice.document import LeaseDocument, publish_advice
 from aztask.leaseadvice.stores import LeaseFile
 from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
 from aztask.limits.claiming import Claims, Wanted
-from aztask.limits.control import ControlDocument, Controls, Scope
+from aztask.limits.control import ControlDocument, Controls, Reach, Scope
 from aztask.limits.declaration import Limit, Rate
 from aztask.limits.holders import usage_of
 from aztask.limits.permits import Permits
-from aztask.limits.scale import Reach
 from aztask.limits.storeclock import StoreClock
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.letters import DeadLetterBrowser

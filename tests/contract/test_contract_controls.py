@@ -11,8 +11,7 @@ import pytest
 from stores import Store
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.limits.control import Controls, Scope, UnreadableControls
-from aztask.limits.scale import Reach, scale_of
+from aztask.limits.control import Controls, Reach, Scope, UnreadableControls, scale_of
 from aztask.stores.records.controls import (
     ENTRY_LIMIT,
     ControlStore,

@@ -9,8 +9,7 @@ from stores import Store
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.limits.breakers import Breakers, OpenBreaker, breakers_of_apps
-from aztask.limits.control import Controls, Scope
-from aztask.limits.scale import Reach
+from aztask.limits.control import Controls, Reach, Scope
 from aztask.message.envelope import Envelope
 from aztask.stores.records import deadindex
 from aztask.stores.records.controls import EntryChange

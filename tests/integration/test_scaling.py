@@ -11,7 +11,7 @@ from harness import Line, Site, site_in, wait_until
 from ledger_app import work
 from test_pausing import SOON, controls
 
-from aztask.limits.scale import Reach
+from aztask.limits.control import Reach
 from aztask.worker.options import POOLS
 
 SECONDS = 0.2

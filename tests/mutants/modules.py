@@ -60,7 +60,6 @@ MODULES = (
     "aztask.limits.holders",
     "aztask.limits.permits",
     "aztask.limits.rates",
-    "aztask.limits.scale",
     "aztask.limits.slots",
     "aztask.limits.storeclock",
     "aztask.schedules.view",

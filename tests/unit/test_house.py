@@ -25,7 +25,7 @@ house = _house()
 # What each figure may be at most. A change that makes one better lowers it here.
 LIMITS = {
     "rooms": 34,
-    "files": 472,
+    "files": 470,
     "lines of code": 65_753,
     "longest file": 414,
     "files with one importer": 87,

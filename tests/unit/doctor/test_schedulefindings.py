@@ -13,8 +13,7 @@ import pytest
 from aztask import App
 from aztask.address.owner import NO_OWNER
 from aztask.limits.breakers import NAME, Breakers, OpenBreaker
-from aztask.limits.control import Controls, Scope
-from aztask.limits.scale import Reach
+from aztask.limits.control import Controls, Reach, Scope
 from aztask.operate.findings import LATE_SECONDS, pause_findings, schedule_findings
 from aztask.schedules.view import LIVES_SECONDS
 from aztask.stores.records.controls import EntryChange

@@ -6,8 +6,18 @@ import pytest
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import ConfigurationError
-from aztask.limits.control import NAME, Controls, ControlState, Pause, Scope, UnreadableControls
-from aztask.limits.scale import MOST, Reach, Scale, scale_of
+from aztask.limits.control import (
+    MOST,
+    NAME,
+    Controls,
+    ControlState,
+    Pause,
+    Reach,
+    Scale,
+    Scope,
+    UnreadableControls,
+    scale_of,
+)
 from aztask.queues.engine import Database
 from aztask.stores.records.controls import EntryChange
 from aztask.stores.records.local.store import LocalResults

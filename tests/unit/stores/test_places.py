@@ -16,7 +16,7 @@ from typing import Final
 from aztask import App
 from aztask.stores.rows import Kind
 
-SIGNED_ROW: Final = "encrypted by aztask.steps.signedrows"
+SIGNED_ROW: Final = "encrypted by aztask.steps.records"
 MESSAGE: Final = "a message, encrypted by Codec.to_envelope"
 ROW: Final = "encrypted by aztask.stores.records.rowsigning"
 DOCUMENT: Final = "encrypted by aztask.stores.records.documentsigning"

@@ -59,7 +59,7 @@ WRITERS = {
     "operate.stepcheck": "for a child process, which stores nothing",
     "steps.keepers": ROWS,
     "steps.signals": ROWS,
-    "steps.signedrows": ROWS,
+    "steps.records": ROWS,
     "uniqueness.engine": ROWS,
     "uniqueness.rules": "a digest, which refers to nothing",
     "worker.pipeline.uniquekeys": MEMBERS,
