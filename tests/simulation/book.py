@@ -277,8 +277,11 @@ class Book:
             self._hit(actor, delivery)
 
     def renewed(self, actor: Actor, delivery: Delivery, until: float, deadline: float) -> None:
-        """A lease was renewed until then; deadline: as the receiver says."""
-        self.until[delivery] = until
+        """A lease was renewed until then; deadline: as the receiver says.
+
+        A request to a service takes a while: what was granted began before its answer came.
+        """
+        self.until[delivery] = max(deadline, delivery.deadline) if actor.site.remote else until
         self.counts["renewals"] += 1
         key = actor.held.get(delivery, NO_RUN)
         self.note(actor.name, f"renewed until {until:.2f}", key[0])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .world import World
 
 LEASE: Final = 30.0
-RETENTION: Final = {"a": 7200.0, "b": 400_000.0}
+RETENTION: Final = {"a": 40_000.0, "b": 400_000.0}
 RETRY: Final = RetryPolicy(
     max_retries=3, delay=2.0, backoff=2.0, max_delay=60.0, give_up_on=(LookupError,), max_snoozes=5
 )

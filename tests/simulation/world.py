@@ -35,16 +35,21 @@ from .course import Course, Decision
 from .flows import Flows
 from .places import LocalSite, ServiceSite, Site, memory_file
 from .points import Death, Failpoints
-from .programs import Program
+from .programs import RETENTION, Program
 from .services import Blobs, ServiceBus, StorageQueues, Tables, Wire
 from .stepped import Time
 from .weather import Weather
 
 LONGEST_LEAP: Final = 3600.0
-STILL_OPEN: Final = 6 * 3600.0
-"""Seconds after the quiet time at which everything must have ended."""
+LONGEST_LEAP_OF_ALL: Final = 18_000.0
+"""In long courses. Less than any retention, within which workers have to look around."""
+STILL_OPEN: Final = 6 * 3600.0 + max(RETENTION.values()) / 2
+"""Seconds after the quiet time at which everything must have ended.
 
-MOST_STEPS: Final = 100_000
+A timer of a wait that has ended stays in a Storage queue for up to half the retention.
+"""
+
+MOST_STEPS: Final = 300_000
 
 
 class World:
@@ -82,7 +87,8 @@ class World:
         self._prepared: set[str] = set()
         self._names = self._came = 0
         self._patience = 1.0
-        self._longest_leap = max(LONGEST_LEAP, course.quiet_at / 100.0)
+        longer = min(course.quiet_at / 100.0, LONGEST_LEAP_OF_ALL)
+        self._longest_leap = max(LONGEST_LEAP, longer)
 
     def _sites(self) -> dict[str, Site]:
         kind = self.course.kind
