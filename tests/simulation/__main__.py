@@ -60,6 +60,7 @@ def _options() -> argparse.Namespace:
     environ = os.environ
     parser.add_argument("--seed", default=environ.get("SIM_SEED", ""), help="the first seed")
     parser.add_argument("--seconds", type=float, default=float(environ.get("SIM_SECONDS") or 60.0))
+    parser.add_argument("--courses", type=int, help="at most so many")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--replay", type=int, help="run one seed and show the trace")
     parser.add_argument("--shrink", action="store_true", help="with --replay: shorten it")
@@ -71,21 +72,28 @@ def _options() -> argparse.Namespace:
 
 
 def _reports(first: int, options: argparse.Namespace) -> Iterator[Report]:
-    """Run seed after seed until the time is up."""
+    """Run seed after seed until the time is up, or they are all run."""
     end, processes = time.monotonic() + options.seconds, options.processes
     seeds = (
         seed for seed in count(first) if options.kind is None or draw(seed).kind == options.kind
     )
+    seeds = islice(seeds, options.courses)
     if processes == 1:
-        while time.monotonic() < end:
-            yield run_seed(next(seeds))
+        for seed in seeds:
+            yield run_seed(seed)
+            if time.monotonic() >= end:
+                return
         return
     with ProcessPoolExecutor(processes) as pool:
         running: set[Future[list[Report]]] = set()
         try:
-            while running or time.monotonic() < end:
+            while True:
                 while len(running) < processes and time.monotonic() < end:
-                    running.add(pool.submit(_batch, list(islice(seeds, BATCH)), end))
+                    if not (batch := list(islice(seeds, BATCH))):
+                        break
+                    running.add(pool.submit(_batch, batch, end))
+                if not running:
+                    return
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for each in done:
                     yield from each.result()

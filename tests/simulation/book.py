@@ -542,7 +542,8 @@ class Book:
             self.complain("recorded-is-not-run", f"{key} ran after its end was recorded", key[0])
         if life is None:
             return 0
-        if life.kind != "once" and not any(
+        # What a flow reads before its first line takes time here, in which no guard ends it.
+        if life.kind not in ("once", "flow") and not any(
             now <= self.until.get(delivery, 0.0)
             for delivery, its in actor.held.items()
             if its == key
