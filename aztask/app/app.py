@@ -188,9 +188,7 @@ class App:
         self.around_worker, self.around_process = self.hooks.worker, self.hooks.process
         self.on_event = self.hooks.event
         self.lifespan = self.hooks.lifespan
-        sender = Sender(
-            places, self.codec, self.leases, self.open_events, self.hooks, self.payloads
-        )
+        sender = Sender(places, self.codec, self.leases, self, self.hooks, self.payloads)
         self.sends = Sends(places, self.codec, self.queues, self.tasks, self.limits, sender)
         self.workflows = WorkflowStarter(
             places, self.codec, self.leases, self.hooks, self.queues, sender, self.tasks

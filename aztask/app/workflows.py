@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Protocol, cast
 
@@ -15,6 +16,7 @@ from aztask.errors import ConfigurationError
 from aztask.hooks import Hooks, Sending
 from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.message.codec import Codec
+from aztask.queues.base import EnvelopeSender
 from aztask.result import TypedTask
 from aztask.sending.send import Sender
 from aztask.sending.sessionrules import check_session
@@ -28,7 +30,7 @@ from aztask.workflows.graphs import Graph, Signature
 from aztask.workflows.mailing import Posted
 from aztask.workflows.plan import task_id_of
 from aztask.workflows.result import WorkflowResult
-from aztask.workflows.starting import Origin, WorkflowLauncher
+from aztask.workflows.starting import WorkflowLauncher
 
 NO_RESULTS: Final = (
     "a workflow needs a result store, which keeps the graph and counts its members: give the App "
@@ -68,7 +70,7 @@ class WorkflowStarter:
         self._watcher: GraphWatcher | None = None
         self._connections = connections
         self._codec = codec
-        self._leases = leases
+        self.leases = leases
         self._hooks = hooks
         self._queues = queues
         self._sender = sender
@@ -82,9 +84,7 @@ class WorkflowStarter:
         """
         results = self._connections.results()
         if self._engine is None or self._engine.results is not results:
-            self._engine = engine_for(
-                results, self._connections.broker, self._codec, clock.current(), self.posted
-            )
+            self._engine = engine_for(results, self, self._codec, clock.current())
         if self._engine is None:
             raise ConfigurationError(NO_RESULTS)
         return self._engine
@@ -92,6 +92,10 @@ class WorkflowStarter:
     def watch(self, watcher: GraphWatcher | None) -> None:
         """Report sends and starts of workflows in this process to `watcher`; None ends that."""
         self._watcher = watcher
+
+    def sender(self) -> EnvelopeSender:
+        """The broker of this process."""
+        return self._connections.broker()
 
     def posted(self, posted: Sequence[Posted]) -> None:
         """Report messages that a workflow of this process has sent. Any thread may call."""
@@ -138,13 +142,14 @@ class WorkflowStarter:
         task, queue = (first.task, first.queue) if first else ("", "")
         sent = Sending(task, queue, ids, workflow=workflow)
         with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
-            origin = Origin(
+            origin = _Origin(
+                self,
                 f"{os.getpid()}@{socket.gethostname()}",
                 (parent.message.root_id or parent.task_id) if parent else None,
                 parent.task_id if parent else None,
-                _headers(sent, compiled.signatures, headers),
-                self._session_of,
-                self._leases.lease_seconds,
+                sent.headers,
+                {} if sent.each is None else dict(zip(compiled.signatures, sent.each, strict=True)),
+                headers,
             )
             starter = WorkflowLauncher(
                 engine, self._connections.broker(), self._codec, clock.current()
@@ -157,7 +162,8 @@ class WorkflowStarter:
     def _queue_of(self, signature: Signature) -> str:
         return self._queues.route(cast("Task[..., Any]", signature.task), signature.options)
 
-    def _session_of(self, signature: Signature, queue: str) -> tuple[str | None, bool]:
+    def session_of(self, signature: Signature, queue: str) -> tuple[str | None, bool]:
+        """The session of a signature that is sent to `queue`, and whether its order is kept."""
         return check_session(
             signature.task.name,
             cast("Task[..., Any]", signature.task),
@@ -168,14 +174,33 @@ class WorkflowStarter:
         )
 
 
-def _headers(
-    sent: Sending, nodes: Iterable[int], given: Mapping[str, Any]
-) -> Callable[[int], dict[str, Any]]:
-    """The headers that hooks have set for the message of a node, and the given ones."""
-    if sent.each is None:
-        return lambda node: {**sent.headers, **given}
-    each = dict(zip(nodes, sent.each, strict=True))
-    return lambda node: {**sent.headers, **each[node], **given}
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What the messages of one start have in common.
+
+    * `headers`, `each`: what hooks have set for all messages, and for those of single nodes.
+    * `given`: headers that come with the start itself.
+    """
+
+    starter: WorkflowStarter
+    name: str
+    root_id: str | None
+    parent_id: str | None
+    headers: Mapping[str, Any]
+    each: Mapping[int, Mapping[str, Any]]
+    given: Mapping[str, Any]
+
+    def headers_of(self, node: int) -> dict[str, Any]:
+        """The headers of a node's message."""
+        return {**self.headers, **self.each.get(node, {}), **self.given}
+
+    def session_of(self, signature: Signature, queue: str) -> tuple[str | None, bool]:
+        """As the app decides it."""
+        return self.starter.session_of(signature, queue)
+
+    def lease_of(self, queue: str) -> float | None:
+        """As the app advises it."""
+        return self.starter.leases.lease_seconds(queue)
 
 
 def _checked_id(workflow_id: object) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from aztask.errors import AztaskError
 from aztask.schedules.engine import ScheduleEngine
@@ -44,13 +44,22 @@ ASIDE: Final = "schedule "
 """Before the name of a schedule that is put aside, among the failing parts of a worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """A schedule of the code. `define`: makes its definition, at the first use."""
+class Declared(Protocol):
+    """A schedule of the code."""
 
-    name: str
-    release: int
-    define: Callable[[], Definition]
+    @property
+    def name(self) -> str:
+        """The name that no other schedule has."""
+        ...
+
+    @property
+    def release(self) -> int:
+        """The release of the code that declares it."""
+        ...
+
+    def define(self) -> Definition:
+        """Make its definition, at the first use."""
+        ...
 
 
 @dataclass(slots=True)

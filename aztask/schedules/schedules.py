@@ -16,7 +16,7 @@ from aztask.message.message import TaskMessage
 from aztask.schedules.engine import OccurrenceSends, OccurrenceStarts, ScheduleEngine
 from aztask.schedules.graphs import pack_graph
 from aztask.schedules.rules import Missed, Overlap, Rules, checked_rules, task_id_of
-from aztask.schedules.runner import Declared, Runner
+from aztask.schedules.runner import Runner
 from aztask.schedules.stored import BACKFILLED, DUE, SENT, TRIGGERED, Made, Schedule, key_of
 from aztask.schedules.template import Definition
 from aztask.schedules.triggers import Trigger, latest_times, trigger_of
@@ -85,6 +85,20 @@ class Plan:
     trigger: Trigger
     rules: Rules
     release: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _InCode:
+    """A schedule of the code, as a worker's `Runner` takes it."""
+
+    name: str
+    release: int
+    plan: Plan
+    schedules: Schedules
+
+    def define(self) -> Definition:
+        """What the store keeps of it; raises what a send of its task raises."""
+        return self.schedules._definition(self.plan)
 
 
 class StoreConnection(Protocol):
@@ -356,10 +370,7 @@ class Schedules:
 
     def runner(self, by: str, part: Part | None = None) -> Runner:
         """What a worker does for schedules, see `Runner`. `by`: its name."""
-        declared = [
-            Declared(plan.name, plan.release, lambda plan=plan: self._definition(plan))  # type: ignore[misc]
-            for plan in self.declared.values()
-        ]
+        declared = [_InCode(plan.name, plan.release, plan, self) for plan in self.declared.values()]
         return Runner(self.engine, declared, by, part=part)
 
     @property

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from kombu import Connection, Producer
 
@@ -97,15 +97,22 @@ class Publication(NamedTuple):
 # -- the events of a program that sends: of its messages, and of the occurrences of schedules ------
 
 
+class EventWriters(Protocol):
+    """What gives each writer of events a sink of its own: an `App`."""
+
+    def open_events(self, writer: str, /) -> EventSink:
+        """Open the sink of the writer of this name. The caller closes it."""
+        ...
+
+
 class SendEvents:
     """Writes events to a file of this process, made with the first event. Any thread may call.
 
     A forked child opens a file of its own.
     """
 
-    def __init__(self, open_events: Callable[[str], EventSink]) -> None:
-        """open_events: opens the sink of a writer with this name."""
-        self._open_events = open_events
+    def __init__(self, writers: EventWriters) -> None:
+        self._writers = writers
         self._lock = fork_safe_lock()
         self._sink: tuple[int, EventSink] | None = None
 
@@ -152,7 +159,7 @@ class SendEvents:
         """The sink of this process. The caller has the lock."""
         pid = os.getpid()
         if self._sink is None or self._sink[0] != pid:
-            self._sink = (pid, self._open_events(f"sender-{socket.gethostname()}-{pid}"))
+            self._sink = (pid, self._writers.open_events(f"sender-{socket.gethostname()}-{pid}"))
         return self._sink[1]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -23,6 +23,7 @@ from aztask.message.codec import Codec
 from aztask.message.message import CALLER, HISTORY, MESSAGE_DEFAULTS, TaskMessage, build
 from aztask.queues.base import Broker
 from aztask.sending.publisher import (
+    EventWriters,
     Publication,
     Publisher,
     SendEvents,
@@ -32,7 +33,6 @@ from aztask.sending.publisher import (
 from aztask.sending.sessionrules import check_session
 from aztask.sending.unique import UniqueSender
 from aztask.stores.connections import Connections
-from aztask.stores.events.sink import EventSink
 from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.records.base import RunKey, RunRecord, State
 from aztask.support import clock
@@ -76,7 +76,7 @@ class Sender:
         connections: Connections,
         codec: Codec,
         leases: LeaseAdvisor,
-        open_events: Callable[[str], EventSink],
+        writers: EventWriters,
         hooks: Hooks,
         payloads: Payloads | None = None,
     ) -> None:
@@ -87,7 +87,7 @@ class Sender:
         self._connections = connections
         self._codec = codec
         self._leases = leases
-        self.events = SendEvents(open_events)
+        self.events = SendEvents(writers)
         self._hooks = hooks
         self._publisher: tuple[Broker, Publisher] | None = None
         self._origin = f"{os.getpid()}@{socket.gethostname()}"

@@ -70,15 +70,16 @@ def compile_graph(
     * `queue_of`: the queue that a signature is sent to.
     * `blocked`: how bits are laid out in rows, see `Layout`.
     """
-    compiler = _Compiler(queue_of)
+    compiler = _Compiler()
     part = compiler.root(graph)
+    for number, signature in compiler.signatures.items():
+        compiler.drafts[number].queue = queue_of(signature)
     plan = GraphPlan(tuple(draft.node(blocked=blocked) for draft in compiler.drafts), part.entries)
     return Compiled(plan, compiler.signatures)
 
 
 @dataclass(slots=True)
 class _Compiler:
-    queue_of: Callable[[Signature], str]
     drafts: list[_Draft] = field(default_factory=list)
     signatures: dict[int, Signature] = field(default_factory=dict)
     depth: int = 0
@@ -135,7 +136,6 @@ class _Compiler:
             slot,
             takes if given else None,
             task=signature.task.name,
-            queue=self.queue_of(signature),
         )
         number = self._add(draft).number
         self.signatures[number] = signature

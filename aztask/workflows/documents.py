@@ -16,7 +16,7 @@ its message reads the row. If there is no redelivery, housekeeping does.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, Protocol
@@ -25,6 +25,7 @@ from aztask.errors import BrokerUnavailable
 from aztask.stores.records.workflows import ROOT, Addition, Document, DocumentChange, WorkflowStore
 from aztask.support import chance
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.workflows.rows import JoinRow
 
 # -- How long the writers of contended rows wait, so that few of their writes fail.
 #
@@ -108,12 +109,12 @@ class Appended:
 
     * `alone`: no other process has changed the document since this one saw it.
     * `done`: nothing is left to write.
-    * `folded`: makes the document with all pieces written into it; None if that must wait.
+    * `row`: packs into the document with all pieces written into it; None if that must wait.
     """
 
     alone: bool
     done: bool
-    folded: Callable[[], bytes] | None = None
+    row: JoinRow | None = None
 
 
 class Edit(Protocol):
@@ -246,8 +247,8 @@ class Documents:
                 self._pace.meeting()
             if not now.done:
                 left.append(edit)
-            elif now.folded and document.pieces >= FOLD and chance.share() < FOLD_SHARE:
-                folds.append(DocumentChange(*edit.place, now.folded(), document.tag))
+            elif now.row and document.pieces >= FOLD and chance.share() < FOLD_SHARE:
+                folds.append(DocumentChange(*edit.place, now.row.pack(), document.tag))
         self._fold(folds)
         return left
 

@@ -133,8 +133,7 @@ class RowEdit:
         """Note the row after the bits were appended to it."""
         row = self.row = read_row(data, self.layout.row_size(self.number))
         alone = row.left >= self.left - len(self.ends)
-        folded = None if row.decision is not None else row.pack
-        return Appended(alone, not self._undecided(row), folded)
+        return Appended(alone, not self._undecided(row), None if row.decision is not None else row)
 
     def _values(self, room: int) -> Iterable[tuple[MemberEnd, Value]]:
         """Each end with its value; those that do not fit are parked in one document."""

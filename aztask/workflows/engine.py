@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from aztask.message.codec import Codec
-from aztask.queues.base import EnvelopeSender
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.workflows import WorkflowStore, workflows_of
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -13,7 +10,7 @@ from aztask.workflows.documents import Documents
 from aztask.workflows.graph import Graphs
 from aztask.workflows.inputs import Inputs
 from aztask.workflows.joins import Joins
-from aztask.workflows.mailing import Mailer, Posted
+from aztask.workflows.mailing import Mailer, Outlet
 
 
 class WorkflowEngine:
@@ -26,34 +23,28 @@ class WorkflowEngine:
         self,
         results: ResultStore,
         store: WorkflowStore,
-        sender: Callable[[], EnvelopeSender],
+        outlet: Outlet,
         codec: Codec,
         clock: Clock,
-        posted: Callable[[Sequence[Posted]], None],
     ) -> None:
-        """
-        * `store`: the workflows of `results`.
-        * `sender`: the broker of this process.
-        * `posted`: reports messages that were sent.
-        """
+        """store: the workflows of `results`."""
         self.results = results
         self.store = store
         self.documents = Documents(store, remote=results.remote, clock=clock)
         self.graphs = Graphs(store, clock)
-        self.mailer = Mailer(sender, codec, self.graphs, clock, posted)
+        self.mailer = Mailer(outlet, codec, self.graphs, clock)
         self.joins = Joins(self.documents, self.graphs, self.mailer, results, clock)
         self.inputs = Inputs(self.documents, self.graphs, results)
 
 
 def engine_for(
     results: ResultStore | None,
-    sender: Callable[[], EnvelopeSender],
+    outlet: Outlet,
     codec: Codec,
     clock: Clock = SYSTEM_CLOCK,
-    posted: Callable[[Sequence[Posted]], None] = lambda posted: None,
 ) -> WorkflowEngine | None:
     """The engine; None without a result store, or if it keeps no workflows."""
     store = workflows_of(results)
     if results is None or store is None:
         return None
-    return WorkflowEngine(results, store, sender, codec, clock, posted)
+    return WorkflowEngine(results, store, outlet, codec, clock)

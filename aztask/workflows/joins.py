@@ -17,7 +17,7 @@ settled then; its redelivery repeats the end, finds the row as it is, and contin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Final, NamedTuple
@@ -39,7 +39,7 @@ from aztask.workflows.bits import (
 from aztask.workflows.documents import Documents
 from aztask.workflows.edits import JoinEdit, RootEdit, RowEdit, values_name
 from aztask.workflows.graph import Graphs, Root
-from aztask.workflows.mailing import Mailer, Posted
+from aztask.workflows.mailing import BatchWatch, Mailer, Posted
 from aztask.workflows.packing import pack_values, read_values
 from aztask.workflows.place import NodePlace
 from aztask.workflows.plan import ROOT, GraphPlan, JoinSlot, Node, task_id_of
@@ -132,14 +132,14 @@ class Joins:
         self,
         workflow: str,
         nodes: Sequence[int],
-        progress: Callable[[], None] = lambda: None,
+        watch: BatchWatch | None = None,
         made: Mapping[int, Posted] | None = None,
     ) -> None:
         """Send the first nodes of a workflow; empty groups among them end at once.
 
         * `made`: messages that this process has just made and stored.
         """
-        work = _Work(self, progress, made)
+        work = _Work(self, watch, made)
         work.go(workflow, nodes, repeated=False)
         work.run()
 
@@ -200,7 +200,7 @@ class _Work:
     """The list that one call works off: ends to set, then nodes to send."""
 
     joins: Joins
-    progress: Callable[[], None] = lambda: None
+    watch: BatchWatch | None = None
     made: Mapping[int, Posted] | None = None
     ends: list[tuple[str, MemberEnd]] = field(default_factory=list)
     due: dict[str, list[_Due]] = field(default_factory=dict)
@@ -370,9 +370,7 @@ class _Work:
         nodes = [(each.node, each.generation) for each in due if self._missing(workflow, each)]
         if plan is None or root is None or not nodes:
             return
-        for number, reason in self.joins.mailer.send(
-            workflow, root, nodes, self.progress, self.made
-        ):
+        for number, reason in self.joins.mailer.send(workflow, root, nodes, self.watch, self.made):
             node = plan.nodes[number]
             failure = Failure(number, State.FAILED, "ContentRefused", reason)
             if node.slot is not None:

@@ -6,9 +6,9 @@ With keys, each is signed anew for its queue: what is stored cannot be sent as i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from aztask.errors import CodecError
 from aztask.message.codec import Codec
@@ -44,24 +44,34 @@ def place_of(workflow: str, node: int) -> str:
     return f"workflow {workflow}, node {node}"
 
 
+class Outlet(Protocol):
+    """Where messages of workflows go: the broker of this process, and who learns of them."""
+
+    def sender(self) -> EnvelopeSender:
+        """The broker, opened when it is first needed."""
+        ...
+
+    def posted(self, posted: Sequence[Posted], /) -> None:
+        """Report messages that the broker has accepted.
+
+        If that was in a transaction which is rolled back, they are sent and reported again.
+        """
+        ...
+
+
+class BatchWatch(Protocol):
+    """Follows a call that sends many nodes."""
+
+    def sent(self) -> None:
+        """Go on after a batch that the broker has accepted."""
+        ...
+
+
 class Mailer:
     """Sends stored messages under their deterministic ids. Any thread may call."""
 
-    def __init__(
-        self,
-        sender: Callable[[], EnvelopeSender],
-        codec: Codec,
-        graphs: Graphs,
-        clock: Clock,
-        posted: Callable[[Sequence[Posted]], None],
-    ) -> None:
-        """
-        * `sender`: the broker of this process, opened when it is first needed.
-        * `posted`: called with the messages that the broker has accepted, to report them. If that
-          was in a transaction which is rolled back, they are sent and reported again.
-        """
-        self._sender = sender
-        self._posted = posted
+    def __init__(self, outlet: Outlet, codec: Codec, graphs: Graphs, clock: Clock) -> None:
+        self._outlet = outlet
         self._codec = codec
         self._graphs = graphs
         self._clock = clock
@@ -71,7 +81,7 @@ class Mailer:
         workflow: str,
         root: Root,
         nodes: Sequence[tuple[int, int]],
-        progress: Callable[[], None] = lambda: None,
+        watch: BatchWatch | None = None,
         made: Mapping[int, Posted] | None = None,
     ) -> list[tuple[int, str]]:
         """Send nodes, each (node, generation); returns those refused, with the reasons.
@@ -79,7 +89,7 @@ class Mailer:
         A node's message is refused if its signature is wrong. Raises Damaged, BrokerUnavailable
         and SendUnconfirmed: repeating the call is harmless.
 
-        * `progress`: called after each batch.
+        * `watch`: learns of each batch.
         * `made`: messages that this process has just made and stored. They are neither read nor
           verified.
         """
@@ -108,14 +118,15 @@ class Mailer:
                     error,
                 )
                 refused.append((node, str(error)))
-        broker = self._sender()
+        broker = self._outlet.sender()
         for queue, pairs in queues.items():
             for first in range(0, len(pairs), BATCH):
                 part = pairs[first : first + BATCH]
                 broker.send(queue, [envelope for _, envelope in part])
-                self._posted(part)
+                self._outlet.posted(part)
                 hit("followed", len(part))
-                progress()
+                if watch is not None:
+                    watch.sent()
         return refused
 
     def stored(self, workflow: str, root: Root, node: int) -> TaskMessage:

@@ -20,13 +20,13 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Protocol
 
 from aztask.errors import AztaskError, CodecError, ForeignId
 from aztask.message.encryption import Locked
-from aztask.queues.base import QueueStats
+from aztask.queues.base import Broker
 from aztask.settlement import DeadLetter, Resubmit
 from aztask.stores.records.base import Outcome, RunKey, RunRecord, State
 from aztask.stores.records.damage import Damaged
@@ -96,6 +96,15 @@ class _Look:
         return row is not None and row.bit(index) is not None
 
 
+class DeliveredTask(Protocol):
+    """A task, of which one asks whether its messages are removed before it runs."""
+
+    @property
+    def delivery(self) -> str:
+        """As `App.task` takes it; "at-most-once" removes them first."""
+        ...
+
+
 class Repair:
     """Looks after open workflows, one page at each call of `look`. One thread calls it."""
 
@@ -103,17 +112,16 @@ class Repair:
         self,
         engine: WorkflowEngine,
         starter: WorkflowLauncher,
-        stats: Callable[[str], QueueStats],
+        broker: Broker,
         clock: Clock,
-        *,
-        at_most_once: Callable[[str], bool],
+        tasks: Mapping[str, DeliveredTask],
     ) -> None:
-        """stats: of a queue. at_most_once: whether a task's messages are removed before it runs."""
+        """tasks: those of the app, by their names."""
         self._engine = engine
         self._starter = starter
-        self._stats = stats
+        self._broker = broker
         self._clock = clock
-        self._at_most_once = at_most_once
+        self._tasks = tasks
         self._after = ""
         self._watched: dict[str, _Watched] = {}
 
@@ -313,8 +321,8 @@ class Repair:
         if now - since < (EMPTY_SECONDS if empty else LOST_SECONDS):
             return None
         if record is None and before is not None and node.number not in look.watched.resent:
-            task = look.plan.nodes[before].task
-            if task and self._at_most_once(task):
+            task = self._tasks.get(look.plan.nodes[before].task)
+            if task is not None and task.delivery == "at-most-once":
                 # Its message was removed before it ran: no redelivery sends what follows.
                 look.watched.resent.add(node.number)
                 look.watched.missing.pop(node.number)
@@ -349,7 +357,7 @@ class Repair:
     def _empty(self, queue: str) -> bool:
         """True if the queue certainly holds no message, delayed ones included."""
         try:
-            stats = self._stats(queue)
+            stats = self._broker.stats(queue)
         except AztaskError as error:
             logger.info("queue %s: its messages cannot be counted: %s", queue, error)
             return False

@@ -10,10 +10,10 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
@@ -37,22 +37,35 @@ LEASE_SECONDS: Final = 30.0
 """How long a sender may be silent before a worker sends the first nodes in its place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a workflow's messages have in common, beside their places.
+class Origin(Protocol):
+    """What a workflow's messages have in common, beside their places."""
 
-    * `name`: the sending process; `root_id`, `parent_id`: of the task that starts the workflow.
-    * `headers_of`: the headers that hooks of the app have set for a node's message.
-    * `session_of`: the session of a signature, and whether its order is kept.
-    * `lease_of`: the lease advice of a queue.
-    """
+    @property
+    def name(self) -> str:
+        """Which process starts it, as ``PID@HOST``."""
+        ...
 
-    name: str
-    root_id: str | None
-    parent_id: str | None
-    headers_of: Callable[[int], dict[str, Any]]
-    session_of: Callable[[Signature, str], tuple[str | None, bool]]
-    lease_of: Callable[[str], float | None]
+    @property
+    def root_id(self) -> str | None:
+        """The root of the task that starts the workflow."""
+        ...
+
+    @property
+    def parent_id(self) -> str | None:
+        """The task that starts the workflow."""
+        ...
+
+    def headers_of(self, node: int, /) -> dict[str, Any]:
+        """The headers that hooks of the app have set for a node's message."""
+        ...
+
+    def session_of(self, signature: Signature, queue: str, /) -> tuple[str | None, bool]:
+        """The session of a signature, and whether its order is kept."""
+        ...
+
+    def lease_of(self, queue: str, /) -> float | None:
+        """The lease advice of a queue, in seconds."""
+        ...
 
 
 class WorkflowLauncher:
@@ -209,14 +222,14 @@ def _with_headers(message: TaskMessage, headers: Mapping[str, Any]) -> TaskMessa
 
 @dataclass(slots=True)
 class _Renewal:
-    """Renews the root's lease while its sender is slow; called after each batch."""
+    """Renews the root's lease while its sender is slow; learns of each batch."""
 
     engine: WorkflowEngine
     workflow: str
     clock: Clock
     due: float = 0.0
 
-    def __call__(self) -> None:
+    def sent(self) -> None:
         now = self.clock.wall()
         if not self.due:
             self.due = now + LEASE_SECONDS / 3

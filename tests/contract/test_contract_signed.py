@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -489,7 +490,8 @@ def test_nothing_that_was_refused_is_signed_anew(store: Store) -> None:
     before = keyless.read(names)
     assert all(each is not None and each.refused for each in lenient.read(names))
     codec = Codec(signing_keys=[KEY])
-    mailer = Mailer(unsent, codec, Graphs(lenient, SYSTEM_CLOCK), SYSTEM_CLOCK, print)
+    outlet = SimpleNamespace(sender=unsent, posted=print)
+    mailer = Mailer(outlet, codec, Graphs(lenient, SYSTEM_CLOCK), SYSTEM_CLOCK)
     with suppress(Damaged):
         assert mailer.sign_anew("w")
     assert keyless.read(names) == before

@@ -58,7 +58,7 @@ def test_twenty_four_writers_of_one_group_append(shop: App, capsys) -> None:
     members = iter([node for node in plan.nodes if node.task == "shop.page"])
 
     def work(number: int) -> None:
-        own = engine_for(results, lambda: shop.broker, shop.codec)
+        own = engine_for(results, shop.workflows, shop.codec)
         assert own is not None
         while (node := next(members, None)) is not None:
             own.joins.ended([TaskEnd("w", NodePlace.of(plan, node), 0, State.SUCCEEDED, b"\x01")])

@@ -93,9 +93,7 @@ class Pipeline:
         self._embedding = CelerySuccessors(app, clock, self.floods)
         self._unique = UniqueKeys(app, clock)
         self._incarnation = incarnation
-        engine = engine_for(
-            app.results, lambda: app.broker, app.codec, clock, posted=app.workflows.posted
-        )
+        engine = engine_for(app.results, app.workflows, app.codec, clock)
         self._waking = Waking(app, self._redelivery)
         self._turns = Turns(app, engine, self.floods)
         self.following = WorkflowEnds(engine)

@@ -436,11 +436,9 @@ class Housekeeping:
         return Repair(
             engine,
             WorkflowLauncher(engine, app.broker, app.codec, self._clock),
-            app.broker.stats,
+            app.broker,
             self._clock,
-            at_most_once=lambda name: (
-                name in app.tasks and app.tasks[name].delivery == "at-most-once"
-            ),
+            app.tasks,
         )
 
     def _purge(self, results: ResultStore) -> None:

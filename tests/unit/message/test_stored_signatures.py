@@ -257,7 +257,7 @@ def repair_of(app: App) -> Repair:
     """What looks after open workflows in a worker."""
     engine = app.workflows.engine
     starter = WorkflowLauncher(engine, app.broker, app.codec, SYSTEM_CLOCK)
-    return Repair(engine, starter, app.broker.stats, SYSTEM_CLOCK, at_most_once=lambda name: False)
+    return Repair(engine, starter, app.broker, SYSTEM_CLOCK, app.tasks)
 
 
 def look(app: App) -> None:

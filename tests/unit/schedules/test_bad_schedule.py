@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from aztask import App
-from aztask.schedules.runner import Declared
 from aztask.stores.records.schedules import schedules_of
 from aztask.support.parts import Part
 from aztask.worker.upkeep.scheduling import Scheduling
@@ -30,7 +30,7 @@ def boom() -> None:
 def test_the_others_are_made_and_the_reason_is_shown(tmp_path: Path) -> None:
     app, part = an_app(tmp_path), Part("test schedules", listed=False)
     runner = app.schedules.runner("w", part)
-    runner._declared["bad.bad"] = Declared("bad.bad", 0, boom)
+    runner._declared["bad.bad"] = SimpleNamespace(name="bad.bad", release=0, define=boom)
     store = schedules_of(app.results)
     give_up_at = time.monotonic() + 20
     while not store.any() and time.monotonic() < give_up_at:

@@ -20,7 +20,7 @@ class Sinks:
         self.events: list[Event] = []
         self.closed = 0
 
-    def open(self, writer: str) -> Any:
+    def open_events(self, writer: str) -> Any:
         self.opened.append(writer)
         return SimpleNamespace(
             idle=self.idle, emit=self.events.append, flush=lambda: None, close=self._close
@@ -32,7 +32,7 @@ class Sinks:
 
 def test_one_file_for_each_process(monkeypatch: Any) -> None:
     sinks = Sinks()
-    events = SendEvents(sinks.open)
+    events = SendEvents(sinks)
     message = TaskMessage("a", "shop.work", "default", b"", workflow="w", parent_id="p")
     events.emit("enqueued", [message, message])
     events.report(Event("occurrence_sent", "a", "shop.work", "default"))
@@ -51,7 +51,7 @@ def test_one_file_for_each_process(monkeypatch: Any) -> None:
 
 def test_an_idle_sink_gets_nothing() -> None:
     sinks = Sinks(idle=True)
-    events = SendEvents(sinks.open)
+    events = SendEvents(sinks)
     events.emit("enqueued", [TaskMessage("a", "shop.work", "default", b"")])
     events.emit("enqueued", [TaskMessage("b", "shop.work", "default", b"")])
     events.report(Event("occurrence_sent", "a", "shop.work", "default"))

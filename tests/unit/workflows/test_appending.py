@@ -224,7 +224,7 @@ def test_of_two_processes_that_find_the_last_row_full_one_sends_the_body(tmp_pat
         page, book = (app.task(name=name)(lambda x: x) for name in ("shop.page", "shop.book"))
         chord([page.s(n) for n in range(2)], book.s()).delay(workflow_id="w")
         plan = app.workflows.engine.graphs.plan("w")
-        engines = [engine_for(app.results, lambda: app.broker, app.codec) for _ in range(2)]
+        engines = [engine_for(app.results, app.workflows, app.codec) for _ in range(2)]
         ends = [
             TaskEnd("w", NodePlace.of(plan, plan.nodes[number]), 0, State.SUCCEEDED, b"\x01")
             for number in (2, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +39,8 @@ class Edit:
         self.place = (workflow, name)
         self.patient, self.exists = patient, exists
         self._pieces = {"p": letter} if piece else {}
-        self._answer = Appended(alone, done, (lambda: b"folded") if fold else None)
+        row = SimpleNamespace(pack=lambda: b"folded")
+        self._answer = Appended(alone, done, row if fold else None)
         self._first, self._letter = first, letter
         self.seen: list[bytes | None] = []
         self.orphan = False

@@ -152,7 +152,7 @@ def test_after_it_was_appended_an_edit_says_whether_others_write_and_what_is_lef
     (piece,) = made.pieces().values()
     alone = made.appended(empty_row(SIZE).pack() + piece)
     assert (alone.alone, alone.done) == (True, True)
-    assert read_row(alone.folded(), SIZE).ended == 1
+    assert read_row(alone.row.pack(), SIZE).ended == 1
     other = edit(end(0), left=SIZE)
     data = edit(end(1)).apply(None)
     assert not other.appended(data + piece).alone
@@ -245,7 +245,7 @@ def test_a_row_of_a_large_join_is_made_with_the_workflow(size):
         assert other.pieces() == {}
         assert list(other.first()) == []
         answer = other.appended(b"")
-        assert (answer.alone, answer.done, answer.folded) == (True, False, None)
+        assert (answer.alone, answer.done, answer.row) == (True, False, None)
 
 
 def test_an_edit_is_fresh_if_all_its_ends_are_set_for_the_first_time():
@@ -264,7 +264,7 @@ def test_after_an_append_a_decided_row_is_left_to_others_to_fold():
     decided = edit(end(0), end(1), end(2)).apply(None)
     answer = made.appended(decided + piece)
     assert answer.done
-    assert answer.folded is None
+    assert answer.row is None
     assert not answer.alone, "others have ended"
 
 

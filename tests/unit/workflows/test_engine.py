@@ -182,9 +182,7 @@ def look_after(site):
     """What housekeeping does with a workflow that was struck after its last settlement."""
     app = site.app
     starter = WorkflowLauncher(site.engine, app.broker, app.codec, SYSTEM_CLOCK)
-    repair = Repair(
-        site.engine, starter, app.broker.stats, SYSTEM_CLOCK, at_most_once=lambda name: False
-    )
+    repair = Repair(site.engine, starter, app.broker, SYSTEM_CLOCK, app.tasks)
     for _ in range(3):
         repair.look()
 

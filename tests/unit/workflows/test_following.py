@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -382,9 +383,9 @@ def refuse(app, number):
     mailer = app.workflows.engine.mailer
     send = mailer.send
 
-    def refused(workflow, root, nodes, progress=lambda: None, made=None):
+    def refused(workflow, root, nodes, watch=None, made=None):
         kept = [each for each in nodes if each[0] != number]
-        found = send(workflow, root, kept, progress, made) if kept else []
+        found = send(workflow, root, kept, watch, made) if kept else []
         return found + [(number, "its signature is wrong") for each, _ in nodes if each == number]
 
     mailer.send = refused
@@ -497,7 +498,7 @@ def test_a_start_that_is_slow_says_so_after_each_batch(app):
     called = []
     group(*(app.work.s(n) for n in range(3))).delay(workflow_id="w")
     received(app)
-    app.workflows.engine.joins.start("w", [2, 3], lambda: called.append(1))
+    app.workflows.engine.joins.start("w", [2, 3], SimpleNamespace(sent=lambda: called.append(1)))
     assert (ids(app), called) == (["w.2", "w.3"], [1])
 
 

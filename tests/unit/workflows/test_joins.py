@@ -1,6 +1,7 @@
 """What an end sets off: the documents it writes, and how long it waits for other writers."""
 
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from still import Still
@@ -24,7 +25,7 @@ from aztask.workflows.place import NodePlace
 from aztask.workflows.plan import RUN, Layout
 from aztask.workflows.result import forget
 from aztask.workflows.rows import read_row
-from aztask.workflows.starting import Origin, WorkflowLauncher
+from aztask.workflows.starting import WorkflowLauncher
 
 
 @pytest.fixture
@@ -150,7 +151,14 @@ def test_in_a_remote_store_the_rows_of_a_large_group_are_made_with_it(app, size,
     engine.results = Remote(engine.results)
     calls = group(*(app.work.s(n) for n in range(size)))
     compiled = compile_graph(calls, lambda signature: "default", blocked=False)
-    sender = Origin("me", None, None, lambda node: {}, lambda *_: (None, True), lambda queue: None)
+    sender = SimpleNamespace(
+        name="me",
+        root_id=None,
+        parent_id=None,
+        headers_of=lambda node: {},
+        session_of=lambda *_: (None, True),
+        lease_of=lambda queue: None,
+    )
     starter = WorkflowLauncher(engine, app.broker, app.codec, Clock())
     assert starter.start("w", compiled, sender)
     rows = [("w", row_name(node.number, 0)) for node in compiled.plan.nodes if node.size == size]
@@ -160,9 +168,9 @@ def test_in_a_remote_store_the_rows_of_a_large_group_are_made_with_it(app, size,
 
 
 def test_a_store_that_keeps_no_workflows_has_no_engine(app):
-    assert engine_for(None, lambda: app.broker, app.codec) is None
-    assert engine_for(object(), lambda: app.broker, app.codec) is None
-    assert engine_for(app.results, lambda: app.broker, app.codec) is not None
+    assert engine_for(None, app.workflows, app.codec) is None
+    assert engine_for(object(), app.workflows, app.codec) is None
+    assert engine_for(app.results, app.workflows, app.codec) is not None
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,16 +46,16 @@ class Shop:
         self.once = app.task(name="shop.once", delivery="at-most-once")(lambda x=0: x)
         self.at = 0.0
         self.wall = None
-        self.repair = self.housekeeper(app.broker.stats)
+        self.repair = self.housekeeper(app.broker)
 
-    def housekeeper(self, stats):
+    def housekeeper(self, broker):
         clock = Clock(monotonic=lambda: self.at, wall=self.now)
         return Repair(
             self.engine,
             WorkflowLauncher(self.engine, self.app.broker, self.app.codec, clock),
-            stats,
+            broker,
             clock,
-            at_most_once=lambda name: name == "shop.once",
+            self.app.tasks,
         )
 
     def now(self):
@@ -420,12 +421,12 @@ def test_a_queue_is_empty_only_if_it_certainly_holds_nothing(shop, counts):
     chain(shop.work.s(1)).delay(workflow_id="w")
     usual = shop.app.broker.stats("default")
     given = dict.fromkeys(nothing) if None in counts.values() else {**nothing, **counts}
-    shop.repair = shop.housekeeper(lambda queue: replace(usual, **given))
+    shop.repair = shop.housekeeper(SimpleNamespace(stats=lambda queue: replace(usual, **given)))
     shop.look()
     shop.look()
     assert shop.look(3600.0) == "started"
     some = {"active": 0, "leased": None, "scheduled": None, "deferred": None, "total": None}
-    shop.repair = shop.housekeeper(lambda queue: replace(usual, **some))
+    shop.repair = shop.housekeeper(SimpleNamespace(stats=lambda queue: replace(usual, **some)))
     shop.look()
     shop.look()
     assert shop.look(60.0) == "failed", "a service that counts only some of them"
@@ -435,7 +436,7 @@ def test_a_queue_that_cannot_be_counted_is_not_empty(shop):
     def fail(queue):
         raise QueueNotFound("no such queue")
 
-    shop.repair = shop.housekeeper(fail)
+    shop.repair = shop.housekeeper(SimpleNamespace(stats=fail))
     chain(shop.work.s(1)).delay(workflow_id="w")
     shop.look()
     shop.look()

@@ -3,6 +3,7 @@
 import time
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ from aztask.workflows.engine import WorkflowEngine, engine_for
 from aztask.workflows.graph import DELAY, EXPIRES
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import NodePlace
-from aztask.workflows.starting import Origin, WorkflowLauncher
+from aztask.workflows.starting import WorkflowLauncher
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def origin(**fields):
         "lease_of": lambda queue: None,
         **fields,
     }
-    return Origin(**given)
+    return SimpleNamespace(**given)
 
 
 class Starts:
@@ -252,7 +253,8 @@ def test_the_engine_uses_the_clock_the_codec_and_the_reports_that_it_is_given(ap
     at = [1_800_000_000.0]
     clock = Clock(monotonic=lambda: at[0], wall=lambda: at[0])
     posted = []
-    engine = engine_for(app.results, lambda: app.broker, app.codec, clock, posted.extend)
+    outlet = SimpleNamespace(sender=lambda: app.broker, posted=posted.extend)
+    engine = engine_for(app.results, outlet, app.codec, clock)
     chain(app.work.s(1), app.work.s().with_options(expires=60)).delay(workflow_id="w")
     plan = engine.graphs.plan("w")
     ended = TaskEnd("w", NodePlace.of(plan, plan.nodes[1]), 0, State.SUCCEEDED, b"\x05")
@@ -278,7 +280,7 @@ def test_messages_go_out_in_batches_of_500_for_each_queue(app, starts, monkeypat
     graphs = starts.engine.graphs
     nodes = [(node.number, 0) for node in graphs.plan("w").nodes if node.task]
     refused = starts.engine.mailer.send(
-        "w", graphs.root("w"), nodes, lambda: progress.append(len(sent))
+        "w", graphs.root("w"), nodes, SimpleNamespace(sent=lambda: progress.append(len(sent)))
     )
     assert refused == []
     assert sent == [("default", 500), ("default", 1), ("others", 1)]

@@ -20,7 +20,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -32,7 +32,7 @@ from aztask.stores.layout import SHARDS, shard_of
 from aztask.stores.records.base import UNFINISHED_SECONDS, RunKey, State
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.tables.blobs import Blobs
-from aztask.stores.records.tables.leftovers import Keeping
+from aztask.stores.records.tables.leftovers import Keeping, KnownWorkflows
 from aztask.stores.records.tables.names import is_blob_of, is_run, partition_of, row_of
 from aztask.stores.records.tables.quarantine import Quarantine
 from aztask.stores.records.tables.rows import DAMAGE, RunRow, run_of
@@ -125,11 +125,11 @@ class EndIndex:
         requests: TableRequests,
         blobs: Blobs,
         quarantine: Quarantine,
-        exists: Callable[[TimeBudget, str], bool],
+        workflows: KnownWorkflows,
         owner: Owner = NO_OWNER,
     ) -> None:
-        """exists: whether a workflow is in the store. owner: whose runs it purges."""
-        self._exists = exists
+        """owner: whose runs it purges."""
+        self._workflows = workflows
         self._mine = owner.broker
         self._unowned_at = 0.0
         self._after: dict[_Range, IndexEntry] = {}
@@ -181,7 +181,7 @@ class EndIndex:
         owner are looked for once an hour (rule 4).
         """
         deleted = 0
-        call, keeping = TimeBudget(), Keeping(self._exists)
+        call, keeping = TimeBudget(), Keeping(self._workflows)
         ranges = list(product([self._mine], range(SHARDS), ENDED))
         chance.shuffle(ranges)
         until = monotonic() + PURGE_SECONDS

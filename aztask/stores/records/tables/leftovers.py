@@ -15,9 +15,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.stores.records.base import UNFINISHED_SECONDS
@@ -34,15 +33,22 @@ from aztask.support.clock import Clock, monotonic
 # Which runs a purge leaves alone: those of workflows, which are deleted after their workflow.
 
 
+class KnownWorkflows(Protocol):
+    """The workflows of the store, of which a purge asks one thing."""
+
+    def exists(self, call: TimeBudget, workflow: str) -> bool:
+        """True if the workflow was started and is not deleted."""
+        ...
+
+
 class Keeping:
     """The answers for one call of a purge, which asks once for each workflow. Any thread may call.
 
     A workflow may start in the meantime: its runs are new, so no purge finds them.
     """
 
-    def __init__(self, exists: Callable[[TimeBudget, str], bool]) -> None:
-        """exists: whether a workflow is in the store."""
-        self._exists = exists
+    def __init__(self, workflows: KnownWorkflows) -> None:
+        self._workflows = workflows
         self._known: dict[str, bool] = {}
 
     def keeps(self, call: TimeBudget, task_id: str) -> bool:
@@ -51,7 +57,7 @@ class Keeping:
         if workflow is None:
             return False
         if workflow not in self._known:
-            self._known[workflow] = self._exists(call, workflow)
+            self._known[workflow] = self._workflows.exists(call, workflow)
         return self._known[workflow]
 
 
@@ -79,13 +85,13 @@ class Leftovers:
         self,
         requests: TableRequests,
         blobs: Blobs,
-        exists: Callable[[TimeBudget, str], bool],
+        workflows: KnownWorkflows,
         clock: Clock,
         owner: Owner = NO_OWNER,
     ) -> None:
-        """exists: whether a workflow is in the store. owner: whose rows it deletes."""
+        """owner: whose rows it deletes."""
         self._mine = owner.broker
-        self._exists = exists
+        self._workflows = workflows
         self._requests = requests
         self._blobs = blobs
         self._clock = clock
@@ -139,7 +145,7 @@ class Leftovers:
     def _sweep_rows(self, before: float) -> tuple[int, bool]:
         written = datetime.fromtimestamp(max(0.0, min(before, _LATEST)), UTC)
         until = monotonic() + SWEEP_SECONDS
-        deleted, keeping = 0, Keeping(self._exists)
+        deleted, keeping = 0, Keeping(self._workflows)
         while monotonic() < until:
             rows, self._rows_after = self._requests.page(
                 TimeBudget(), _OLD, {"written": written}, _SELECT, self._rows_after

@@ -172,13 +172,11 @@ class TablesResults:
         self._quarantine = Quarantine(self._requests, clock, owner, self._signer)
         self._owners = RunOwners(self._requests, owner)
         workflows = TablesWorkflows(self._requests, self._blobs, owner, self._signer)
-        self._index = EndIndex(
-            self._requests, self._blobs, self._quarantine, workflows.exists, owner
-        )
+        self._index = EndIndex(self._requests, self._blobs, self._quarantine, workflows, owner)
         self._runs = Runs(
             self._requests, self._blobs, self._index, self._quarantine, clock, owner, self._signer
         )
-        self._leftovers = Leftovers(self._requests, self._blobs, workflows.exists, clock, owner)
+        self._leftovers = Leftovers(self._requests, self._blobs, workflows, clock, owner)
         self._marks = CancellationMarks(self._requests, owner)
         self._clock = clock
         self._sweep_at = self._forget_at = clock.monotonic()
