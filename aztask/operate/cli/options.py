@@ -118,10 +118,11 @@ class JsonValue(click.ParamType[Any]):
         except RecursionError:
             self.fail("it is nested too deeply", param, ctx)
         except ValueError as error:
-            # Each shell takes other quotes away before the program starts.
-            escaped = self._shown.replace('"', '\\"')
-            shells = f"in Windows PowerShell '{escaped}', in cmd.exe \"{escaped}\""
-            self.fail(f"{given} is not valid JSON: {error}; {instead}, {shells}", param, ctx)
+            if isinstance(error, json.JSONDecodeError):
+                # Each shell takes other quotes away before the program starts.
+                escaped = self._shown.replace('"', '\\"')
+                instead += f", in Windows PowerShell '{escaped}', in cmd.exe \"{escaped}\""
+            self.fail(f"{given} is not valid JSON: {error}; {instead}", param, ctx)
         if not isinstance(found, self._kind):
             self.fail(f"{given} is not a {self.name}; {instead}", param, ctx)
         return found

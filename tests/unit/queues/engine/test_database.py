@@ -394,11 +394,13 @@ def calls_of(work, interrupt=None):
                 raise Interrupted(found[-1])
 
     before = sys.gettrace()
+    gc.disable()  # else the end of an object of another test is interrupted, too
     sys.settrace(trace)
     try:
         work()
     finally:
         sys.settrace(before)
+        gc.enable()
     return found
 
 
