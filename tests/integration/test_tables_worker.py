@@ -362,7 +362,7 @@ def test_from_an_empty_account_by_the_command_line(tmp_path: Path, fresh: str) -
     created = command(tmp_path, fresh, "queues", "create", "orders")
     assert created.returncode == 0, created.stderr
     assert created.stdout.splitlines() == [
-        "queue orders is created",
+        "queue orders exists already",
         "the table 'aztaskresults' of tables://devstoreaccount1 is created",
         "the container 'aztask-results' of tables://devstoreaccount1 is created",
     ]
