@@ -529,7 +529,7 @@ def test_at_most_once_a_run_that_was_given_up_reports_no_second_end(make: Make) 
     bench.pipeline.finish([item])
     assert bench.states("a") == ["started"]
     assert item.decided is not None
-    assert item.decided.repeated, "the journal reports it to nobody"
+    assert item.decided.repeated, "so the journal does not report it"
     assert [kind for kind, _ in item.notes] == ["lease_lost"]
 
 
