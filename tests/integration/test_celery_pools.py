@@ -163,7 +163,7 @@ class Site:
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if not REDIS:
-        pytest.skip("redis-server or Python's package redis is not installed")
+        pytest.skip("needs redis-server (apt-get install redis-server) and tox -e celery-redis")
     with redis_server(tmp_path_factory.mktemp("redis")) as port:
         yield f"redis://127.0.0.1:{port}/0"
 
