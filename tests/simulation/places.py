@@ -68,6 +68,9 @@ class Site(Protocol):
     def next_change(self, queue: str, now: float, wall: float) -> float:
         """When a message of this queue, of which none can be received now, can be; `next_due`."""
 
+    def living(self) -> float:
+        """How many messages wait or are held; infinite where none expires by itself."""
+
     def has(self, queue: str, position: Any) -> bool:
         """Whether a message is there, or among the dead letters."""
 
@@ -131,6 +134,10 @@ class LocalSite:
             ((leased, scheduled, session),) = rows.fetchall()
         times = (leased, scheduled - wall if scheduled is not None else None, session)
         return min((at for at in times if at is not None), default=math.inf)
+
+    def living(self) -> float:
+        """Workers find what has expired as they receive it."""
+        return math.inf
 
     def has(self, queue: str, position: Any) -> bool:
         """Whether a message is there."""
@@ -200,6 +207,12 @@ class ServiceSite:
     def next_change(self, queue: str, now: float, wall: float) -> float:
         """When a message of this queue, of which none can be received now, can be."""
         return now + self.queues.until_change(queue)
+
+    def living(self) -> float:
+        """How many messages wait or are held; infinite in Storage queues."""
+        if not isinstance(self.queues, ServiceBus):
+            return math.inf
+        return sum(len(each.living.messages) for each in self.queues.queues.values())
 
     def has(self, queue: str, position: Any) -> bool:
         """Whether a message is there, or among the dead letters."""

@@ -40,6 +40,7 @@ from .services import Blobs, ServiceBus, StorageQueues, Tables, Wire
 from .stepped import Time
 from .weather import Weather
 
+DEAD_SECONDS: Final = 300.0
 LONGEST_LEAP: Final = 3600.0
 LONGEST_LEAP_OF_ALL: Final = 18_000.0
 """In long courses. Less than any retention, within which workers have to look around."""
@@ -270,6 +271,9 @@ class World:
         at = min(due)
         if math.isinf(at) and (self.book.open or self.workflows_are_open()):
             at = self.time.now + 30.0  # housekeeping has to find it
+        if len(self.book.open) > sum(site.living() for site in self.sites.values()):
+            # What expired in a queue is found by looks at its dead letters, a page at a time.
+            at = min(at, self.time.now + DEAD_SECONDS)
         return max(at, soon) if at < self.time.now else at
 
     def workflows_are_open(self) -> bool:
