@@ -11,14 +11,27 @@ import ipaddress
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aztask.emulator.broker.access import Rule
-from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, EntityKind, SubscriptionRule
-from aztask.emulator.broker.filters import CorrelationFilter, Filter, SqlFilter, TrueFilter
+from aztask.emulator.broker.entities import (
+    SUBSCRIPTIONS,
+    Entity,
+    EntityKind,
+    SubscriptionRule,
+    Tier,
+)
+from aztask.emulator.broker.filters import (
+    CorrelationFilter,
+    Filter,
+    RuleAction,
+    SqlFilter,
+    TrueFilter,
+)
+from aztask.emulator.faults import NO_FAULTS, Faults
 from aztask.errors import ConfigurationError, did_you_mean
 
 # -- Durations -------------------------------------------------------------------------------------
@@ -63,28 +76,26 @@ def format_duration(seconds: float | None) -> str:
 
 logger = logging.getLogger(__name__)
 
-_TEXT_OR_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_TEXT = r'("(?:[^"\\]|\\.)*")'
+_TEXT_OR_COMMENT = re.compile(_TEXT + r"|//[^\n]*|/\*.*?\*/", re.DOTALL)
+_TEXT_OR_LAST_COMMA = re.compile(_TEXT + r"|,(?=\s*[\]}])", re.DOTALL)
 _DEFAULT_WINDOW = 600.0
 _DURATIONS = {"LockDuration": "lock_seconds", "DefaultMessageTimeToLive": "time_to_live"}
 _PLAIN = {
     "MaxDeliveryCount": ("max_deliveries", int),
     "RequiresSession": ("sessions", bool),
     "DeadLetteringOnMessageExpiration": ("dead_letter_expired", bool),
+    "DeadLetteringOnFilterEvaluationExceptions": ("dead_letter_filter_errors", bool),
     "ForwardTo": ("forward_to", str),
     "ForwardDeadLetteredMessagesTo": ("forward_dead_letters_to", str),
 }
 _DUPLICATES = ("RequiresDuplicateDetection", "DuplicateDetectionHistoryTimeWindow")
 _KNOWN = [*_DURATIONS, *_PLAIN, *_DUPLICATES]
-_SYSTEM = {
-    "ContentType": "ContentType",
-    "CorrelationId": "CorrelationId",
-    "Label": "Label",
-    "MessageId": "MessageId",
-    "ReplyTo": "ReplyTo",
-    "ReplyToSessionId": "ReplyToSessionId",
-    "SessionId": "SessionId",
-    "To": "To",
-}
+_PARTS = ("Name", "Properties")
+_SYSTEM = (
+    *("ContentType", "CorrelationId", "Label", "MessageId", "ReplyTo", "ReplyToSessionId"),
+    *("SessionId", "To"),
+)
 
 
 def read_config(path: Path) -> list[Entity]:
@@ -93,7 +104,9 @@ def read_config(path: Path) -> list[Entity]:
     Raises ConfigurationError with the file and the place of the mistake.
     """
     try:
-        document = json.loads(_TEXT_OR_COMMENT.sub(r"\1", path.read_text("utf-8-sig")))
+        text = _TEXT_OR_COMMENT.sub(r"\1", path.read_text("utf-8-sig"))
+        document = json.loads(_TEXT_OR_LAST_COMMA.sub(r"\1", text))
+        json.dumps(document, ensure_ascii=False).encode()  # a lone surrogate cannot be stored
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: cannot be read as JSON: {error}") from error
     try:
@@ -104,14 +117,20 @@ def read_config(path: Path) -> list[Entity]:
 
 def entities_of(document: Any) -> list[Entity]:
     """Return the entities of a parsed configuration file. Raises ConfigurationError."""
-    namespaces = _part(_part(document, "UserConfig", dict), "Namespaces", list)
+    _warn("the file", document, ("$schema", "UserConfig"))
+    settings = _part(document, "UserConfig", dict)
+    _warn("UserConfig", settings, ("Namespaces", "Logging"))
+    namespaces = _part(settings, "Namespaces", list)
     if len(namespaces) != 1:
         raise ConfigurationError(f"Namespaces has {len(namespaces)} entries; exactly one is used")
     namespace = namespaces[0]
-    entities = [
-        _entity(item, _name(item), EntityKind.QUEUE) for item in _part(namespace, "Queues", list)
-    ]
+    _warn("the namespace", namespace, ("Name", "Queues", "Topics"))
+    entities = []
+    for item in _part(namespace, "Queues", list):
+        _warn(_name(item), item, _PARTS)
+        entities.append(_entity(item, _name(item), EntityKind.QUEUE))
     for topic in _part(namespace, "Topics", list):
+        _warn(_name(topic), topic, (*_PARTS, "Subscriptions"))
         entities.append(_entity(topic, _name(topic), EntityKind.TOPIC))
         entities += _subscriptions(topic)
     return list(_in_order(entities))
@@ -138,6 +157,7 @@ def _needs(entity: Entity) -> Iterator[str]:
 def _subscriptions(topic: Any) -> Iterator[Entity]:
     for item in _part(topic, "Subscriptions", list):
         path = f"{_name(topic)}{SUBSCRIPTIONS}{_name(item)}"
+        _warn(path, item, (*_PARTS, "Rules"))
         rules = tuple(_rule(path, rule) for rule in _part(item, "Rules", list))
         yield _entity(item, path, EntityKind.SUBSCRIPTION, rules)
 
@@ -153,6 +173,13 @@ def _part(value: Any, name: str, kind: type) -> Any:
     return part
 
 
+def _warn(where: str, item: Any, known: Sequence[str]) -> None:
+    """Log the keys of an object that are not read: each is without effect here, or a typo."""
+    for name in item if isinstance(item, dict) else ():
+        if name not in known:
+            logger.warning("%s: %r is ignored.%s", where, name, did_you_mean(name, list(known)))
+
+
 def _name(item: Any) -> str:
     name = item.get("Name") if isinstance(item, dict) else None
     if not isinstance(name, str):
@@ -164,9 +191,7 @@ def _entity(
     item: Any, path: str, kind: EntityKind, rules: tuple[SubscriptionRule, ...] = ()
 ) -> Entity:
     properties = _part(item, "Properties", dict)
-    for name in properties:
-        if name not in _KNOWN:
-            logger.warning("%s: %r is ignored.%s", path, name, did_you_mean(name, _KNOWN))
+    _warn(path, properties, _KNOWN)
     values: dict[str, Any] = {}
     for name, attribute in _DURATIONS.items():
         if properties.get(name) is not None:
@@ -188,32 +213,43 @@ def _typed(path: str, name: str, value: Any, kind: type) -> Any:
 
 
 def _rule(path: str, item: Any) -> SubscriptionRule:
+    where = f"{path}, rule {_name(item)}"
+    _warn(where, item, _PARTS)
     properties = _part(item, "Properties", dict)
-    return SubscriptionRule(_name(item), _filter(f"{path}, rule {_name(item)}", properties))
+    _warn(where, properties, ("FilterType", "SqlFilter", "CorrelationFilter", "Action"))
+    text = _sql(where, properties, "Action")
+    try:
+        action = RuleAction(text) if text else None
+        return SubscriptionRule(_name(item), _filter(where, properties), action=action)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+
+
+def _sql(where: str, properties: dict[str, Any], name: str) -> str:
+    part = _part(properties, name, dict)
+    _warn(f"{where}, {name}", part, ("SqlExpression",))
+    text: str = _typed(where, "SqlExpression", part.get("SqlExpression") or "", str)
+    return text
 
 
 def _filter(where: str, properties: dict[str, Any]) -> Filter:
-    action = properties.get("Action")
-    if isinstance(action, dict) and action.get("SqlExpression"):
-        raise ConfigurationError(f"{where}: rule actions are not run here; remove the Action")
     given = [name for name in ("Sql", "Correlation") if properties.get(f"{name}Filter") is not None]
     kind = properties.get("FilterType") or next(iter(given), None)
     if given not in ([], [kind]):
-        raise ConfigurationError(f"{where}: FilterType is {kind}, not {' and '.join(given)}")
+        raise ConfigurationError(f"FilterType is {kind}, not {' and '.join(given)}")
     if kind == "Sql":
-        return SqlFilter(str(_part(properties, "SqlFilter", dict).get("SqlExpression", "")))
+        return SqlFilter(_sql(where, properties, "SqlFilter"))
     if kind == "Correlation":
         named = _part(properties, "CorrelationFilter", dict)
         unknown = sorted(set(named) - set(_SYSTEM) - {"Properties"})
         if unknown:
-            raise ConfigurationError(f"{where}: unknown correlation property {unknown[0]!r}")
-        if not any(named.values()):
-            raise ConfigurationError(f"{where}: a correlation filter without a property fits all")
+            hint = did_you_mean(unknown[0], list(_SYSTEM))
+            raise ConfigurationError(f"unknown correlation property {unknown[0]!r}.{hint}")
         system = {name: str(named[name]) for name in _SYSTEM if named.get(name) is not None}
         return CorrelationFilter(system, dict(_part(named, "Properties", dict)))
     if kind in (None, "True"):
         return TrueFilter()
-    raise ConfigurationError(f"{where}: FilterType must be Sql or Correlation, not {kind!r}")
+    raise ConfigurationError(f"FilterType must be Sql or Correlation, not {kind!r}")
 
 
 # -- The options -----------------------------------------------------------------------------------
@@ -242,6 +278,8 @@ class Options:
     certificate: the directory of the certificate's PEM files; None for a temporary one.
     config: a configuration file, see `aztask.emulator.config`.
     queues: created at the start if they are missing.
+    tier: a tier of the service, whose limits then hold for entities and messages.
+    faults: what goes wrong on purpose.
     """
 
     host: str = "127.0.0.1"
@@ -255,6 +293,8 @@ class Options:
     certificate: Path | None = None
     config: Path | None = None
     queues: tuple[str, ...] = ()
+    tier: Tier | None = None
+    faults: Faults = NO_FAULTS
 
     def __post_init__(self) -> None:
         if self.rules and not self.shared_access_key:

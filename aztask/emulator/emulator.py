@@ -22,6 +22,7 @@ from aztask.emulator.broker.forwarding import Forwarder
 from aztask.emulator.broker.namespace import Namespace
 from aztask.emulator.config import Options, connection_string, read_config
 from aztask.emulator.server import Server
+from aztask.emulator.websocket import Doorway
 from aztask.errors import ConfigurationError
 from aztask.queues.engine import IN_MEMORY, Database, Engine
 from aztask.support.clock import Clock, boot_seconds
@@ -140,7 +141,7 @@ class Emulator:
         self.clock = clock or Clock(boot_seconds, lambda: time.time() + offset)
         self.database = Database(options.data or IN_MEMORY)
         engine = Engine(self.database, clock=self.clock)
-        self.namespace = Namespace(self.database, engine, self.clock)
+        self.namespace = Namespace(self.database, engine, self.clock, options.tier)
         forwarder = Forwarder(engine, self.namespace, self.clock)
         dispatcher = DeliveryDispatcher(engine, self.clock, forwarder)
         self.broker = Service(
@@ -152,10 +153,11 @@ class Emulator:
             Locks(self.clock.monotonic),
             Access(options.shared_access_key, self.clock.wall, options.rules),
             self.clock,
+            options.faults,
         )
         self.broker.committer.collector = dispatcher
         self.server = Server(self.broker, limits, trace)
-        self.admin = AdminServer(self.broker, self.server.entity_deleted)
+        self.admin = AdminServer(self.broker, self.server)
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     async def start(self) -> None:
@@ -171,7 +173,7 @@ class Emulator:
             if self.namespace.find(name) is None:
                 self.namespace.create(Entity(name))
         context = self._tls() if options.tls else None
-        self.port = await self.server.start(options.host, options.port, context)
+        self.port = await self.server.start(options.host, options.port, context, Doorway)
         if options.admin_port is not None:
             self.admin_port = await self.admin.start(options.host, options.admin_port, context)
 

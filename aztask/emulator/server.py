@@ -7,7 +7,7 @@ Rules
 3. If only one client is active, its bytes are answered at once. With several, one transaction per
    turn of the loop holds the changes of all of them.
 4. A bug in the emulator closes the connection that met it and writes a log line. The others
-   continue.
+   continue, whether it was met while reading, while writing or in a tick.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from aztask.emulator.amqp.connection import (
 )
 from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.client import Client
+from aztask.emulator.faults import Faults
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,11 @@ class Endpoint(asyncio.BufferedProtocol):
         self._monotonic = server.broker.clock.monotonic
         self.since = self.last_read = self.last_write = self._monotonic()
         self.remote = ""
+        faults = server.broker.faults
+        self._faults = faults if faults.on_output else None
+        self._late: deque[bytes] = deque()
+        self._late_bytes = 0
+        self._full = 0  # how many of the two are full: the socket, what the fault latency holds
 
     def _traced(self, tracer: Callable[[str, str, int, Any], None]) -> Tracer:
         return lambda direction, channel, data: tracer(self.remote, direction, channel, data)
@@ -82,19 +89,26 @@ class Endpoint(asyncio.BufferedProtocol):
 
     def buffer_updated(self, size: int) -> None:
         """Process bytes from the client."""
+        self.read(bytes(self._server.buffer[:size]))
+
+    def read(self, data: bytes) -> None:
+        """Process these bytes of AMQP."""
         server = self._server
-        data = bytes(server.buffer[:size])
         self.last_read = self._monotonic()
         server.active.add(self)
         self._committer.reading = True
-        try:
-            self.connection.receive(data)
-        except Exception:
-            log.exception("%s: closing the connection after a bug of the emulator", self.remote)
-            self.connection.close(AmqpError(INTERNAL_ERROR, "a bug of the emulator, see its log"))
+        self.guarded(self.connection.receive, data)
         if self.connection.state is _CLOSED:
             server.output_waiting(self)
         self._committer.finish_reading(now=server.solo)
+
+    def guarded(self, action: Callable[..., None], *values: object) -> None:
+        """Do something for this client; a bug that it meets closes this connection (rule 4)."""
+        try:
+            action(*values)
+        except Exception:
+            log.exception("%s: closing the connection after a bug of the emulator", self.remote)
+            self.connection.close(AmqpError(INTERNAL_ERROR, "a bug of the emulator, see its log"))
 
     def flush(self) -> None:
         """Write the collected output, and close the socket of a closed connection."""
@@ -104,18 +118,49 @@ class Endpoint(asyncio.BufferedProtocol):
         data = self.connection.output()
         if data:
             self.last_write = self._server.time
-            transport.write(data)
+            if self._faults is None:
+                transport.write(data)
+            else:
+                self._write_with_faults(data, self._faults)
         if self.connection.state is _CLOSED:
-            transport.close()
+            if self._late and self._faults is not None:
+                asyncio.get_running_loop().call_later(self._faults.latency, transport.close)
+            else:
+                transport.close()
+
+    def _write_with_faults(self, data: bytes, faults: Faults) -> None:
+        """Write later, or break the connection instead: its answers are lost, not its work."""
+        if self.client.links and faults.drops():
+            self.abort()
+        elif faults.latency:
+            if self._late_bytes <= WRITE_HIGH_WATER < self._late_bytes + len(data):
+                self.pause_writing()
+            self._late.append(data)
+            self._late_bytes += len(data)
+            asyncio.get_running_loop().call_later(faults.latency, self._write_late)
+        elif self._transport is not None:
+            self._transport.write(data)
+
+    def _write_late(self) -> None:
+        data = self._late.popleft()
+        if self._late_bytes > WRITE_HIGH_WATER >= self._late_bytes - len(data):
+            self.resume_writing()
+        self._late_bytes -= len(data)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
     def pause_writing(self) -> None:
         """Stop reading and delivering: the write buffer is full (rule 2)."""
+        self._full += 1
         if self._transport is not None:
             self._transport.pause_reading()
         self.client.paused(True)
 
     def resume_writing(self) -> None:
         """Resume reading and delivering: the write buffer has room."""
+        self._full -= 1
+        if self._full:
+            return
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         self.client.paused(False)
@@ -145,6 +190,12 @@ class Endpoint(asyncio.BufferedProtocol):
     def _check_open(self, now: float) -> None:
         if now - self.last_read > 2 * self.connection.limits.idle_timeout / 1000:
             self.connection.close(AmqpError(CONNECTION_FORCED, "the client was idle for too long"))
+            return
+        try:
+            self.client.check_idle()
+        except AmqpError as error:
+            self.connection.close(error)
+            return
         idle = self.connection.peer.idle_timeout if self.connection.peer else None
         if idle and now - self.last_write > idle / 2000:
             self.connection.keep_alive()
@@ -175,14 +226,24 @@ class Server:
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self.time = broker.clock.monotonic()  # of the last tick: cheap, and exact enough
+        self._restart_at = self.time + broker.faults.restart
 
-    async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
-        """Listen, with TLS if there is a `context`; return the bound port. Raises OSError."""
+    async def start(
+        self,
+        host: str,
+        port: int,
+        context: ssl.SSLContext | None = None,
+        protocol: Callable[[Server], asyncio.BaseProtocol] = Endpoint,
+    ) -> int:
+        """Listen, with TLS if there is a `context`; return the bound port. Raises OSError.
+
+        protocol: makes the first protocol of each connection.
+        """
         loop = asyncio.get_running_loop()
         self.broker.committer.after_flush = self._flush_all
         self.broker.dispatcher.plan_flush = self.broker.committer.plan_flush
         self._server = await loop.create_server(
-            lambda: Endpoint(self), host, port, ssl=context, backlog=512
+            lambda: protocol(self), host, port, ssl=context, backlog=512
         )
         self._tick()
         return int(self._server.sockets[0].getsockname()[1])
@@ -196,7 +257,7 @@ class Server:
     def _flush_all(self) -> None:
         output_waiting, self._with_output = self._with_output, set()
         for endpoint in output_waiting:
-            endpoint.flush()
+            endpoint.guarded(endpoint.flush)
 
     def _tick(self) -> None:
         """Check everything that depends on time: locks, schedules, tokens, time-outs."""
@@ -212,15 +273,30 @@ class Server:
         broker = self.broker
         self.solo, self.active = len(self.active) < 2, set()
         for endpoint in list(self.endpoints):
-            endpoint.client.tick()
+            endpoint.guarded(endpoint.client.tick)
         broker.dispatcher.tick()
         if self._ticks % SLOW_TICK_EVERY == 0:
             for endpoint in list(self.endpoints):
                 if broker.access.required:
-                    endpoint.client.check_tokens()
-                endpoint.check(self.time)
+                    endpoint.guarded(endpoint.client.check_tokens)
+                endpoint.client.note_use()
+                endpoint.guarded(endpoint.check, self.time)
+            if broker.faults.restart and self.time >= self._restart_at:
+                self._restart_at = self.time + broker.faults.restart
+                log.info("all connections are broken, as the option --fault restart asks")
+                for endpoint in list(self.endpoints):
+                    endpoint.abort()
+            for path in broker.namespace.idle():
+                self._delete_idle(path)
         if broker.forwarder.due():
             broker.committer.plan_flush()
+
+    def _delete_idle(self, path: str) -> None:
+        if self.broker.namespace.find(path) is None:
+            return  # it was a subscription of a topic that was deleted just now
+        log.info("%s was not used for as long as its auto-delete on idle says: deleted", path)
+        for entity in self.broker.namespace.delete(path):
+            self.entity_deleted(entity.path)
 
     def entity_deleted(self, path: str) -> None:
         """Detach all links to a deleted entity."""

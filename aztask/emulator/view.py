@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from aztask.emulator.amqp import AmqpError
 from aztask.emulator.amqp.decode import decode
 from aztask.emulator.amqp.encode import Described
 from aztask.emulator.amqp.performatives import Transfer
-from aztask.emulator.emulator import Emulator
+from aztask.emulator.broker.broker import Service
+from aztask.emulator.server import Endpoint
 from aztask.errors import QueueNotFound
 
 _HEADINGS = ("ENTITY", "ACTIVE", "LOCKED", "SCHEDULED", "DEFERRED", "DEAD", "TRANSFER", "RECEIVERS")
@@ -73,9 +74,8 @@ def _row(entity: EntityView) -> tuple[str, ...]:
     return (entity.name, *(str(count) for count in (*counts, *others)))
 
 
-def take_view(emulator: Emulator) -> EmulatorView:
-    """Return the current state of an emulator."""
-    broker = emulator.broker
+def view_of(broker: Service, endpoints: Collection[Endpoint]) -> EmulatorView:
+    """Return the current state of an emulator. endpoints: its connections."""
     entities = []
     for entity in broker.namespace.all():
         try:
@@ -95,7 +95,6 @@ def take_view(emulator: Emulator) -> EmulatorView:
                 len(broker.dispatcher.consumers(entity.path)),
             )
         )
-    endpoints = emulator.server.endpoints
     return EmulatorView(
         tuple(entities), len(endpoints), sum(endpoint.client.links for endpoint in endpoints)
     )

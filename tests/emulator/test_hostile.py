@@ -223,11 +223,47 @@ def test_a_client_that_does_not_read_gets_limited_output(bus, victim):
     sender.close()
     with RawClient(bus.port) as client:
         client.attach("hostile", receive=True)
-        client.write(credit_frame(2**31))
+        client.write(credit_frame(2**30))
         time.sleep(0.5)
         endpoint = next(e for e in bus._emulator.server.endpoints if e.client.container == "raw")
         assert endpoint._transport.get_write_buffer_size() < 12_000_000
         victim()
+
+
+def test_a_client_that_asks_for_much_and_does_not_read_gets_limited_output(bus, victim):
+    """300 requests for a megabyte each, in one piece."""
+    bus.create_queue("large")
+    with RawClient(bus.port) as client:
+        client.attach("large")
+        payload = message(b"x" * 900_000)
+        for start in range(0, len(payload), 60_000):
+            more = start + 60_000 < len(payload)
+            client.write(transfer_frame(0, payload[start : start + 60_000], more=more))
+        assert client.until("Disposition").state.descriptor == 0x24
+    client = RawClient(bus.port)
+    client.attach("large/$management", receive=True, handle=0)
+    client.write(credit_frame(2**30) + attach_frame("large/$management", handle=1))
+    client.until("Attach")
+    operation = (encode.string("operation"), encode.string("com.microsoft:peek-message"))
+    wanted = [
+        (encode.string("from-sequence-number"), encode.long(0)),
+        (encode.string("message-count"), encode.int32(1)),
+    ]
+    request = (
+        encode.fields(0x73, [encode.string("id")])
+        + encode.described(0x74, encode.map_of([operation]))
+        + encode.described(0x77, encode.map_of(wanted))
+    )
+    client.write(b"".join(transfer_frame(n, request, handle=1) for n in range(300)))
+    endpoint = next(e for e in bus._emulator.server.endpoints if e.client.container == "raw")
+    sizes = []
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        sizes.append(endpoint._transport.get_write_buffer_size())
+        time.sleep(0.02)
+    assert 4_000_000 < max(sizes) < 30_000_000
+    victim()
+    client.close()
 
 
 def valid_streams():

@@ -14,13 +14,14 @@ from aztask.emulator.broker.entities import Entity, EntityKind
 from aztask.testing import emulator
 
 FOLDER = Path(__file__).parent / "node"
+NEEDED = ("@azure/service-bus", "ws")
 
 
 @pytest.fixture(scope="module")
 def node():
     """The node program, with the packages of package.json installed beside it."""
     node = need_node()
-    if not (FOLDER / "node_modules" / "@azure" / "service-bus").exists():
+    if not all((FOLDER / "node_modules" / name).exists() for name in NEEDED):
         command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
         done = subprocess.run(
             command, cwd=FOLDER, capture_output=True, text=True, timeout=300, check=False
@@ -51,11 +52,11 @@ def test_queues_sessions_and_subscriptions(node, bus, queue):
     }
 
 
-def test_rules_with_typed_values(node):
-    """It reads the types by the length of the service's prefix."""
-    with emulator(tls=True) as bus:
+def test_administration(node):
+    """Every method of its client. It reads the types of rules by the length of their prefix."""
+    with emulator(tls=True, tier="premium") as bus:
         done = subprocess.run(
-            [node, "rules.js", bus.admin_connection_string],
+            [node, "administration.js", bus.admin_connection_string],
             cwd=FOLDER,
             env={**os.environ, "NODE_EXTRA_CA_CERTS": str(bus.certificate)},
             capture_output=True,
@@ -65,10 +66,37 @@ def test_rules_with_typed_values(node):
         )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    assert found["correlated"]["applicationProperties"] == {
+    assert found["namespace"] == ["aztask-emulator", "Premium"]
+    assert found["deliveries"] == 4
+    assert found["queue"] == {
+        "lockDuration": "PT45S",
+        "maxDeliveryCount": 2**31 - 1,
+        "autoDeleteOnIdle": "PT10M",
+        "defaultMessageTimeToLive": "P1D",
+    }
+    rules = found["rules"]
+    assert rules["correlated"]["filter"]["applicationProperties"] == {
         "number": 5,
         "text": "x",
         "flag": True,
         "moment": "1970-01-01T00:00:00.000Z",
     }
-    assert found["sql"]["sqlParameters"] == {"@p": 7}
+    assert rules["sql"]["filter"]["sqlParameters"] == {"@p": 7}
+    assert rules["sql"]["action"]["sqlExpression"] == "SET a = @q"
+    assert rules["sql"]["action"]["sqlParameters"] == {"@q": 2}
+
+
+def test_websockets(node):
+    """It encrypts WebSockets in emulator mode, too."""
+    with emulator(queues=["q"], tls=True) as bus:
+        done = subprocess.run(
+            [node, "websocket.js", f"{bus.connection_string};UseDevelopmentEmulator=true"],
+            cwd=FOLDER,
+            env={**os.environ, "NODE_EXTRA_CA_CERTS": str(bus.certificate)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == 200_000

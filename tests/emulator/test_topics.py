@@ -80,8 +80,13 @@ def test_rules_are_kept_as_they_were_given(admin):
     admin.update_rule("rules", "s", rule)
     assert admin.get_rule("rules", "s", "one").filter.sql_expression == "a = 'b'"
     assert [one.name for one in admin.list_rules("rules", "s")] == ["$Default", "one"]
-    with pytest.raises(HttpResponseError, match="actions"):
-        admin.create_rule("rules", "s", "two", action=SqlRuleAction("SET a = 1"))
+    action = SqlRuleAction("SET a = @p", {"@p": 1})
+    admin.create_rule("rules", "s", "three", action=action)
+    kept = admin.get_rule("rules", "s", "three").action
+    assert (kept.sql_expression, kept.parameters) == (action.sql_expression, action.parameters)
+    admin.delete_rule("rules", "s", "three")
+    with pytest.raises(HttpResponseError, match="action: SET or REMOVE"):
+        admin.create_rule("rules", "s", "two", action=SqlRuleAction("a = 1"))
     with pytest.raises(HttpResponseError, match="filter"):
         admin.create_rule("rules", "s", "two", filter=SqlRuleFilter("a = = b"))
     with pytest.raises(ResourceExistsError):
@@ -117,6 +122,29 @@ def test_filters_compare_times(client, admin):
             ]
         )
     assert texts(client, "times", "due", 3) == ["exact", "later"]
+
+
+def test_actions_change_the_copies_of_a_subscription(client, admin):
+    admin.create_topic("acting")
+    admin.create_subscription("acting", "s")
+    admin.create_rule(
+        "acting",
+        "s",
+        "cheap",
+        filter=SqlRuleFilter("price < 10"),
+        action=SqlRuleAction("SET sys.Label = 'cheap'; SET price = price * 2; REMOVE secret"),
+    )
+    sent = {"price": 4, "secret": "x"}
+    with client.get_topic_sender("acting") as sender:
+        sender.send_messages(ServiceBusMessage("1", application_properties=sent))
+    with client.get_subscription_receiver("acting", "s") as receiver:
+        plain, acted = receiver.receive_messages(2, max_wait_time=WAIT)
+        for message in (plain, acted):
+            receiver.complete_message(message)
+    assert plain.subject is None
+    assert plain.application_properties == {b"price": 4, b"secret": b"x"}
+    assert acted.subject == "cheap"
+    assert acted.application_properties == {b"price": 8, b"RuleName": b"cheap"}
 
 
 def test_filters_of_a_topic_are_counted(admin):

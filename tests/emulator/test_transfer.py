@@ -14,7 +14,7 @@ NO_SESSION = (
 
 
 def lost(receiver):
-    """Receive the one transfer dead letter; afterwards there is none."""
+    """Receive the one message; it was the only one."""
     (letter,) = receiver.receive_messages(1, max_wait_time=WAIT)
     (peeked,) = receiver.peek_messages(2, sequence_number=1)
     assert peeked.message_id == letter.message_id
@@ -58,6 +58,7 @@ def test_a_dead_letter_to_a_queue_with_sessions(queue, client):
 
 
 def test_from_a_queue_to_a_topic_one_of_whose_subscriptions_has_sessions(bus, queue, client):
+    """The message reaches the topic. It is a dead letter of that subscription alone."""
     with bus.administration_client() as admin:
         admin.create_topic("transfer-a")
         admin.create_subscription("transfer-a", "plain")
@@ -65,8 +66,11 @@ def test_from_a_queue_to_a_topic_one_of_whose_subscriptions_has_sessions(bus, qu
     source = queue(forward_to="transfer-a")
     with client.get_queue_sender(source) as sender:
         sender.send_messages(ServiceBusMessage("none"))
-    with client.get_queue_receiver(source, sub_queue=PLACE) as receiver:
+    dead = {"sub_queue": ServiceBusSubQueue.DEAD_LETTER}
+    with client.get_subscription_receiver("transfer-a", "s", **dead) as receiver:
         assert lost(receiver).dead_letter_reason == NO_SESSION[0]
+    with client.get_subscription_receiver("transfer-a", "plain") as receiver:
+        assert str(lost(receiver)) == "none"
 
 
 def test_from_a_subscription_to_a_queue_with_sessions(bus, queue, client):

@@ -63,9 +63,31 @@ def sas(bus, key, resource, seconds):
     )
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "more"),
+    [
+        ("sb://127.0.0.1:{port}", ""),
+        ("sb://127.0.0.1:{port}/", ";"),
+        ("sb://localhost:{port}", ";EntityPath=q"),
+        ("sb://localhost:{port}/", ";EntityPath=q;"),
+        ("amqp://localhost:{port}", ";"),
+    ],
+)
+def test_connection_strings_in_every_usual_form(bus, endpoint, more):
+    """With and without a slash, a last semicolon and an EntityPath, as samples have them."""
+    if bus._emulator.namespace.find("q") is None:
+        bus.create_queue("q")
+    key = "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE"
+    end = f"{key};UseDevelopmentEmulator=true{more}"
+    send_and_receive(f"Endpoint={endpoint.format(port=bus.port)};{end}")
+    if endpoint.startswith("sb"):
+        with administration_client(f"Endpoint={endpoint.format(port=bus.admin_port)};{end}") as it:
+            assert it.get_queue("q").name == "q"
+
+
 @pytest.fixture(scope="module")
 def locked():
-    with emulator(queues=["q", "other"], shared_access_key=KEY) as bus:
+    with emulator(queues=["q", "other", "tokens"], shared_access_key=KEY) as bus:
         yield bus
 
 
@@ -127,11 +149,11 @@ def test_tokens_of_entra_id_are_accepted_only_without_a_key(locked, bus):
             ServiceBusClient(
                 f"{to.host}:{to.port}", Credential(), use_tls=False, retry_total=0
             ) as client,
-            client.get_queue_sender("q") as sender,
+            client.get_queue_sender("tokens") as sender,
         ):
             sender.send_messages(ServiceBusMessage("x"))
 
-    bus.create_queue("q")
+    bus.create_queue("tokens")
     send(bus)
     with pytest.raises(REFUSED):
         send(locked)

@@ -18,20 +18,21 @@ from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape, quoteattr
 
-from aztask.emulator.amqp.encode import Described, Timestamp
+from aztask.emulator.amqp.encode import Described, Int32, Timestamp
 from aztask.emulator.broker.entities import (
     DEFAULT_RULE,
     Entity,
     EntityKind,
     Status,
     SubscriptionRule,
-    check_window,
+    check,
 )
 from aztask.emulator.broker.filters import (
     TIMESPAN,
     CorrelationFilter,
     FalseFilter,
     Filter,
+    RuleAction,
     SqlFilter,
     TrueFilter,
 )
@@ -130,14 +131,13 @@ NAMES = {
 _WINDOW = "DuplicateDetectionHistoryTimeWindow"
 _DEFAULT_WINDOW = 600.0
 _KEPT = (
-    *("MaxSizeInMegabytes", "EnableBatchedOperations", "UserMetadata", "AutoDeleteOnIdle"),
+    *("MaxSizeInMegabytes", "EnableBatchedOperations", "UserMetadata"),
     *("EnablePartitioning", "EnableExpress", "SupportOrdering", "AuthorizationRules"),
     "FilteringMessagesBeforePublishing",
 )
 _DEFAULTS = {
     "MaxSizeInMegabytes": "1024",
     "EnableBatchedOperations": "true",
-    "AutoDeleteOnIdle": format_duration(None),
     "EnablePartitioning": "false",
     "EnableExpress": "false",
     "SupportOrdering": "true",
@@ -184,6 +184,7 @@ def _target(text: str) -> str:
 
 _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
     "LockDuration": ("lock_seconds", parse_duration),
+    "AutoDeleteOnIdle": ("auto_delete", _unlimited),
     "MaxDeliveryCount": ("max_deliveries", int),
     "DefaultMessageTimeToLive": ("time_to_live", _unlimited),
     "DeadLetteringOnMessageExpiration": ("dead_letter_expired", _flag),
@@ -235,7 +236,7 @@ def _entity(element: ElementTree.Element, base: Entity) -> Entity:
         detects = _flag(parts["RequiresDuplicateDetection"].text or "")
     window = parts[_WINDOW].text if _WINDOW in parts else None
     seconds = (parse_duration(window) if window else 0.0) or _DEFAULT_WINDOW
-    check_window(base.path, seconds)
+    check(replace(base, duplicate_window=seconds))
     if window and not detects:
         kept[_WINDOW] = window
     return replace(base, kept=kept, duplicate_window=seconds if detects else 0.0, **values)
@@ -280,7 +281,8 @@ def _queue(shown: EntitySnapshot) -> list[str]:
         *_times(entity),
         *_some(entity, "SupportOrdering"),
         _counts(shown),
-        *_some(entity, "AutoDeleteOnIdle", "EnablePartitioning"),
+        _idle(entity),
+        *_some(entity, "EnablePartitioning"),
         tag("EntityAvailabilityStatus", "Available"),
         *_forward(shown, "ForwardDeadLetteredMessagesTo", entity.forward_dead_letters_to),
         *_some(entity, "EnableExpress"),
@@ -305,7 +307,8 @@ def _topic(shown: EntitySnapshot) -> list[str]:
         _counts(shown),
         tag("SubscriptionCount", str(shown.subscriptions)),
         *_filter_counts(shown),
-        *_some(entity, "AutoDeleteOnIdle", "EnablePartitioning"),
+        _idle(entity),
+        *_some(entity, "EnablePartitioning"),
         tag("EntityAvailabilityStatus", "Available"),
         *_some(entity, "EnableExpress"),
         tag("MaxMessageSizeInKilobytes", str(entity.max_message_bytes // 1024)),
@@ -329,7 +332,7 @@ def _subscription(shown: EntitySnapshot) -> list[str]:
         _counts(shown),
         *_some(entity, "UserMetadata"),
         *_forward(shown, "ForwardDeadLetteredMessagesTo", entity.forward_dead_letters_to),
-        *_some(entity, "AutoDeleteOnIdle"),
+        _idle(entity),
         tag("EntityAvailabilityStatus", "Available"),
     ]
 
@@ -349,6 +352,10 @@ def _duplicates(entity: Entity) -> list[str]:
         tag("RequiresDuplicateDetection", _word(entity.duplicate_window > 0)),
         tag(_WINDOW, entity.kept.get(_WINDOW, window)),
     ]
+
+
+def _idle(entity: Entity) -> str:
+    return tag("AutoDeleteOnIdle", format_duration(entity.auto_delete))
 
 
 def _times(entity: Entity) -> list[str]:
@@ -405,11 +412,18 @@ def rule_from(element: ElementTree.Element, name: str = "") -> SubscriptionRule:
     name: from the request's path; wins over the name in the description.
     """
     parts = children(element)
-    action = parts.get("Action")
-    if action is not None and (_text(children(action).get("SqlExpression"))):
-        raise ConfigurationError("rule actions are not run here: create the rule without one")
     stated = _text(parts.get("Name"))
-    return SubscriptionRule(name or stated or DEFAULT_RULE, _filter(parts.get("Filter")))
+    return SubscriptionRule(
+        name or stated or DEFAULT_RULE,
+        _filter(parts.get("Filter")),
+        action=_action(parts.get("Action")),
+    )
+
+
+def _action(element: ElementTree.Element | None) -> RuleAction | None:
+    parts = {} if element is None else children(element)
+    text = _text(parts.get("SqlExpression"))
+    return RuleAction(text, _values(parts.get("Parameters"))) if text else None
 
 
 def _text(element: ElementTree.Element | None) -> str:
@@ -447,7 +461,9 @@ def _value(element: ElementTree.Element) -> Any:
     kind = element.get(_TYPE, "").rsplit(":", 1)[-1]
     text = element.text or ""
     try:
-        if kind in ("int", "long", "short", "byte"):
+        if kind in ("int", "short", "byte", "unsignedByte", "unsignedShort"):
+            return _int32(text)
+        if kind in ("long", "unsignedInt", "unsignedLong"):
             return int(text)
         if kind in ("double", "float", "decimal"):
             return float(text)
@@ -458,6 +474,13 @@ def _value(element: ElementTree.Element) -> Any:
     except ValueError:
         raise ConfigurationError(f"{text[:40]!r} is not of type {kind}") from None
     return text.lower() == "true" if kind == "boolean" else text
+
+
+def _int32(text: str) -> Int32:
+    number = int(text)
+    if not -(2**31) <= number < 2**31:
+        raise ValueError(text)
+    return Int32(number)
 
 
 def _timestamp(text: str) -> Timestamp:
@@ -472,7 +495,7 @@ def rule_description(rule: SubscriptionRule) -> str:
     """Return the description of a rule, in XML."""
     return (
         f'<RuleDescription xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{_written(rule.filter)}'
-        f'<Action i:type="EmptyRuleAction"/>{tag("CreatedAt", instant(rule.created))}'
+        f"{_written_action(rule.action)}{tag('CreatedAt', instant(rule.created))}"
         f"{tag('Name', rule.name)}</RuleDescription>"
     )
 
@@ -491,10 +514,16 @@ def _written(rule_filter: Filter) -> str:
             return _sql("TrueFilter", "1=1", {})
 
 
-def _sql(kind: str, text: str, parameters: dict[str, Any]) -> str:
+def _written_action(action: RuleAction | None) -> str:
+    if action is None:
+        return '<Action i:type="EmptyRuleAction"/>'
+    return _sql("SqlRuleAction", action.text, action.parameters, "Action")
+
+
+def _sql(kind: str, text: str, parameters: dict[str, Any], name: str = "Filter") -> str:
     return (
-        f'<Filter i:type="{kind}">{tag("SqlExpression", text)}'
-        f"{tag('CompatibilityLevel', _SQL_LEVEL)}{_pairs('Parameters', parameters)}</Filter>"
+        f'<{name} i:type="{kind}">{tag("SqlExpression", text)}'
+        f"{tag('CompatibilityLevel', _SQL_LEVEL)}{_pairs('Parameters', parameters)}</{name}>"
     )
 
 
@@ -523,7 +552,7 @@ def _typed(value: Any) -> tuple[str, str]:
         case Described():
             return "duration", format_duration(value.value / _TICKS)
         case int():
-            return "long", str(value)
+            return "int" if isinstance(value, Int32) else "long", str(value)
         case float():
             return "double", str(value)
     return "string", str(value)

@@ -11,20 +11,29 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from aztask.emulator.admin import descriptions
+from aztask.emulator import websocket
+from aztask.emulator.admin import descriptions, page
 from aztask.emulator.admin.descriptions import EntitySnapshot
 from aztask.emulator.amqp import AmqpError
 from aztask.emulator.broker.broker import Service
-from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, EntityKind, SubscriptionRule
+from aztask.emulator.broker.entities import (
+    SUBSCRIPTIONS,
+    Entity,
+    EntityKind,
+    SubscriptionRule,
+    Tier,
+)
 from aztask.emulator.broker.filters import CorrelationFilter
 from aztask.emulator.broker.namespace import EntityExists
 from aztask.emulator.config import is_loopback
+from aztask.emulator.server import Server
 from aztask.errors import (
     AztaskError,
     BrokerUnavailable,
@@ -252,12 +261,13 @@ class Routes:
     def _namespace_info(self, request: HttpRequest) -> HttpResponse:
         now = self._broker.clock.wall()
         host = request.headers.get("host", "localhost")
+        tier = self._namespace.tier or Tier.PREMIUM
         content = "".join(
             (
                 f'<NamespaceInfo xmlns="{descriptions.CONNECT}">',
                 descriptions.tag("CreatedTime", descriptions.instant(0)),
-                descriptions.tag("MessagingSKU", "Premium"),
-                descriptions.tag("MessagingUnits", "1"),
+                descriptions.tag("MessagingSKU", tier.value),
+                descriptions.tag("MessagingUnits", "1") if tier is Tier.PREMIUM else "",
                 descriptions.tag("ModifiedTime", descriptions.instant(now)),
                 descriptions.tag("Name", "aztask-emulator"),
                 descriptions.tag("NamespaceType", "Messaging"),
@@ -288,14 +298,17 @@ def _number(text: str | None, default: int) -> int:
 #
 # Rules
 # 1. Head and body are limited before they are read. A connection is closed after `IDLE_SECONDS`
-#    without a complete request.
+#    without a request, and `HEAD_SECONDS` after a request began and is not complete.
 # 2. Each connection has one request at a time. It stays open unless the client asks to close it.
+# 3. If there are `MAX_CONNECTIONS`, a new one takes the place of the one that has waited longest
+#    for its client, of the address with the most. Slow clients lock no other out.
 
 log = logging.getLogger(__name__)
 
 MAX_HEAD = 64 * 1024
 MAX_BODY = 1024 * 1024
 IDLE_SECONDS = 120.0
+HEAD_SECONDS = 10.0
 MAX_CONNECTIONS = 200
 STOP_SECONDS = 1.0
 
@@ -309,19 +322,19 @@ class _BadRequest(Exception):
 
 
 class AdminServer:
-    """Listens for administration clients. deleted: called with the path of a deleted entity."""
+    """Listens for administration clients, and for AMQP over WebSockets, which `amqp` serves."""
 
-    def __init__(self, broker: Service, deleted: Callable[[str], None]) -> None:
+    def __init__(self, broker: Service, amqp: Server) -> None:
         self._broker = broker
-        self._deleted = deleted
-        self._routes = Routes(broker, deleted, secure=False)
+        self._amqp = amqp
+        self._routes = Routes(broker, amqp.entity_deleted, secure=False)
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
+        self._open: dict[asyncio.StreamWriter, str] = {}  # in the order of their last request
         self._serving: set[asyncio.Task[None] | None] = set()
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
         """Listen, with TLS if there is a `context`; return the bound port. Raises OSError."""
-        self._routes = Routes(self._broker, self._deleted, secure=context is not None)
+        self._routes = Routes(self._broker, self._amqp.entity_deleted, secure=context is not None)
         self._server = await asyncio.start_server(
             self._serve, host, port, ssl=context, limit=MAX_HEAD
         )
@@ -342,11 +355,10 @@ class AdminServer:
             await asyncio.wait(serving, timeout=STOP_SECONDS)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= MAX_CONNECTIONS:
-            writer.close()
-            return
         task = asyncio.current_task()
-        self._open.add(writer)
+        if len(self._open) >= MAX_CONNECTIONS:
+            self._make_room()
+        self._open[writer] = str((writer.get_extra_info("peername") or ("?",))[0])
         self._serving.add(task)
         try:
             while await self._serve_one(reader, writer):
@@ -354,20 +366,34 @@ class AdminServer:
         except (OSError, EOFError, TimeoutError):
             log.debug("an administration client disconnected or sent nothing in time")
         finally:
-            self._open.discard(writer)
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            if self._open.pop(writer, None) is not None or writer.transport.is_closing():
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
             self._serving.discard(task)
+
+    def _make_room(self) -> None:
+        """Close one connection (rule 3). All wait for their clients: answers need no waiting."""
+        peers = Counter(self._open.values())
+        most = max(peers.values())
+        writer = next(each for each, peer in self._open.items() if peers[peer] == most)
+        del self._open[writer]
+        writer.transport.abort()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; return whether the connection stays open."""
         keep = False
         try:
             async with asyncio.timeout(IDLE_SECONDS):
-                request = await _read(reader, writer)
+                first = await reader.readexactly(1)
+            async with asyncio.timeout(HEAD_SECONDS):
+                request = await _read(first, reader, writer)
+            if writer in self._open:  # now it is the one that was heard last
+                self._open[writer] = self._open.pop(writer)
+            if self._is_upgraded(request, writer):
+                return False
             keep = request.headers.get("connection", "").lower() != "close"
-            response = self._answer(request)
+            response = self.answer(request)
         except _BadRequest as error:
             response = failed(error.status, str(error))
         body = response.body.encode()
@@ -378,32 +404,63 @@ class AdminServer:
             f"Content-Length: {len(body)}",
             f"Connection: {'keep-alive' if keep else 'close'}",
         ]
+        head += [f"{name}: {value}" for name, value in response.headers.items()]
         writer.write("\r\n".join([*head, "", ""]).encode() + body)
         await writer.drain()
         return keep
 
-    def _answer(self, request: HttpRequest) -> HttpResponse:
+    def _is_upgraded(self, request: HttpRequest, writer: asyncio.StreamWriter) -> bool:
+        """Hand a connection over that asks for a WebSocket; return whether it did."""
+        required = self._broker.access.required
+        reply = websocket.answer(request.path, request.headers, key_required=required)
+        if request.method != "GET" or reply is None:
+            return False
+        self._open.pop(writer, None)
+        writer.transport.write(reply)
+        transport = writer.transport
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # of a stream it always is
+        websocket.WebSocketEndpoint(self._amqp, transport, writer)
+        return True
+
+    def answer(self, request: HttpRequest) -> HttpResponse:
+        """Return the response to a request: of the page, or of the administration."""
         try:
+            if request.path in ("/", page.STYLE_PATH) or request.path.startswith("/$entity/"):
+                return self._page(request)
             return self._routes.answer(request)
         except Exception:
             log.exception("%s %s failed: a bug of the emulator", request.method, request.path)
             return failed(500, "a bug of the emulator, see its log")
 
+    def _page(self, request: HttpRequest) -> HttpResponse:
+        """Answer a browser (the rules are in `page`)."""
+        if request.method != "GET":
+            return failed(405, "the page is for reading")
+        if not (self._broker.access.required or websocket.from_here(request.headers)):
+            return failed(421, "without a key, the page is for 127.0.0.1 and localhost")
+        if not page.allowed(self._broker, request.headers):
+            asked = {"WWW-Authenticate": 'Basic realm="aztask emulator", charset="UTF-8"'}
+            return HttpResponse(401, "the key is the password", "text/plain", asked)
+        if request.path == page.STYLE_PATH:
+            return HttpResponse(200, page.STYLE, "text/css; charset=utf-8", page.HEADERS)
+        text = page.render(self._broker, self._amqp.endpoints, request.path)
+        if text is None:
+            return failed(404, f"there is nothing at {request.path[:300]!r}")
+        return HttpResponse(200, text, "text/html; charset=utf-8", page.HEADERS)
 
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpRequest:
+
+async def _read(
+    first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> HttpRequest:
     try:
-        head = await reader.readuntil(b"\r\n\r\n")
+        head = first + await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
         raise _BadRequest(431, "the request's head is too long") from None
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         raise _BadRequest(400, "this port speaks HTTP/1.1")
-    headers = {}
-    for line in lines[1:]:
-        name, separator, value = line.partition(":")
-        if separator:
-            headers[name.strip().lower()] = value.strip()
+    headers = websocket.headers_of(lines[1:])
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     body = await _body(reader, headers)

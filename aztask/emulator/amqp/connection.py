@@ -135,6 +135,7 @@ class AmqpConnection:
         self.trusted = False
         self.peer: Open | None = None
         self.peer_frame_size = MIN_MAX_FRAME_SIZE
+        self.waiting_bytes = 0
         self.sessions: dict[int, AmqpSession] = {}
         self._container = container
         self._tracer = tracer

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from aztask.emulator.amqp import DECODE_ERROR, AmqpError
-from aztask.emulator.amqp.encode import Described, Symbol, Timestamp
+from aztask.emulator.amqp.encode import Described, Int32, Symbol, Timestamp
 
 MAX_DEPTH = 64
 MAX_COUNT = 65536
@@ -265,13 +265,13 @@ for _code, _reader in {
     0x51: _fixed(">b"),
     0x52: _octet,
     0x53: _octet,
-    0x54: _fixed(">b"),
+    0x54: _fixed(">b", Int32),
     0x55: _fixed(">b"),
     0x56: _boolean,
     0x60: _fixed(">H"),
     0x61: _fixed(">h"),
     0x70: _fixed(">I"),
-    0x71: _fixed(">i"),
+    0x71: _fixed(">i", Int32),
     0x72: _fixed(">f"),
     0x73: _char,
     0x74: _fixed("4s"),

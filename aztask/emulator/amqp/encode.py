@@ -32,6 +32,12 @@ class Timestamp(int):
     __slots__ = ()
 
 
+class Int32(int):
+    """An AMQP int of 32 bits, so that it is not written as a long: some clients tell them apart."""
+
+    __slots__ = ()
+
+
 class Described(NamedTuple):
     """A value with its descriptor, which is an int or a `Symbol`."""
 
@@ -188,6 +194,7 @@ def double(value: float) -> bytes:
 _SIMPLE_TYPES: list[tuple[type, Callable[[Any], bytes]]] = [
     (bool, boolean),
     (Timestamp, timestamp),
+    (Int32, int32),
     (int, long),
     (float, double),
     (Symbol, symbol),
@@ -198,12 +205,17 @@ _SIMPLE_TYPES: list[tuple[type, Callable[[Any], bytes]]] = [
 
 
 def simple(value: Any) -> bytes:
-    """Encode a decoded value of a simple type.
+    """Encode a decoded value of a simple type, which may have a descriptor.
 
     Returns b"" for all other values: lists, maps, and numbers that do not fit a long.
     """
     if value is None:
         return NULL
+    if isinstance(value, Described):
+        inner = simple(value.value)
+        number = isinstance(value.descriptor, int)
+        head = ulong(value.descriptor) if number else symbol(str(value.descriptor))
+        return b"\x00" + head + inner if inner else b""
     for kind, write in _SIMPLE_TYPES:
         if isinstance(value, kind):
             try:

@@ -255,15 +255,19 @@ class AmqpLink:
         """Whether messages may flow on this link."""
         return self.state is LinkState.ATTACHED
 
+    def used(self) -> tuple[int, ...]:
+        """Return numbers that change with every use of the link."""
+        return ()
+
 
 class Inbound:
     """A complete message from the peer.
 
-    message_format: 0 if the peer sent none. too_large: the message exceeded the link's limit and
-    its payload was dropped.
+    message_format: 0 if the peer sent none. state: the delivery state that came with it, such as a
+    transaction's. too_large: the message exceeded the link's limit and its payload was dropped.
     """
 
-    __slots__ = ("delivery_id", "message_format", "payload", "settled", "too_large")
+    __slots__ = ("delivery_id", "message_format", "payload", "settled", "state", "too_large")
 
     def __init__(
         self, delivery_id: int, message_format: int, settled: bool, payload: bytes
@@ -272,6 +276,7 @@ class Inbound:
         self.message_format = message_format
         self.settled = settled
         self.payload = payload
+        self.state: Described | None = None
         self.too_large = False
 
 
@@ -296,6 +301,9 @@ class ReceivingLink(AmqpLink):
         """Let the peer send `credit` messages; the credit is renewed when half of it is used."""
         self._granted = self._credit_left = credit
         self._write_credit()
+
+    def used(self) -> tuple[int, ...]:
+        return self._delivery_count, len(self._partial)
 
     def flowed(self, flow: Flow) -> None:
         """Apply the peer's flow: take its delivery count, and answer an echo."""
@@ -366,6 +374,7 @@ class ReceivingLink(AmqpLink):
         payload = bytes(self._partial) + rest if self._partial else rest
         settled = self.modes[0] == SETTLED_MODE or bool(first.settled)
         message = Inbound(first.delivery_id or 0, first.message_format or 0, settled, payload)
+        message.state = first.state
         message.too_large = self._dropped > 0
         self.drop_partial()
         self._count()
@@ -402,11 +411,16 @@ class SendingLink(AmqpLink):
         self.credit = 0
         self.draining = False
         self.unsettled: dict[int, Outbound] = {}
+        self._flows = 0
         self.pre_settled = attach.snd_settle_mode == SETTLED_MODE
         self.max_message_size = attach.max_message_size
 
+    def used(self) -> tuple[int, ...]:
+        return self.delivery_count, self._flows, len(self.unsettled)
+
     def flowed(self, flow: Flow) -> None:
         """Apply the peer's flow: its credit counts from its delivery count (part 2.6.7)."""
+        self._flows += 1
         if flow.link_credit is not None:
             counted = 0 if flow.delivery_count is None else flow.delivery_count
             credit = (counted + flow.link_credit - self.delivery_count) & SERIAL

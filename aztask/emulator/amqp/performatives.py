@@ -16,12 +16,12 @@ from typing import Any, ClassVar, TypeAlias
 
 from aztask.emulator.amqp import DECODE_ERROR, INVALID_FIELD, NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.amqp.decode import decode
-from aztask.emulator.amqp.encode import Described, Symbol
+from aztask.emulator.amqp.encode import Described, Int32, Symbol
 
 UINT_MAX = 0xFFFFFFFF
 
 _STRINGS = frozenset((str, Symbol))
-_NUMBERS = frozenset((int,))
+_NUMBERS = frozenset((int, Int32))
 _BOOLEANS = frozenset((bool,))
 _BYTES = frozenset((bytes,))
 _MAPS = frozenset((dict,))
@@ -306,7 +306,9 @@ def _build(kind: type[Any], values: list[Any]) -> Any:
     for index, value in enumerate(values):
         if value is None:
             continue
-        if type(value) not in kind.TYPES[index] or (type(value) is int and not _is_uint(value)):
+        if type(value) not in kind.TYPES[index] or (
+            type(value) in _NUMBERS and not _is_uint(value)
+        ):
             raise AmqpError(INVALID_FIELD, f"{kind.__name__}.{names[index]} is {str(value)[:40]!r}")
         present[names[index]] = value
     if kind is Begin:

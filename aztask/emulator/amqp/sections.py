@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from aztask.emulator.amqp import DECODE_ERROR, AmqpError
+from aztask.emulator.amqp import DECODE_ERROR, MESSAGE_SIZE_EXCEEDED, AmqpError
 from aztask.emulator.amqp.decode import decode, skip
 from aztask.emulator.amqp.encode import Described, Symbol
 
+MAX_PROPERTIES = 64 * 1024
+"""What the service takes before the body, in bytes."""
 HEADER = 0x70
 DELIVERY_ANNOTATIONS = 0x71
 MESSAGE_ANNOTATIONS = 0x72
@@ -57,7 +59,7 @@ class Sections:
     annotations, application_properties: the decoded maps.
     annotation_items: the encoded keys and values of the message annotations.
     delivery_items: the encoded keys and values of the delivery annotations.
-    bare: the position of the bare message.
+    bare: the position of the bare message. body: of its first body section; -1 without one.
     application_start, application_end: the encoded application-properties section.
     data_items: the positions of the data sections' contents.
     """
@@ -65,7 +67,7 @@ class Sections:
     __slots__ = (
         *("raw", "header", "annotations", "annotation_items", "annotation_count", "properties"),
         *("application_properties", "bare", "application_start", "application_end"),
-        *("data_items", "value", "footer", "delivery_items"),
+        *("data_items", "value", "footer", "delivery_items", "body"),
     )
 
     def __init__(self, raw: bytes) -> None:
@@ -78,6 +80,7 @@ class Sections:
         self.properties: list[Any] = []
         self.application_properties: dict[Any, Any] = {}
         self.bare = 0
+        self.body = -1
         self.application_start = self.application_end = 0
         self.data_items: list[tuple[int, int]] = []
         self.value: Any = None
@@ -116,6 +119,8 @@ def cut(raw: bytes) -> Sections:
             raise AmqpError(DECODE_ERROR, f"section 0x{code:02x} follows 0x{last:02x}")
         if bare < 0 and code >= PROPERTIES:
             bare = start
+        if code >= DATA > last:
+            sections.body = start
         if code == DATA:
             position = _data(sections, position)
         else:
@@ -123,6 +128,18 @@ def cut(raw: bytes) -> Sections:
         last = code
     sections.bare = size if bare < 0 else bare
     return sections
+
+
+def check_properties(message: Sections) -> None:
+    """Refuse a message with more bytes before its body than the service takes. Raises AmqpError."""
+    if len(message.raw) <= MAX_PROPERTIES:
+        return
+    size = message.body if message.body >= 0 else len(message.raw)
+    if size > MAX_PROPERTIES:
+        raise AmqpError(
+            MESSAGE_SIZE_EXCEEDED,
+            f"{size} bytes of properties; a message has at most {MAX_PROPERTIES}",
+        )
 
 
 def _section_code(raw: bytes, position: int) -> tuple[int, int]:

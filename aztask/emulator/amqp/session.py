@@ -2,7 +2,8 @@
 
 Rules
 1. Outgoing transfer frames wait while the peer's window is closed. `ready` says whether the broker
-   may send more; at most `MAX_WAITING` bytes wait.
+   may send more; if more than `MAX_WAITING` bytes wait, the session ends. It ends without an
+   exception, because the caller serves other clients as well.
 2. Our own window is renewed when half of it is used.
 3. After an end from either side, further frames from the peer on this channel are dropped.
 """
@@ -45,6 +46,8 @@ from aztask.emulator.amqp.performatives import (
 
 WINDOW = 5000
 MAX_WAITING = 64 * 1024 * 1024
+READY_BYTES = 4 * 1024 * 1024
+"""What may wait in all sessions of a connection while they still get messages."""
 _PERFORMATIVE_ROOM = 128  # bytes of a frame kept for its header and performative
 
 
@@ -71,6 +74,7 @@ class SessionConnection(Protocol):
     """The part of a connection that its sessions use."""
 
     peer_frame_size: int
+    waiting_bytes: int
 
     @property
     def handler(self) -> SessionHandler:
@@ -125,12 +129,13 @@ class AmqpSession:
     @property
     def ready(self) -> bool:
         """Whether a message would be written now, not queued behind a closed window."""
-        return self._peer_window > 0 and not self._waiting and not self.ended
+        free = self._peer_window > 0 and not self._waiting and not self.ended
+        return free and self.carrier.waiting_bytes <= READY_BYTES
 
     def send_message(self, handle: int, tag: bytes, settled: bool, payload: bytes) -> int:
         """Send one message in as many frames as the peer's limit requires; return its delivery id.
 
-        Raises SessionError when more than `MAX_WAITING` bytes wait for the peer's window.
+        The session ends when more than `MAX_WAITING` bytes wait for the peer's window.
         """
         delivery_id = self._next_delivery
         self._next_delivery = (delivery_id + 1) & SERIAL
@@ -140,7 +145,7 @@ class AmqpSession:
                 self.channel, handle, delivery_id, tag, settled=settled, payload=payload
             )
             if self._peer_window > 0 and not self._waiting and not self.ended:
-                self._emit(transfer)  # the test is `ready` inlined: this runs once per message
+                self._emit(transfer)  # the test of `_transfer` inlined: this runs once per message
             else:
                 self._transfer(transfer)
             return delivery_id
@@ -151,15 +156,22 @@ class AmqpSession:
         return delivery_id
 
     def _transfer(self, data: bytes) -> None:
-        if self.ready:
+        if self.ended:
+            return
+        if self._peer_window > 0 and not self._waiting:
             self._emit(data)
             return
         self._waiting.append(data)
-        self._waiting_bytes += len(data)
+        self._waited(len(data))
         if self._waiting_bytes > MAX_WAITING:
-            raise SessionError(
-                RESOURCE_LIMIT_EXCEEDED, "the session's incoming window stays closed"
+            self.end(
+                SessionError(RESOURCE_LIMIT_EXCEEDED, "the session's incoming window stays closed")
             )
+
+    def _waited(self, size: int) -> None:
+        """Count `size` more bytes that wait (negative: fewer)."""
+        self._waiting_bytes += size
+        self.carrier.waiting_bytes += size
 
     def _emit(self, data: bytes) -> None:
         self._peer_window -= 1
@@ -238,7 +250,7 @@ class AmqpSession:
     def _release_waiting(self) -> None:
         while self._waiting and self._peer_window > 0:
             data = self._waiting.popleft()
-            self._waiting_bytes -= len(data)
+            self._waited(-len(data))
             self._emit(data)
 
     def _window_opened(self) -> None:
@@ -300,6 +312,7 @@ class AmqpSession:
         """End the session and its links without writing anything."""
         self.ended = True
         self._waiting.clear()
+        self._waited(-self._waiting_bytes)
         links, self.links = list(self.links.values()), {}
         for link in links:
             if link.state in (LinkState.PENDING, LinkState.ATTACHED):

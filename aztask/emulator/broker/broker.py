@@ -10,6 +10,7 @@ from aztask.emulator.broker.access import Access
 from aztask.emulator.broker.dispatch import Committer, DeliveryDispatcher
 from aztask.emulator.broker.forwarding import Forwarder
 from aztask.emulator.broker.namespace import Namespace
+from aztask.emulator.faults import NO_FAULTS, Faults
 from aztask.queues.engine import Engine
 from aztask.support.clock import Clock
 
@@ -104,6 +105,7 @@ class Service:
     locks: Locks
     access: Access
     clock: Clock
+    faults: Faults = NO_FAULTS
 
     def queue_changed(self, queue: str, dead: bool = False) -> None:
         """Check for deliveries at the end of this turn, because messages of a queue changed.

@@ -8,7 +8,15 @@ Rules
 
 from __future__ import annotations
 
-from aztask.emulator.amqp import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED, AmqpError
+from aztask.emulator.amqp import (
+    CONNECTION_FORCED,
+    DETACH_FORCED,
+    INVALID_FIELD,
+    NOT_ALLOWED,
+    NOT_IMPLEMENTED,
+    AmqpError,
+    encode,
+)
 from aztask.emulator.amqp.link import (
     COORDINATOR,
     AmqpLink,
@@ -22,13 +30,24 @@ from aztask.emulator.broker.access import Right, TokenClaims, denied
 from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.consumer import Consumer, PendingSession, receivable
 from aztask.emulator.broker.dispatch import MessageSource
-from aztask.emulator.broker.entities import Address, parse_address
+from aztask.emulator.broker.entities import MANAGEMENT, Address, parse_address
 from aztask.emulator.broker.forwarding import sendable
-from aztask.emulator.broker.nodes import CbsLink, ManagementLink, Replies, RequestLink, Responder
+from aztask.emulator.broker.nodes import (
+    CbsLink,
+    ManagementLink,
+    Replies,
+    RequestLink,
+    Responder,
+    Responders,
+)
 from aztask.emulator.broker.producer import CREDIT, Producer
+from aztask.emulator.broker.transactions import ControlLink, Transactions
 
 REQUEST_SIZE = 1024 * 1024
 CBS_NODE = "$cbs"
+LEAST_ALONE = 5.0  # seconds that a connection may have no links: SDKs need one to open the first
+DESTINATION = "com.microsoft:transfer-destination-address"
+"""The property of a link that sends through its target to another entity ("send via")."""
 
 
 class Client:
@@ -41,10 +60,14 @@ class Client:
         self._paused = False
         self._producers: dict[AmqpLink, Producer] = {}
         self._consumers: dict[AmqpLink, Consumer] = {}
-        self._requests: dict[AmqpLink, RequestLink] = {}
-        self._responders: list[Responder] = []
+        self._requests: dict[AmqpLink, RequestLink | ControlLink] = {}
+        self.transactions = Transactions(broker)
+        self._responders = Responders()
         self._accepting: dict[AmqpLink, PendingSession] = {}
         self._addresses: dict[AmqpLink, Address] = {}
+        self._last_use: dict[AmqpLink, tuple[tuple[int, ...], float]] = {}
+        self._had_links = False
+        self._alone_since = broker.clock.monotonic()
 
     # -- the connection
 
@@ -61,6 +84,14 @@ class Client:
     def links(self) -> int:
         """The number of links to entities that this client has."""
         return len(self._producers) + len(self._consumers) + len(self._accepting)
+
+    def addresses(self) -> list[str]:
+        """Return what the client has links to: each with its direction, sorted."""
+        return sorted(
+            f"{'to' if link.receiving else 'from'} {address.claimed}"
+            + (MANAGEMENT if address.management else "")
+            for link, address in self._addresses.items()
+        )
 
     def paused(self, paused: bool) -> None:
         """Stop deliveries while the socket is full, resume them when it has room."""
@@ -79,7 +110,8 @@ class Client:
             if end is None:
                 raise AmqpError(INVALID_FIELD, "the attach names no source or target here")
             if end.kind == COORDINATOR:
-                raise AmqpError(NOT_IMPLEMENTED, "transactions are not available here")
+                self._attach_control(link)
+                return
             if end.dynamic:
                 raise AmqpError(NOT_IMPLEMENTED, "dynamic nodes are not available here")
             address = parse_address(end.address)
@@ -90,8 +122,16 @@ class Client:
         except AmqpError as error:
             link.refuse(error)
 
+    def _attach_control(self, link: AmqpLink) -> None:
+        if not isinstance(link, ReceivingLink):
+            raise AmqpError(NOT_ALLOWED, "the coordinator only takes messages")
+        self._requests[link] = ControlLink(self.broker, link, self.transactions)
+        link.max_message_size = REQUEST_SIZE
+        link.accept(max_message_size=REQUEST_SIZE)
+        link.grant(CREDIT)
+
     def _attach_receiving(self, link: ReceivingLink, address: Address) -> None:
-        size = REQUEST_SIZE
+        size, properties = REQUEST_SIZE, encode.NULL
         if address.cbs:
             replies = Replies(link, CBS_NODE, self._responders)
             self._requests[link] = CbsLink(replies, self.broker, self.claims)
@@ -103,6 +143,7 @@ class Client:
                 address,
                 self.claims,
                 lambda: list(self._consumers.values()),
+                self.transactions,
             )
         else:
             self._check(link, address, Right.SEND)
@@ -110,10 +151,25 @@ class Client:
                 raise AmqpError(NOT_ALLOWED, "messages cannot be sent to the dead letters")
             entity = sendable(self.broker.namespace, address.entity)
             size = entity.max_message_bytes
-            self._producers[link] = Producer(self.broker, link, entity.path)
+            destination = link.properties.get(DESTINATION)
+            target = None
+            if isinstance(destination, str):
+                target = self._destination(destination)
+                properties = encode.map_of(
+                    [(encode.symbol(DESTINATION), encode.string(destination))]
+                )
+            self._producers[link] = Producer(
+                self.broker, link, entity.path, self.transactions, target
+            )
         link.max_message_size = size
-        link.accept(max_message_size=size)
+        link.accept(max_message_size=size, properties=properties)
         link.grant(CREDIT)
+
+    def _destination(self, text: str) -> str:
+        """Return the entity to which a link sends through another one. Raises AmqpError."""
+        address = parse_address(text)
+        self.claims.check(address.claimed, Right.SEND)
+        return sendable(self.broker.namespace, address.entity).path
 
     def _attach_sending(self, link: SendingLink, address: Address) -> None:
         if not address.cbs:
@@ -134,19 +190,20 @@ class Client:
             accepting.submit()
             return
         consumer = Consumer(self.broker, link, MessageSource(entity.path, address.dead))
-        consumer.paused = self._paused
+        consumer.paused, consumer.transactions = self._paused, self.transactions
         self._consumers[link] = link.context = consumer
         self.broker.dispatcher.join(consumer)
         link.accept(max_message_size=entity.max_message_bytes)
 
     def _accepted(self, link: AmqpLink, consumer: Consumer) -> None:
         self._accepting.pop(link, None)
-        consumer.paused = self._paused
+        consumer.paused, consumer.transactions = self._paused, self.transactions
         self._consumers[link] = consumer
 
     def _check(self, link: AmqpLink, address: Address, right: Right | None = None) -> None:
         self.claims.check(address.claimed, right)
         self._addresses[link] = address
+        self.broker.namespace.note_use(address.entity)
 
     def received(self, link: ReceivingLink, message: Inbound) -> None:
         """Pass on a message for an entity, or a request."""
@@ -177,8 +234,10 @@ class Client:
     def detached(self, link: AmqpLink) -> None:
         """Forget a link that ended."""
         self._addresses.pop(link, None)
+        self._last_use.pop(link, None)
         self._producers.pop(link, None)
-        self._requests.pop(link, None)
+        if isinstance(self._requests.pop(link, None), ControlLink):
+            self.transactions.detached(link)
         self._accepting.pop(link, None)
         consumer = self._consumers.pop(link, None)
         if consumer is not None:
@@ -194,6 +253,40 @@ class Client:
                 accepting.submit()
         for consumer in list(self._consumers.values()):
             consumer.tick()
+        self.transactions.tick()
+
+    def note_use(self) -> None:
+        """Note that the entities of all links are used: their client may still need them."""
+        for address in self._addresses.values():
+            self.broker.namespace.note_use(address.entity)
+
+    def check_idle(self) -> None:
+        """Detach links that were not used for long. Raises AmqpError if none was there for long.
+
+        ``$cbs`` does not count as a link. A link that waits for a session is in use. Those to
+        ``$management`` stay: the Python SDK (7.15) does not open them again by itself.
+        """
+        now, limit = self.broker.clock.monotonic(), self.broker.faults.idle
+        if not limit:
+            return
+        for link, address in list(self._addresses.items()):
+            use = link.used()
+            if address.management:
+                continue
+            if not link.attached or self._last_use.get(link, (None, 0.0))[0] != use:
+                self._last_use[link] = (use, now)
+            elif now - self._last_use[link][1] >= limit:
+                link.detach(_idle(f"{self.container}:{link.name}", link, limit))
+        control = any(isinstance(each, ControlLink) for each in self._requests.values())
+        if self._addresses or control:
+            self._had_links, self._alone_since = True, now
+        allowed = max(limit / 2 if self._had_links else limit / 10, LEAST_ALONE)
+        if now - self._alone_since >= allowed:
+            raise AmqpError(
+                CONNECTION_FORCED,
+                "The connection was inactive for more than the allowed"
+                f" {allowed * 1000:.0f} milliseconds and is closed by container 'LinkTracker'.",
+            )
 
     def check_tokens(self) -> None:
         """Detach the links whose token has expired."""
@@ -207,6 +300,17 @@ class Client:
         for link, known in list(self._addresses.items()):
             if known.entity.lower() == path.lower():
                 link.detach(AmqpError("amqp:not-found", f"the entity {path!r} was deleted"))
+
+
+def _idle(name: str, link: AmqpLink, limit: float) -> AmqpError:
+    """Return the service's error for a link that was not used for `limit` seconds."""
+    kind = "Publisher" if link.receiving else "Consumer"
+    minutes, seconds = divmod(round(limit), 60)
+    return AmqpError(
+        DETACH_FORCED,
+        f"The link {name!r} is force detached. Code: {kind.lower()}(link{link.handle}). Details:"
+        f" AmqpMessage{kind}.IdleTimerExpired: Idle timeout: 00:{minutes:02}:{seconds:02}.",
+    )
 
 
 def _node(address: Address) -> str:

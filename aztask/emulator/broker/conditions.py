@@ -66,6 +66,7 @@ def status_of(condition: str) -> int:
     return _STATUS.get(condition, 400)
 
 
+BUSY = AmqpError(SERVER_BUSY, "the emulator was told to be busy; wait and try again")
 LOCK_LOST = AmqpError(
     MESSAGE_LOCK_LOST,
     "the lock is invalid: it has expired, or the message was settled or removed already",

@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from struct import Struct
 
@@ -19,6 +20,7 @@ from aztask.emulator.amqp import (
     NOT_FOUND,
     AmqpError,
     encode,
+    outgoing,
 )
 from aztask.emulator.amqp.link import AmqpLink, Outbound, SendingLink, with_filter
 from aztask.emulator.amqp.performatives import Disposition
@@ -33,9 +35,17 @@ from aztask.emulator.broker.conditions import (
 )
 from aztask.emulator.broker.dispatch import MessageSource, StoreChange
 from aztask.emulator.broker.entities import Address, Entity, EntityKind
-from aztask.emulator.broker.settlement import DispositionSettler, action_of
+from aztask.emulator.broker.settlement import DispositionSettler, SettlementAction, action_of
+from aztask.emulator.broker.transactions import (
+    SettledDeliveries,
+    Transactions,
+    transactional,
+    unknown,
+)
 from aztask.errors import AztaskError, LeaseLost
 from aztask.queues.engine import Engine, Leased, SessionLease
+
+log = logging.getLogger(__name__)
 
 SESSION_FILTER = "com.microsoft:session-filter"
 TIMEOUT_PROPERTY = "com.microsoft:timeout"
@@ -51,7 +61,8 @@ _TICKS_PER_SECOND = 10_000_000
 class Consumer:
     """A client's link that receives messages.
 
-    lease: the session that the link holds, None for a link without a session.
+    lease: the session that the link holds, None for a link without a session. transactions: those
+    of its connection.
     """
 
     def __init__(
@@ -64,6 +75,7 @@ class Consumer:
         self.broker = broker
         self.link = link
         self.source = source
+        self.transactions: Transactions | None = None
         self.delete = link.pre_settled
         self.lease = lease
         self.paused = False
@@ -110,6 +122,9 @@ class Consumer:
     def deliver(self, messages: list[Leased], offset: float) -> None:
         """Send messages that were received for this link.
 
+        One that cannot be read is logged and stays locked, until the delivery limit makes it a dead
+        letter. The others of its batch are sent.
+
         offset: the seconds from the lease clock to UTC epoch seconds.
         """
         link, locks = self.link, self.broker.locks
@@ -118,15 +133,19 @@ class Consumer:
         # Unpacking a tuple once is faster than reading eleven attributes of each message.
         for seq, token, body, _, session, count, enqueued, _, until, reason, text in messages:
             key = bytes.fromhex(token) if locked else b""
-            payload = stored.deliver(
-                body,
-                sequence=seq,
-                enqueued_ms=int(enqueued * 1000),
-                delivery_count=count - 1,
-                lock_token=key,
-                locked_until_ms=int((until + offset) * 1000) if locked else None,
-                dead=(reason or "", text or "") if dead else None,
-            )
+            try:
+                payload = stored.deliver(
+                    body,
+                    sequence=seq,
+                    enqueued_ms=int(enqueued * 1000),
+                    delivery_count=count - 1,
+                    lock_token=key,
+                    locked_until_ms=int((until + offset) * 1000) if locked else None,
+                    dead=(reason or "", text or "") if dead else None,
+                )
+            except Exception:
+                log.exception("%s: the message with the number %d cannot be read", queue, seq)
+                continue
             lock = None
             if locked:
                 lock = Lock(queue, dead, seq, token, session, until)
@@ -160,8 +179,35 @@ class Consumer:
             return
         for delivery in fresh:
             delivery.settling = True
+        if action.transaction is not None:
+            self._settled_within(action.transaction, fresh, action, disposition)
+            return
         settler = DispositionSettler(self.broker, self.link, fresh, action, disposition)
         self.broker.committer.submit(settler)
+
+    def _settled_within(
+        self,
+        number: bytes,
+        deliveries: list[Outbound],
+        action: SettlementAction,
+        disposition: Disposition,
+    ) -> None:
+        """Make the settlement part of a transaction, and confirm that, not its success."""
+        state = transactional(number, action.echo)
+        try:
+            if self.transactions is None:
+                raise unknown(number)
+            self.transactions.add(number, SettledDeliveries(self.broker, deliveries, action))
+        except AmqpError as error:
+            state = outgoing.rejected(error.condition, error.description)
+            for delivery in deliveries:
+                delivery.settling = False
+            if disposition.settled and self.transactions is not None:
+                self.transactions.refuse(number, error)
+        if not disposition.settled:
+            for delivery in deliveries:
+                one = delivery.delivery_id
+                self.link.session.write(outgoing.disposition(False, one, one, state))
 
     def detached(self) -> None:
         """Leave the dispatcher and release the session: the link ended."""

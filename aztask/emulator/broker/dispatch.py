@@ -5,23 +5,35 @@ Rules
    turns, so that a consumer with much credit does not starve the others.
 2. A batch is limited in messages, and in bytes by the sizes in the batch before. The rest follows
    in the next turn of the loop, when the socket has taken this batch.
+   A source whose sizes are not known yet begins with `FIRST_BATCH` messages. One turn takes about
+   `TURN_BYTES`, so that a client that does not read is noticed before all of its links are served.
 3. Every tick checks all sources with a waiting consumer, because a schedule may fall due and a lock
    may expire without any request. The forwarder runs before the consumers.
+4. A source that fails in an unexpected way, such as at a message that cannot be read, harms no
+   other: it is logged and left alone for `BROKEN_SECONDS`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
+from aztask.emulator.amqp import AmqpError
 from aztask.errors import AztaskError, BrokerUnavailable, QueueNotFound
 from aztask.queues.engine import Database, Engine, Leased
 from aztask.support.clock import Clock
 
 BATCH_MESSAGES = 200
 BATCH_BYTES = 2 * 1024 * 1024
+FIRST_BATCH = 20
+TURN_BYTES = 16 * 1024 * 1024
+BROKEN_SECONDS = 60.0
 DEAD_LETTERS_EVERY = 0.1  # seconds between two checks for expired messages
+log = logging.getLogger(__name__)
 
 
 class MessageSource(NamedTuple):
@@ -78,6 +90,9 @@ class DeliveryDispatcher:
         self._waiting: dict[MessageSource, list[WaitingConsumer]] = {}
         self._by_queue: dict[tuple[str, bool], set[MessageSource]] = {}
         self._marked: set[MessageSource] = set()
+        self._collected: set[MessageSource] = set()
+        self._bytes = 0  # of the messages that this turn has taken
+        self._broken_until: dict[MessageSource, float] = {}
         self._sizes: dict[MessageSource, int] = {}
         self._quiet_until: dict[MessageSource, float] = {}
         self.plan_flush: Callable[[], None] = lambda: None
@@ -98,6 +113,7 @@ class DeliveryDispatcher:
             del self._waiting[source]
             self._sizes.pop(source, None)
             self._quiet_until.pop(source, None)
+            self._broken_until.pop(source, None)
             self._by_queue[source.queue, source.dead].discard(source)
 
     def consumers(self, queue: str) -> list[WaitingConsumer]:
@@ -116,8 +132,29 @@ class DeliveryDispatcher:
             self.plan_flush()
 
     def _mark(self, source: MessageSource) -> None:
+        if self._is_broken(source):
+            return
         self._marked.add(source)
         self._quiet_until.pop(source, None)
+
+    def _is_broken(self, source: MessageSource) -> bool:
+        """Return whether the source failed and is left alone (rule 4)."""
+        until = self._broken_until.get(source)
+        if until is None:
+            return False
+        if until > self._clock.monotonic():
+            return True
+        del self._broken_until[source]
+        return False
+
+    def _failed(self, source: MessageSource) -> None:
+        log.exception(
+            "%s: receiving failed after a bug of the emulator; it is left alone for %g s",
+            source.queue,
+            BROKEN_SECONDS,
+        )
+        self._broken_until[source] = self._clock.monotonic() + BROKEN_SECONDS
+        self._marked.discard(source)
 
     def queue_changed(self, queue: str, dead: bool = False) -> None:
         """Check a queue, or its dead letters, in the next flush: messages may be available."""
@@ -129,6 +166,8 @@ class DeliveryDispatcher:
         now = self._clock.monotonic()
         for source, consumers in self._waiting.items():
             if self._quiet_until.get(source, 0.0) > now or source in self._marked:
+                continue
+            if self._broken_until and self._is_broken(source):
                 continue
             if any(consumer.capacity() for consumer in consumers):
                 self._check_due(source, now)
@@ -161,16 +200,29 @@ class DeliveryDispatcher:
         for queue, dead in self._forwarding.run():
             self.queue_changed(queue, dead)
         marked, self._marked = self._marked, set()
+        self._collected = marked
         if not marked:
             return []
         offset = self._clock.wall() - self._clock.monotonic()
         deliveries: list[Callable[[], None]] = []
+        self._bytes = 0
         for source in marked:
-            self._collect(source, offset, deliveries)
+            if self._bytes > TURN_BYTES:
+                self._marked.add(source)
+                self.plan_flush()
+                continue
+            try:
+                self._collect(source, offset, deliveries)
+            except AztaskError:  # the store's: it concerns all sources
+                raise
+            except Exception:  # noqa: BLE001  # `_failed` logs it
+                self._failed(source)
         return deliveries
 
     def rolled_back(self) -> None:
         """All receives were rolled back; the next tick checks the sources again."""
+        for source in self._collected & self._waiting.keys():
+            self._mark(source)
 
     def _collect(
         self, source: MessageSource, offset: float, deliveries: list[Callable[[], None]]
@@ -185,7 +237,9 @@ class DeliveryDispatcher:
             messages = self._take(consumer, limit) if limit else []
             if messages:
                 self._quiet_until.pop(source, None)
-                self._sizes[source] = max(len(message.payload) for message in messages)
+                sizes = [len(message.payload) for message in messages]
+                self._sizes[source] = max(*sizes, self._sizes.get(source, 0) // 2)
+                self._bytes += sum(sizes)
                 deliveries.append(_Delivery(consumer, messages, offset))
             dry = dry or len(messages) < limit
             if dry:
@@ -200,7 +254,9 @@ class DeliveryDispatcher:
             return []
 
     def _batch(self, source: MessageSource) -> int:
-        return max(1, min(BATCH_MESSAGES, BATCH_BYTES // (self._sizes.get(source, 0) + 1)))
+        size = self._sizes.get(source)
+        most = min(BATCH_MESSAGES, FIRST_BATCH if size is None else BATCH_BYTES // (size + 1))
+        return max(1, most)
 
 
 class _Delivery:
@@ -238,9 +294,9 @@ class _WakeAgain:
 # 2. If the transaction fails, each change is tried in a transaction of its own. One bad change (for
 #    a deleted queue, say) does not fail its neighbours.
 # 3. Deliveries are collected last in the same transaction, so that a message that was just sent or
-#    given back is delivered at once.
-
-log = logging.getLogger(__name__)
+#    given back is delivered at once. If collecting them fails, the changes are made without them.
+# 4. A change, an answer or a delivery that fails in an unexpected way is one entry of the log. The
+#    others of its turn are made.
 
 
 class StoreChange:
@@ -260,6 +316,27 @@ class StoreChange:
 
     def fail(self, error: AztaskError) -> None:
         """Called if the change was not made: answer with the error."""
+
+
+@dataclass(slots=True)
+class UndoneBlock:
+    """How a block of `undone` ended. error: None if it succeeded."""
+
+    error: AmqpError | None = None
+
+
+@contextmanager
+def undone(database: Database) -> Iterator[UndoneBlock]:
+    """Run a block inside the turn's transaction; undo its changes alone if it raises AmqpError."""
+    failure = UndoneBlock()
+    with database.transaction() as connection:
+        connection.execute("SAVEPOINT request")
+        try:
+            yield failure
+        except AmqpError as error:
+            failure.error = error
+            connection.execute("ROLLBACK TO request")
+        connection.execute("RELEASE request")
 
 
 class Collector(Protocol):
@@ -337,41 +414,62 @@ class Committer:
     def _together(self, changes: list[StoreChange]) -> None:
         """Make all changes and collect deliveries in one transaction."""
         deliveries: list[Callable[[], None]] = []
+        executed = False
         try:
             with self._database.transaction():
                 for change in changes:
                     change.execute()
+                executed = True
                 if self.collector:
                     deliveries = self.collector.collect()
-        except AztaskError as error:
+        except Exception as error:
             if self.collector:
                 self.collector.rolled_back()
-            self._one_by_one(changes, error)
+            if executed and not isinstance(error, AztaskError):
+                log.exception("deliveries failed after a bug of the emulator; they are tried again")
+            self._one_by_one(changes, None if executed else error)
         else:
             for change in changes:
-                change.succeed()
+                _guarded(change.succeed)
             for deliver in deliveries:
-                deliver()
+                _guarded(deliver)
 
     def _alone(self, change: StoreChange) -> None:
-        """Make a change that needs no transaction around it."""
+        """Make a change that needs no transaction around it, or is one itself."""
         try:
             change.execute()
-        except AztaskError as error:
-            change.fail(error)
+        except Exception as error:  # noqa: BLE001  # `_fail` logs what is unexpected
+            _fail(change, error)
         else:
-            change.succeed()
+            _guarded(change.succeed)
 
-    def _one_by_one(self, changes: list[StoreChange], error: AztaskError) -> None:
-        if len(changes) == 1 or isinstance(error, BrokerUnavailable):
+    def _one_by_one(self, changes: list[StoreChange], error: Exception | None) -> None:
+        """Make each change in a transaction of its own. error: of the one that raised; or None."""
+        if error and (len(changes) == 1 or isinstance(error, BrokerUnavailable)):
             for change in changes:
-                change.fail(error)
+                _fail(change, error)
             return
         for change in changes:
             try:
                 with self._database.transaction():
                     change.execute()
-            except AztaskError as failure:
-                change.fail(failure)
+            except Exception as failure:  # noqa: BLE001  # `_fail` logs what is unexpected
+                _fail(change, failure)
             else:
-                change.succeed()
+                _guarded(change.succeed)
+
+
+def _fail(change: StoreChange, error: Exception) -> None:
+    """Answer with the error; an unexpected one is logged."""
+    if not isinstance(error, AztaskError):
+        log.error("a change failed after a bug of the emulator", exc_info=error)
+        error = AztaskError("a bug of the emulator, see its log")
+    _guarded(partial(change.fail, error))
+
+
+def _guarded(call: Callable[[], None]) -> None:
+    """Answer or deliver to one client; a failure harms no other (rule 4)."""
+    try:
+        call()
+    except Exception:
+        log.exception("an answer or a delivery failed after a bug of the emulator")

@@ -15,16 +15,27 @@ from enum import Enum
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from aztask.emulator.broker.filters import Filter, TrueFilter, filter_from, filter_record
+from aztask.emulator.broker.filters import (
+    Filter,
+    RuleAction,
+    TrueFilter,
+    action_from,
+    action_record,
+    filter_from,
+    filter_record,
+)
 from aztask.errors import ConfigurationError
 
 MIB = 1024 * 1024
-MIN_LOCK_SECONDS = 0.1  # 5 s on the service; shorter here, for fast tests of expired locks
+KIB = 1024
+MIN_LOCK_SECONDS = 0.1  # 5 s in a tier of the service; shorter here, for fast tests of lost locks
 MAX_LOCK_SECONDS = 300.0
 MAX_DUPLICATE_WINDOW = 7 * 86400.0
+MAX_DELIVERIES = 2**31 - 1
 MAX_NAME = 260
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9_])?\Z")
 _SHORT_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9_])?\Z")
+_NOT_IN_RULES = re.compile(r"[/\\@?#*\x00-\x1f\ud800-\udfff]")  # surrogates have no encoding
 MAX_SHORT_NAME = 50
 SUBSCRIPTIONS = "/Subscriptions/"
 DEFAULT_RULE = "$Default"
@@ -57,16 +68,29 @@ class Status(Enum):
         return self in (Status.ACTIVE, Status.SEND_DISABLED)
 
 
+class Tier(Enum):
+    """A tier of the service, by its name, whose limits the emulator then has."""
+
+    STANDARD = "Standard"
+    PREMIUM = "Premium"
+
+    @property
+    def message_bytes(self) -> tuple[int, int]:
+        """The least and the largest limit for messages; the least is the one of an entity."""
+        return (256 * KIB, 256 * KIB) if self is Tier.STANDARD else (MIB, 100 * MIB)
+
+
 @dataclass(frozen=True, slots=True)
 class SubscriptionRule:
     """A named filter: a subscription takes the messages that match one of its rules.
 
-    created: UTC epoch seconds.
+    created: UTC epoch seconds. action: changes the copies that the rule lets through.
     """
 
     name: str
     filter: Filter
     created: float = 0.0
+    action: RuleAction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +99,8 @@ class Entity:
 
     path: the name; topic/Subscriptions/name for a subscription.
     lock_seconds, time_to_live, duplicate_window: seconds; duplicate_window 0 switches it off.
+    max_message_bytes: 0 until the entity is created: then that of the tier, or 1 MiB.
+    auto_delete: seconds without use after which the service deletes it; None: never.
     created, updated: UTC epoch seconds.
     kept: see rule 2.
     """
@@ -90,12 +116,13 @@ class Entity:
     sessions: bool = False
     forward_to: str = ""
     forward_dead_letters_to: str = ""
-    max_message_bytes: int = MIB
+    max_message_bytes: int = 0
     status: Status = Status.ACTIVE
     rules: tuple[SubscriptionRule, ...] = ()
     created: float = 0.0
     updated: float = 0.0
     kept: dict[str, str] = field(default_factory=dict)
+    auto_delete: float | None = None
 
     @property
     def key(self) -> str:
@@ -118,27 +145,59 @@ class Entity:
         return self.kind is not EntityKind.TOPIC
 
 
-def check(entity: Entity) -> Entity:
-    """Return the entity if the service would accept it. Raises ConfigurationError otherwise."""
+def check(entity: Entity, tier: Tier | None = None) -> Entity:
+    """Return the entity if the service would accept it. Raises ConfigurationError otherwise.
+
+    tier: its limits hold as well. Without one, locks may be shorter and messages of any size.
+    """
     _check_name(entity)
-    if not MIN_LOCK_SECONDS <= entity.lock_seconds <= MAX_LOCK_SECONDS:
+    for rule in entity.rules:
+        check_rule(rule)
+    if not 1 <= entity.max_deliveries <= MAX_DELIVERIES:
+        raise ConfigurationError(f"{entity.path}: MaxDeliveryCount must be 1 to {MAX_DELIVERIES}")
+    least_lock, least_window, least_life, least_idle = _LEAST if tier else _LEAST_HERE
+    longest = float("inf")
+    for what, seconds, least, most in (
+        ("a lock duration", entity.lock_seconds, least_lock, MAX_LOCK_SECONDS),
+        (
+            *("a duplicate detection window", entity.duplicate_window or MAX_DUPLICATE_WINDOW),
+            *(least_window, MAX_DUPLICATE_WINDOW),
+        ),
+        ("a time to live", entity.time_to_live, least_life, longest),
+        ("auto-delete on idle", entity.auto_delete, least_idle, longest),
+    ):
+        if seconds is not None and not least <= seconds <= most:
+            end = f" to {most:g} s" if most < longest else " or more"
+            allowed = f"{least:g} s{end} are allowed"
+            raise ConfigurationError(f"{entity.path}: {what} of {seconds:g} s; {allowed}")
+    if tier is None:
+        return replace(entity, max_message_bytes=entity.max_message_bytes or MIB)
+    return _of_tier(entity, tier)
+
+
+_LEAST = (5.0, 20.0, 1.0, 300.0)
+"""What the service takes at least, in seconds: lock, window, time to live, auto-delete on idle."""
+_LEAST_HERE = (MIN_LOCK_SECONDS, 0.001, 0.001, 0.1)
+
+
+def _of_tier(entity: Entity, tier: Tier) -> Entity:
+    """Return the entity with the message size of the tier. Raises ConfigurationError."""
+    least, most = tier.message_bytes
+    size = entity.max_message_bytes or least
+    if not least <= size <= most:
         raise ConfigurationError(
-            f"{entity.path}: a lock duration of {entity.lock_seconds:g} s; {MIN_LOCK_SECONDS:g} s"
-            f" to {MAX_LOCK_SECONDS:g} s are allowed"
+            f"{entity.path}: MaxMessageSizeInKilobytes of {size // KIB}; in the {tier.value} tier"
+            f" {least // KIB} to {most // KIB} are allowed"
         )
-    if not 1 <= entity.max_deliveries <= 2_000:
-        raise ConfigurationError(f"{entity.path}: MaxDeliveryCount must be 1 to 2000")
-    check_window(entity.path, entity.duplicate_window)
-    if entity.time_to_live is not None and entity.time_to_live <= 0:
-        raise ConfigurationError(f"{entity.path}: the time to live must be positive")
-    return entity
+    return replace(entity, max_message_bytes=size)
 
 
-def check_window(path: str, seconds: float) -> None:
-    """Raise ConfigurationError if a duplicate detection window is longer than 7 days."""
-    if seconds > MAX_DUPLICATE_WINDOW:
+def check_rule(rule: SubscriptionRule) -> None:
+    """Raise ConfigurationError unless the service takes the rule's name."""
+    if not 0 < len(rule.name) <= MAX_SHORT_NAME or _NOT_IN_RULES.search(rule.name):
         raise ConfigurationError(
-            f"{path}: a duplicate detection window of {seconds:g} s; at most 7 days"
+            f"{rule.name[:80]!r} is not a rule name: 1 to {MAX_SHORT_NAME} characters, and none of"
+            " / \\ @ ? # *"
         )
 
 
@@ -169,7 +228,12 @@ def to_json(entity: Entity) -> str:
     document = asdict(replace(entity, rules=()))
     document["kind"], document["status"] = entity.kind.value, entity.status.value
     document["rules"] = [
-        {"name": rule.name, "created": rule.created, "filter": filter_record(rule.filter)}
+        {
+            "name": rule.name,
+            "created": rule.created,
+            "filter": filter_record(rule.filter),
+            "action": action_record(rule.action),
+        }
         for rule in entity.rules
     ]
     return json.dumps(document)
@@ -180,7 +244,10 @@ def from_json(text: str) -> Entity:
     document: dict[str, Any] = json.loads(text)
     document["kind"], document["status"] = EntityKind(document["kind"]), Status(document["status"])
     document["rules"] = tuple(
-        SubscriptionRule(rule["name"], filter_from(rule["filter"]), rule["created"])
+        SubscriptionRule(
+            *(rule["name"], filter_from(rule["filter"]), rule["created"]),
+            action_from(rule.get("action")),  # files of earlier releases have none
+        )
         for rule in document["rules"]
     )
     return Entity(**document)

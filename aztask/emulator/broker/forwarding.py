@@ -7,18 +7,38 @@ Rules
    (`acceptance` has the causes). A dead letter that is forwarded tells its first reason as well.
 4. What a subscription of a topic cannot take becomes a dead letter of that subscription, as on the
    service; the other subscriptions get their copies.
+   Every rule is evaluated before any copy is stored, so that a fault leaves none without it.
+5. All matching rules without an action give a subscription one copy together. Each matching rule
+   with an action gives it one more, with the rule's name in the property `RULE_NAME`.
+6. A message that cannot be moved for an unexpected reason, as when it cannot be read, goes to the
+   transfer dead letters of its source, with an entry in the log. The others are moved.
+7. One run makes about `COPIES_PER_RUN` copies. The rest follows in the next turn, so that a cycle
+   of topics, which multiplies its messages at each hop, lets others in.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from aztask.emulator.amqp import MESSAGE_SIZE_EXCEEDED, NOT_ALLOWED, NOT_FOUND, AmqpError, sections
+from aztask.emulator.amqp import (
+    MESSAGE_SIZE_EXCEEDED,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    AmqpError,
+    encode,
+    sections,
+)
+from aztask.emulator.amqp.encode import Described, Timestamp
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.conditions import ENTITY_DISABLED
-from aztask.emulator.broker.entities import Entity, EntityKind
+from aztask.emulator.broker.entities import Entity, EntityKind, SubscriptionRule
+from aztask.emulator.broker.filters import REMOVED, TIMESPAN, RuleMessage
 from aztask.emulator.broker.namespace import Namespace
+from aztask.emulator.broker.sql import SqlFault
+from aztask.errors import AztaskError
 from aztask.queues.engine import Engine, Leased, NewMessage
 from aztask.support.clock import Clock
 
@@ -33,6 +53,8 @@ from aztask.support.clock import Clock
 # 3. The reason of `NO_SESSION` is the service's. For the other causes the service documents no
 #    text; their reasons are the names of its errors.
 
+log = logging.getLogger(__name__)
+MAX_KEY = 128  # characters of a message id and of a session id
 _TOPIC = EntityKind.TOPIC  # used for each message; an attribute of an Enum is slow to look up
 
 
@@ -102,31 +124,18 @@ def disabled(entity: Entity) -> Refusal | None:
     return Refusal(DISABLED, text, text)
 
 
-def refused(namespace: Namespace, entity: Entity, session: str | None, size: int) -> Refusal | None:
+def refused(entity: Entity, session: str | None, size: int) -> Refusal | None:
     """Return why an open entity refuses this message, or None if it accepts it.
 
-    size: the bytes of the encoded message. A topic refuses a message without a session if one of
-    its subscriptions requires sessions.
+    size: the bytes of the encoded message.
     """
     if size > entity.max_message_bytes:
         text = (
             f"a message of {size} bytes; {entity.path!r} accepts at most {entity.max_message_bytes}"
         )
         return Refusal(TOO_LARGE, text, text)
-    if session is None and (entity.sessions or entity.kind is _TOPIC):
-        return _without_session(namespace, entity)
-    return None
-
-
-def _without_session(namespace: Namespace, entity: Entity) -> Refusal | None:
-    if entity.sessions:
+    if session is None and entity.sessions and entity.kind is not _TOPIC:
         return sessionless(f"{entity.path!r} requires sessions: set the message's session id")
-    for subscription in namespace.subscriptions(entity):
-        if subscription.sessions:
-            return sessionless(
-                f"the subscription {subscription.path!r} requires sessions:"
-                " set the message's session id"
-            )
     return None
 
 
@@ -141,9 +150,13 @@ def sessionless(error: str) -> Refusal:
 MAX_HOPS = 4
 BATCH = 100
 BATCHES_PER_RUN = 10
+COPIES_PER_RUN = 5000
 CHECK_EVERY = 0.1  # seconds between two checks for new dead letters
 _LEASE_SECONDS = 60.0
 HOPS_EXCEEDED = "MaxTransferHopCountExceeded"
+INTERNAL = "InternalError"
+FILTER_FAILED = "FilterException"
+RULE_NAME = "RuleName"
 
 Place: TypeAlias = tuple[str, bool]
 """An engine queue's name, and whether its dead letters are meant."""
@@ -167,6 +180,7 @@ class Forwarder:
         self._revision = -1
         self._routes: list[_Route] = []
         self.pending = False
+        self._copies = 0  # made in this run
         self._quiet_until: dict[_Route, float] = {}
 
     def queues_changed(self) -> None:
@@ -216,6 +230,7 @@ class Forwarder:
         if not self.pending:
             return set()
         self.pending = False
+        self._copies = 0
         reached: set[Place] = set()
         for _ in range(MAX_HOPS + 1):
             moved = set()
@@ -232,35 +247,59 @@ class Forwarder:
         if source.sessions and not route.dead:
             return reached  # only in a file of an earlier release: it can no longer be created
         for _ in range(BATCHES_PER_RUN):
+            if self._copies > COPIES_PER_RUN:
+                self.pending = True
+                break
             messages = self._engine.receive(
                 source.path, BATCH, _LEASE_SECONDS, dead_letter=route.dead
             )
             for message in messages:
-                if source.kind is EntityKind.TOPIC and not route.dead:
-                    reached |= self._fan_out(source, message)
-                else:
-                    reached |= self._forward(route, message)
+                reached |= self._moved(route, message)
             if len(messages) < BATCH:
                 break
         else:
             self.pending = True
         return reached
 
+    def _moved(self, route: _Route, message: Leased) -> set[Place]:
+        """Move one message; what its move fails for is logged (rule 6)."""
+        try:
+            if route.source.kind is EntityKind.TOPIC and not route.dead:
+                return self._fan_out(route.source, message)
+            return self._forward(route, message)
+        except AztaskError:  # the store's: it concerns all messages
+            raise
+        except Exception as error:
+            log.exception("%s: forwarding failed after a bug of the emulator", route.source.path)
+            place = self._namespace.transfer(route.source)
+            refusal = Refusal(Cause("", INTERNAL), "", f"{type(error).__name__}, see the log")
+            self._bury(place, _new(message, message.payload), refusal)
+            lease = [(message.seq, message.token)]
+            self._engine.complete(route.source.path, lease, dead_letter=route.dead)
+            return {(place.path, True)}
+
     def _fan_out(self, topic: Entity, message: Leased) -> set[Place]:
-        """Give each subscription with a matching rule its copy (rule 4)."""
-        cut = sections.cut(stored.unpack(message.payload).bare)
+        """Give each subscription with a matching rule its copies (rules 4 and 5)."""
+        facts = _Facts(message)
         reached: set[Place] = set()
-        for target in self._namespace.subscriptions(topic):
-            if not any(rule.filter.matches(cut) for rule in target.rules):
-                continue
-            refusal = disabled(target)
-            if target.sessions and message.session is None:
-                refusal = refusal or sessionless("")
-            if refusal is None:
-                self._engine.send(target.path, [_new(message, message.payload)])
-            else:
+        found = [(target, *facts.copies(target)) for target in self._namespace.subscriptions(topic)]
+        self._copies += len(found)
+        for target, copies, faults in found:
+            for copy in copies:
+                refusal = disabled(target)
+                if target.sessions and copy.session is None:
+                    refusal = refusal or sessionless("")
+                if refusal is None:
+                    self._namespace.note_use(target.path)
+                    self._engine.send(target.path, [copy])
+                else:
+                    self._bury(target, copy, refusal)
+                reached.add((target.path, refusal is not None))
+            if faults and target.dead_letter_filter_errors:
+                text = "; ".join(faults)
+                refusal = Refusal(Cause("", FILTER_FAILED), text, text)
                 self._bury(target, _new(message, message.payload), refusal)
-            reached.add((target.path, refusal is not None))
+                reached.add((target.path, True))
         self._engine.complete(topic.path, [(message.seq, message.token)])
         return reached
 
@@ -285,6 +324,7 @@ class Forwarder:
                 copy = stored.with_reasons(copy, message.reason or "", message.description or "")
             new = _new(message, copy.pack(), expiring=not route.dead)
             target = self._namespace.get(path)
+            self._namespace.note_use(target.path)
             self._engine.send(target.path, [new])
             reached = (target.path, False)
         self._engine.complete(source.path, lease, dead_letter=route.dead)
@@ -300,11 +340,85 @@ class Forwarder:
         if refusal is not None or target is None:
             return refusal
         size = len(copy.annotations) + len(copy.bare)
-        return refused(self._namespace, target, message.session, size)
+        return refused(target, message.session, size)
 
     def _bury(self, place: Entity, message: NewMessage, refusal: Refusal, first: str = "") -> None:
         description = (refusal.description + first)[: stored.MAX_REASON]
         self._engine.send_dead(place.path, message, refusal.cause.reason, description)
+
+
+class _Facts:
+    """A message on its way through a topic, as the rules of the subscriptions see it."""
+
+    def __init__(self, message: Leased) -> None:
+        self._message = message
+        self._stored = stored.unpack(message.payload)
+        self._bare = sections.cut(self._stored.bare)
+        self._broker = self._of_the_broker()
+
+    def _of_the_broker(self) -> dict[str, Any]:
+        message, ttl = self._message, self._stored.ttl
+        annotations = dict(stored.annotations_of(self._stored))
+        expires = message.expires_at
+        return {
+            "DeliveryCount": 0,
+            "EnqueuedSequenceNumber": message.seq,
+            "EnqueuedTimeUtc": Timestamp(message.enqueued_at * 1000),
+            "ExpiresAtUtc": None if expires is None else Timestamp(expires * 1000),
+            "PartitionKey": annotations.get(stored.PARTITION_KEY),
+            "ScheduledEnqueueTimeUtc": annotations.get(stored.SCHEDULED_TIME),
+            "DeadLetterSource": annotations.get(stored.DEAD_LETTER_SOURCE),
+            "ViaPartitionKey": annotations.get(stored.VIA_PARTITION_KEY),
+            "SequenceNumber": message.seq,
+            "State": "Active",
+            "TimeToLive": None if ttl == stored.NO_TTL else Described(TIMESPAN, ttl * 10_000),
+        }
+
+    def copies(self, target: Entity) -> tuple[list[NewMessage], list[str]]:
+        """Return the copies that a subscription gets, and the faults of its rules."""
+        faults: list[str] = []
+        matching = list(self._matching(target, faults))
+        copies = []
+        if any(rule.action is None for rule in matching):
+            copies.append(_new(self._message, self._message.payload))
+        for rule in matching:
+            try:
+                copies += [self._acted(rule)] if rule.action is not None else []
+            except (SqlFault, AmqpError) as fault:
+                faults.append(f"the action of the rule {rule.name}: {fault}")
+        return copies, faults
+
+    def _matching(self, target: Entity, faults: list[str]) -> Iterator[SubscriptionRule]:
+        seen = RuleMessage(self._bare, self._broker)
+        for rule in target.rules:
+            try:
+                if rule.filter.matches(seen):
+                    yield rule
+            except SqlFault as fault:
+                faults.append(f"the filter of the rule {rule.name}: {fault}")
+
+    def _acted(self, rule: SubscriptionRule) -> NewMessage:
+        """Return the copy that a rule with an action makes.
+
+        Raises SqlFault, or AmqpError for a copy that the service would not take.
+        """
+        changed = RuleMessage(self._bare, self._broker)
+        if rule.action is not None:
+            rule.action.run(changed)
+        changed.set(False, RULE_NAME, rule.name)
+        fields = {index: encode.simple(value) for index, value in changed.fields.items()}
+        copy = stored.with_fields(self._stored, fields) if fields else self._stored
+        removed = {name for name, value in changed.properties.items() if value is REMOVED}
+        given = {name: v for name, v in changed.properties.items() if name not in removed}
+        copy = stored.with_bare(copy, stored.with_properties(copy.bare, given, removed))
+        sections.check_properties(sections.cut(copy.bare))
+        new = _new(self._message, copy.pack())
+        names = ((sections.MESSAGE_ID, "message_id"), (sections.GROUP_ID, "session"))
+        values = {name: changed.fields[i] for i, name in names if i in changed.fields}
+        for name, value in values.items():
+            if value is not None and len(value) > MAX_KEY:
+                raise SqlFault(f"a {name} of {len(value)} characters; {MAX_KEY} are allowed")
+        return new._replace(**values)
 
 
 def _new(message: Leased, payload: bytes, *, expiring: bool = True) -> NewMessage:

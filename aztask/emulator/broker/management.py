@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -32,6 +32,7 @@ from aztask.emulator.broker.settlement import SettlementAction, SettlementKind, 
 from aztask.queues.engine import Leased, PeekedMessage, SessionLease
 
 MAX_PEEK = 250
+FIRST_PAGE = 16
 MAX_ITEMS = 5000
 MAX_STATE = 1024 * 1024
 MAX_RESPONSE = 1024 * 1024
@@ -128,8 +129,8 @@ _KINDS = {
 }
 
 
-def update_disposition(call: ManagementCall) -> Result:
-    """Settle messages by their lock tokens; all of them or none."""
+def requested_settlement(call: ManagementCall) -> tuple[SettlementAction, list[Lock]]:
+    """Return what a request settles, and how. Raises AmqpError."""
     kind = _KINDS.get(str(call.body.get("disposition-status")))
     if kind is None:
         raise AmqpError(ARGUMENT_ERROR, f"'disposition-status' must be one of {sorted(_KINDS)}")
@@ -137,7 +138,12 @@ def update_disposition(call: ManagementCall) -> Result:
     changed = call.body.get("properties-to-modify")
     properties = changed if isinstance(changed, dict) else {}
     action = SettlementAction(kind, texts[0], texts[1], {str(k): v for k, v in properties.items()})
-    locks = _locks(call)
+    return action, _locks(call)
+
+
+def update_disposition(call: ManagementCall) -> Result:
+    """Settle messages by their lock tokens; all of them or none."""
+    action, locks = requested_settlement(call)
     leases = [(lock.seq, lock.token) for lock in locks]
     held = settle(call.broker.engine, call.entity.path, call.dead, action, leases)
     if not all(held):
@@ -150,15 +156,14 @@ def update_disposition(call: ManagementCall) -> Result:
 
 def schedule_message(call: ManagementCall) -> Result:
     """Store messages that become available at a later time."""
-    namespace = call.broker.namespace
-    entity = sendable(namespace, call.entity.path)
+    entity = sendable(call.broker.namespace, call.entity.path)
     now = call.broker.clock.wall()
     messages = []
     for item in call.items("messages", dict, "maps"):
         encoded = item.get("message")
         if not isinstance(encoded, bytes):
             raise AmqpError(ARGUMENT_ERROR, "'message' must be an encoded message")
-        messages.append(new_message(namespace, entity, encoded, now))
+        messages.append(new_message(entity, encoded, now))
     numbers = call.broker.engine.send(entity.path, messages)
     call.broker.queue_changed(entity.path)
     return _answer("sequence-numbers", encode.long_array(numbers))
@@ -185,24 +190,31 @@ def peek_message(call: ManagementCall) -> Result:
     count = call.need("message-count", int, "an int")
     session = call.body.get("session-id")
     limit = max(0, min(count, MAX_PEEK))
-    found: list[PeekedMessage] = []
-    while len(found) < limit:
-        page = call.broker.engine.peek(call.entity.path, start, MAX_PEEK, dead_letter=call.dead)
-        found += [one for one in page if session is None or one.session == session]
-        if len(page) < MAX_PEEK:
-            break
-        start = page[-1].seq + 1
     items: list[bytes] = []
     size = 0
-    for message in found[:limit]:
-        item = encode.map_of([(encode.string("message"), encode.binary(_peeked(call, message)))])
-        size += len(item)
-        if items and size > MAX_RESPONSE:
+    for message in _pages(call, start):
+        if len(items) >= limit or (items and size > MAX_RESPONSE):
             break
-        items.append(item)
+        if session is None or message.session == session:
+            encoded = encode.binary(_peeked(call, message))
+            items.append(encode.map_of([(encode.string("message"), encoded)]))
+            size += len(items[-1])
+    if items and size > MAX_RESPONSE:
+        items = items[:-1] or items
     if not items:
         return NO_CONTENT, encode.NULL
     return _answer("messages", encode.list_of(items))
+
+
+def _pages(call: ManagementCall, start: int) -> Iterator[PeekedMessage]:
+    """Peek at a queue's messages; pages grow from a few, because a message may be large."""
+    size = FIRST_PAGE
+    while True:
+        page = call.broker.engine.peek(call.entity.path, start, size, dead_letter=call.dead)
+        yield from page
+        if len(page) < size:
+            return
+        start, size = page[-1].seq + 1, min(2 * size, MAX_PEEK)
 
 
 def _peeked(call: ManagementCall, message: PeekedMessage) -> bytes:
@@ -325,6 +337,22 @@ def get_message_sessions(call: ManagementCall) -> Result:
     )
 
 
+MAX_DELETED = 4000
+
+
+def batch_delete_messages(call: ManagementCall) -> Result:
+    """Delete the oldest messages that were enqueued before a time and are not locked."""
+    count = call.need("message-count", int, "an int")
+    before = call.need("enqueued-time-utc", int, "a timestamp") / 1000
+    if not 1 <= count <= MAX_DELETED:
+        raise AmqpError(ARGUMENT_ERROR, f"'message-count' must be 1 to {MAX_DELETED}")
+    engine, path = call.broker.engine, call.entity.path
+    deleted = engine.remove_oldest(path, count, before, dead_letter=call.dead)
+    if not deleted:
+        return NO_CONTENT, encode.NULL
+    return _answer("message-count", encode.int32(deleted))
+
+
 _PREFIX = "com.microsoft:"
 OPERATIONS: dict[str, Operation] = {
     "renew-lock": renew_lock,
@@ -337,6 +365,7 @@ OPERATIONS: dict[str, Operation] = {
     "get-session-state": get_session_state,
     "set-session-state": set_session_state,
     "get-message-sessions": get_message_sessions,
+    "batch-delete-messages": batch_delete_messages,
 }
 
 

@@ -18,7 +18,9 @@ from aztask.emulator.broker.entities import (
     Entity,
     EntityKind,
     SubscriptionRule,
+    Tier,
     check,
+    check_rule,
     from_json,
     to_json,
     with_default_rule,
@@ -88,11 +90,16 @@ class Namespace:
     revision: rises with every change, so that others can notice one.
     """
 
-    def __init__(self, database: Database, engine: Engine, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, engine: Engine, clock: Clock, tier: Tier | None = None
+    ) -> None:
+        """`tier`: its limits hold for what is created and updated from now on."""
+        self.tier = tier
         self.database = database
         self.engine = engine
         self.clock = clock
         self.revision = 0
+        self._used: dict[str, float] = {}
         self.session_times = SessionTimes(database)
         database.migrate("emulator", _STEPS)
         with database.read() as connection:
@@ -149,7 +156,7 @@ class Namespace:
     def create(self, entity: Entity) -> Entity:
         """Store a new entity. Raises EntityExists, QueueNotFound, ConfigurationError."""
         now = self.clock.wall()
-        entity = with_default_rule(check(replace(entity, created=now, updated=now)))
+        entity = with_default_rule(check(replace(entity, created=now, updated=now), self.tier))
         if entity.key in self._entities:
             raise EntityExists(f"the messaging entity {entity.path!r} exists already")
         if (
@@ -176,7 +183,7 @@ class Namespace:
         entity = replace(
             entity, path=current.path, created=current.created, updated=self.clock.wall()
         )
-        entity = check(entity)
+        entity = check(entity, self.tier)
         self._check_targets(entity)
         with self.database.transaction():
             if _settings(entity) != _settings(current):
@@ -200,6 +207,7 @@ class Namespace:
                 connection.execute("DELETE FROM emulator_entities WHERE key = ?", (each.key,))
         for each in deleted:
             del self._entities[each.key]
+            self._used.pop(each.key, None)
         self.revision += 1
         return deleted
 
@@ -209,6 +217,36 @@ class Namespace:
             return self.create(entity)
         return self.update(entity)
 
+    # -- auto-delete on idle
+
+    def note_use(self, path: str) -> None:
+        """Note that an entity is used now, if it is deleted when it is idle; its topic, too.
+
+        A topic that is deleted takes its subscriptions with it, and their receivers.
+        """
+        for each in {path.lower(), path.lower().split(SUBSCRIPTIONS.lower())[0]}:
+            entity = self.find(each)
+            if entity is not None and entity.auto_delete is not None:
+                self._used[entity.key] = self.clock.monotonic()
+
+    def idle(self) -> list[str]:
+        """Return the entities that have been idle for too long; a first look begins the time.
+
+        One with scheduled messages is not idle, as on the service.
+        """
+        now = self.clock.monotonic()
+        found = []
+        for key, entity in self._entities.items():
+            if entity.auto_delete is None:
+                continue
+            if now - self._used.setdefault(key, now) < entity.auto_delete:
+                continue
+            if self.engine.stats(entity.path).scheduled:
+                self._used[key] = now
+            else:
+                found.append(entity.path)
+        return found
+
     # -- rules of a subscription
 
     def add_rule(self, path: str, rule: SubscriptionRule) -> Entity:
@@ -216,8 +254,9 @@ class Namespace:
         entity = self.get(path)
         if any(known.name.lower() == rule.name.lower() for known in entity.rules):
             raise EntityExists(f"the rule {rule.name!r} exists already in {entity.path!r}")
-        if len(entity.rules) >= _MAX_RULES or not rule.name:
-            raise ConfigurationError(f"a subscription has at most {_MAX_RULES} named rules")
+        check_rule(rule)
+        if len(entity.rules) >= _MAX_RULES:
+            raise ConfigurationError(f"a subscription has at most {_MAX_RULES} rules")
         stamped = replace(rule, created=self.clock.wall())
         return self._with_rules(entity, (*entity.rules, stamped))
 
@@ -268,6 +307,7 @@ class Namespace:
 
     def _remember(self, entity: Entity) -> Entity:
         self._entities[entity.key] = entity
+        self.note_use(entity.path)
         self.revision += 1
         return entity
 

@@ -21,14 +21,20 @@ from aztask.emulator.amqp import (
     sections,
 )
 from aztask.emulator.amqp.decode import skip
-from aztask.emulator.amqp.encode import Described, undescribed
+from aztask.emulator.amqp.encode import undescribed
 from aztask.emulator.amqp.link import Inbound, ReceivingLink, SendingLink, raw_fields
 from aztask.emulator.amqp.sections import Sections
 from aztask.emulator.broker.access import Right, TokenClaims
 from aztask.emulator.broker.broker import Service
-from aztask.emulator.broker.conditions import ARGUMENT_ERROR, as_amqp, status_of
+from aztask.emulator.broker.conditions import (
+    ARGUMENT_ERROR,
+    BUSY,
+    SERVER_BUSY,
+    as_amqp,
+    status_of,
+)
 from aztask.emulator.broker.consumer import Consumer
-from aztask.emulator.broker.dispatch import StoreChange
+from aztask.emulator.broker.dispatch import StoreChange, undone
 from aztask.emulator.broker.entities import (
     Address,
     Entity,
@@ -40,11 +46,19 @@ from aztask.emulator.broker.filters import (
     CorrelationFilter,
     FalseFilter,
     Filter,
+    RuleAction,
     SqlFilter,
     TrueFilter,
 )
-from aztask.emulator.broker.management import ManagementCall, Operation, operation
+from aztask.emulator.broker.management import (
+    ManagementCall,
+    Operation,
+    operation,
+    requested_settlement,
+)
 from aztask.emulator.broker.namespace import Namespace
+from aztask.emulator.broker.settlement import transaction_of
+from aztask.emulator.broker.transactions import SettledLocks, Transactions
 from aztask.errors import AztaskError
 
 # -- Requests and responses ------------------------------------------------------------------------
@@ -54,10 +68,14 @@ from aztask.errors import AztaskError
 # Rules
 # 1. A response goes to the link whose target is the request's reply-to. If no target matches, it
 #    goes to the latest response link of the same node, preferably in the same session.
-# 2. Responses wait until the client grants credit. At most `MAX_WAITING` wait per link.
+# 2. Responses wait until the client grants credit. At most `MAX_WAITING` wait per link, and
+#    `MAX_WAITING_BYTES`. Requests whose results would exceed `MAX_UNANSWERED` bytes in one turn are
+#    refused as by a busy service: else a client that asks and does not read fills the memory.
 # 3. Every request gets a response. An error becomes the status and condition of the response.
 
 MAX_WAITING = 1000
+MAX_WAITING_BYTES = 16 * 1024 * 1024
+MAX_UNANSWERED = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +83,7 @@ class Request:
     """One request.
 
     message: its sections. message_id: the encoded bytes. body: the amqp-value without descriptor.
+    transaction: the id of the one that it belongs to.
     """
 
     message: Sections
@@ -72,6 +91,7 @@ class Request:
     reply_to: str
     operation: str
     body: Any
+    transaction: bytes | None = None
 
     def parameter(self, name: str) -> Any:
         """Return an application property of the request, or None."""
@@ -92,6 +112,7 @@ def request_of(inbound: Inbound) -> Request:
         reply_to if isinstance(reply_to, str) else "",
         str(properties.get("operation", "")),
         sections.value_body(message),
+        transaction_of(inbound.state),
     )
 
 
@@ -157,6 +178,7 @@ class Responder:
         self.link = link
         self.node = node
         self._waiting: deque[bytes] = deque()
+        self._bytes = 0
 
     @property
     def address(self) -> str:
@@ -166,17 +188,26 @@ class Responder:
     def send(self, message: bytes) -> None:
         """Send a response now, or later when the client grants credit."""
         self._waiting.append(message)
+        self._bytes += len(message)
         self.credited()
-        if len(self._waiting) > MAX_WAITING:
+        if len(self._waiting) > MAX_WAITING or self._bytes > MAX_WAITING_BYTES:
             self._waiting.clear()
             self.link.detach(AmqpError(RESOURCE_LIMIT_EXCEEDED, "responses are not read"))
 
     def credited(self) -> None:
         """Send waiting responses: the client granted credit or drains the link."""
         while self._waiting and self.link.credit and self.link.attached:
-            self.link.send(self._waiting.popleft(), uuid4().bytes)
+            message = self._waiting.popleft()
+            self._bytes -= len(message)
+            self.link.send(message, uuid4().bytes)
         if self.link.draining and self.link.attached:
             self.link.drained()
+
+
+class Responders(list[Responder]):
+    """All response links of a client. unanswered: the bytes of this turn's results so far."""
+
+    unanswered = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +219,7 @@ class Replies:
 
     link: ReceivingLink
     node: str
-    responders: list[Responder]
+    responders: Responders
 
     def send(self, request: Request, message: bytes) -> None:
         """Send a response; it is dropped if the client has no link for it."""
@@ -213,6 +244,7 @@ class Replies:
 
 
 _RULE, _EMPTY_ACTION = 0x0000013700000004, 0x0000013700000005
+_SQL_ACTION = 0x0000013700000006
 _SQL, _TRUE, _FALSE, _CORRELATION = (0x0000001370000000 + code for code in (6, 7, 8, 9))
 _CORRELATION_NAMES = {
     "correlation-id": "CorrelationId",
@@ -244,24 +276,47 @@ def rule_operation(
     if operation.endswith("remove-rule"):
         namespace.remove_rule(entity.path, name)
     else:
-        namespace.add_rule(
-            entity.path, SubscriptionRule(name, _filter(body.get("rule-description")))
-        )
+        namespace.add_rule(entity.path, _described_rule(name, body.get("rule-description")))
     return 200, encode.NULL
 
 
-def _filter(description: Any) -> Filter:
+_FILTERS = frozenset(("sql-filter", "correlation-filter", "true-filter", "false-filter"))
+
+
+def _described_rule(name: str, description: Any) -> SubscriptionRule:
+    """Return the rule of a request; without a filter it matches everything.
+
+    Raises AmqpError, ConfigurationError.
+    """
     description = undescribed(description)
     if not isinstance(description, dict):
         raise AmqpError(ARGUMENT_ERROR, "'rule-description' must be a map")
+    filters = sorted(str(key) for key in description.keys() & _FILTERS)
+    if len(filters) > 1:
+        raise AmqpError(ARGUMENT_ERROR, f"a rule has one filter, not {' and '.join(filters)}")
     action = undescribed(description.get("sql-rule-action"))
-    if isinstance(action, dict) and action.get("expression"):
-        raise AmqpError(NOT_IMPLEMENTED, "rule actions are not run here: use a rule without one")
+    text = action.get("expression") if isinstance(action, dict) else None
+    return SubscriptionRule(
+        name,
+        _filter(description),
+        action=RuleAction(str(text), _named_values(action)) if text else None,
+    )
+
+
+def _named_values(described: dict[Any, Any]) -> dict[str, Any]:
+    given = undescribed(described.get("parameters"))
+    return {str(key): v for key, v in given.items()} if isinstance(given, dict) else {}
+
+
+def _filter(description: dict[Any, Any]) -> Filter:
     sql = undescribed(description.get("sql-filter"))
     if isinstance(sql, dict):
-        return SqlFilter(str(sql.get("expression", "")))
+        return SqlFilter(str(sql.get("expression", "")), _named_values(sql))
     correlation = undescribed(description.get("correlation-filter"))
     if isinstance(correlation, dict):
+        unknown = sorted(set(correlation) - set(_CORRELATION_NAMES) - {"properties"})
+        if unknown:
+            raise AmqpError(ARGUMENT_ERROR, f"no message has the property {unknown[0][:60]!r}")
         system = {
             ours: str(correlation[theirs])
             for theirs, ours in _CORRELATION_NAMES.items()
@@ -299,17 +354,17 @@ def _description(rule: SubscriptionRule) -> bytes:
         _RULE,
         [
             _encoded(rule.filter),
-            _long_described(_EMPTY_ACTION, []),
+            _encoded_action(rule.action),
             encode.string(rule.name),
             encode.timestamp(int(rule.created * 1000)),
         ],
     )
 
 
-def _value(value: Any) -> bytes:
-    if isinstance(value, Described):
-        return b"\x00" + encode.symbol(value.descriptor) + encode.long(value.value)
-    return encode.simple(value)
+def _encoded_action(action: RuleAction | None) -> bytes:
+    if action is None:
+        return _long_described(_EMPTY_ACTION, [])
+    return _long_described(_SQL_ACTION, [encode.string(action.text), encode.int32(20)])
 
 
 def _encoded(rule_filter: Filter) -> bytes:
@@ -321,7 +376,7 @@ def _encoded(rule_filter: Filter) -> bytes:
                 encode.string(system[name]) if name in system else encode.NULL
                 for name in _CORRELATION_NAMES.values()
             ]
-            pairs = [(encode.string(name), _value(v)) for name, v in properties.items()]
+            pairs = [(encode.string(name), encode.simple(v)) for name, v in properties.items()]
             return _long_described(_CORRELATION, [*values, encode.map_of(pairs)])
         case FalseFilter():
             return _long_described(_FALSE, [])
@@ -332,6 +387,7 @@ def _encoded(rule_filter: Filter) -> bytes:
 ACCEPTED_STATUS = 202
 SENDING = ("com.microsoft:schedule-message", "com.microsoft:cancel-scheduled-message")
 """Operations that need the permission Send; all others need Listen."""
+SETTLING = "com.microsoft:update-disposition"
 
 
 class RequestLink(ABC):
@@ -407,8 +463,10 @@ class ManagementLink(RequestLink):
         address: Address,
         claims: TokenClaims,
         consumers: Callable[[], Sequence[Consumer]],
+        transactions: Transactions,
     ) -> None:
         super().__init__(replies)
+        self._transactions = transactions
         self._broker = broker
         self._address = address
         self._claims = claims
@@ -417,6 +475,8 @@ class ManagementLink(RequestLink):
     def handle(self, request: Request) -> None:
         """Submit the operation, or reply with the reason for refusing it."""
         try:
+            if self._broker.faults.is_busy():
+                raise BUSY
             entity = self._broker.namespace.find(self._address.entity)
             if entity is None:
                 path = self._address.entity[:300]
@@ -431,9 +491,21 @@ class ManagementLink(RequestLink):
                 return
             call = ManagementCall(self._broker, entity, self._address.dead, body, self._consumers())
             function = operation(request.operation)
+            if request.transaction is not None:
+                self._add(request.transaction, call, request.operation)
+                self.done(request, 200, encode.NULL)
+                return
             self._broker.committer.submit(_RunOperation(self, request, function, call))
         except AmqpError as error:
             self.failed(request, error)
+
+    def _add(self, transaction: bytes, call: ManagementCall, name: str) -> None:
+        """Make a settlement by lock tokens part of a transaction. Raises AmqpError."""
+        if name != SETTLING:
+            raise AmqpError(NOT_IMPLEMENTED, f"{name[:100]!r} under a transaction")
+        action, locks = requested_settlement(call)
+        if locks:
+            self._transactions.add(transaction, SettledLocks(self._broker, locks, action))
 
     def _rule(self, path: str, name: str, body: dict[str, object]) -> tuple[int, bytes]:
         namespace = self._broker.namespace
@@ -466,19 +538,23 @@ class _RunOperation(StoreChange):
 
     def execute(self) -> None:
         """Run the operation; if it fails, only its own changes are rolled back."""
-        database = self._call.broker.namespace.database
-        self._result = self._error = None
-        with database.transaction() as connection:
-            connection.execute("SAVEPOINT request")
-            try:
-                self._result = self._function(self._call)
-            except AmqpError as error:
-                self._error = error
-                connection.execute("ROLLBACK TO request")
-            connection.execute("RELEASE request")
+        self._forget()
+        self._result = None
+        responders = self._link.replies.responders
+        with undone(self._call.broker.namespace.database) as failure:
+            if responders.unanswered > MAX_UNANSWERED:
+                raise AmqpError(SERVER_BUSY, "too many requests at once; read their responses")
+            self._result = self._function(self._call)
+            responders.unanswered += len(self._result[1])
+        self._error = failure.error
+
+    def _forget(self) -> None:
+        if self._result is not None:
+            self._link.replies.responders.unanswered -= len(self._result[1])
 
     def succeed(self) -> None:
         """Reply with the result, or with the operation's own error."""
+        self._forget()
         if self._result is not None:
             self._link.done(self._request, *self._result)
         elif self._error is not None:
@@ -486,4 +562,5 @@ class _RunOperation(StoreChange):
 
     def fail(self, error: AztaskError) -> None:
         """Reply with the error of the transaction."""
+        self._forget()
         self._link.failed(self._request, as_amqp(error))

@@ -10,18 +10,27 @@ from aztask.emulator.amqp import (
     INVALID_FIELD,
     MESSAGE_SIZE_EXCEEDED,
     AmqpError,
+    encode,
     outgoing,
     sections,
 )
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
-from aztask.emulator.amqp.sections import Sections
+from aztask.emulator.amqp.sections import Sections, check_properties
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.broker import Service
-from aztask.emulator.broker.conditions import as_amqp
+from aztask.emulator.broker.conditions import BUSY, as_amqp
 from aztask.emulator.broker.dispatch import StoreChange
 from aztask.emulator.broker.entities import Entity
-from aztask.emulator.broker.forwarding import error_of, refused, sendable
-from aztask.emulator.broker.namespace import Namespace
+from aztask.emulator.broker.forwarding import (
+    MAX_KEY,
+    Refusal,
+    closed,
+    error_of,
+    refused,
+    sendable,
+)
+from aztask.emulator.broker.settlement import transaction_of
+from aztask.emulator.broker.transactions import Transactions, transactional
 from aztask.errors import AztaskError
 from aztask.queues.engine import NewMessage
 
@@ -36,45 +45,45 @@ from aztask.queues.engine import NewMessage
 
 
 BATCH_FORMAT = 0x80013700
-MAX_KEY = 128
 MAX_BATCH = 4500
 
 
-def messages_of(
-    namespace: Namespace, entity: Entity, payload: bytes, message_format: int, now: float
-) -> list[NewMessage]:
-    """Return the messages of one transfer, ready to be stored.
-
-    now: UTC epoch seconds. Raises AmqpError if one of them is refused.
-    """
+def messages_of(payload: bytes, message_format: int) -> list[bytes]:
+    """Return the encoded messages of one transfer. Raises AmqpError."""
     if message_format != BATCH_FORMAT:
-        return [new_message(namespace, entity, payload, now)]
+        return [payload]
     envelope = sections.cut(payload)
     if not envelope.data_items or len(envelope.data_items) > MAX_BATCH:
         raise AmqpError(
             DECODE_ERROR, f"a batch of {len(envelope.data_items)} messages; 1 to {MAX_BATCH}"
         )
-    return [
-        new_message(namespace, entity, envelope.raw[start:end], now)
-        for start, end in envelope.data_items
-    ]
+    return [envelope.raw[start:end] for start, end in envelope.data_items]
 
 
-def new_message(namespace: Namespace, entity: Entity, raw: bytes, now: float) -> NewMessage:
+def new_message(entity: Entity, raw: bytes, now: float) -> NewMessage:
     """Return one encoded message, ready to be stored. Raises AmqpError if it is refused.
 
     now: UTC epoch seconds.
     """
-    message = sections.cut(raw)
-    session = _session(message.property(sections.GROUP_ID))
-    refusal = refused(namespace, entity, session, len(raw))
+    new = parsed(entity, raw, now)
+    refusal = refused(entity, new.session, len(raw))
     if refusal is not None:
         raise error_of(refusal)
+    return new
+
+
+def parsed(entity: Entity, raw: bytes, now: float) -> NewMessage:
+    """Return one encoded message as the entity would store it. Raises AmqpError if malformed."""
+    message = sections.cut(raw)
+    session = _session(message.property(sections.GROUP_ID))
     message_id = _message_id(message.property(sections.MESSAGE_ID))
+    check_properties(message)
     new = stored.to_stored(message)
+    if entity.time_to_live is not None:
+        new = stored.limited(new, entity.time_to_live)
     if not message_id:
         message_id = uuid4().hex
-        new = stored.with_message_id(new, message_id)
+        new = stored.with_fields(new, {sections.MESSAGE_ID: encode.string(message_id)})
     due = _due(message, now) if message.annotations else None
     start = now if due is None else due
     expires = None if new.ttl == stored.NO_TTL else start + new.ttl / 1000
@@ -110,34 +119,73 @@ CREDIT = 1000
 
 
 class Producer:
-    """A client's link that sends to a queue or topic."""
+    """A client's link that sends to a queue or topic.
 
-    def __init__(self, broker: Service, link: ReceivingLink, path: str) -> None:
+    transactions: those of its connection. destination: the entity to which it sends through `path`;
+    what that refuses goes to the transfer dead letters of `path`. None for no other.
+    """
+
+    def __init__(
+        self,
+        broker: Service,
+        link: ReceivingLink,
+        path: str,
+        transactions: Transactions,
+        destination: str | None = None,
+    ) -> None:
         self.broker = broker
         self.link = link
         self.path = path
+        self._transactions = transactions
+        self._destination = destination
 
     def received(self, message: Inbound) -> None:
         """Store a message or a batch, or reject it at once if it is refused."""
-        namespace = self.broker.namespace
+        broker = self.broker
+        number = None if message.state is None else transaction_of(message.state)
         try:
+            if broker.faults.busy and broker.faults.is_busy():
+                raise BUSY
             if message.too_large:
                 raise AmqpError(
                     MESSAGE_SIZE_EXCEEDED,
                     f"a message of more than {self.link.max_message_size} bytes; send smaller ones",
                 )
-            entity = sendable(namespace, self.path)
-            messages = messages_of(
-                namespace,
-                entity,
-                message.payload,
-                message.message_format,
-                self.broker.clock.wall(),
-            )
+            entity = sendable(broker.namespace, self.path)
+            now = broker.clock.wall()
+            raws = messages_of(message.payload, message.message_format)
+            if self._destination is None:
+                storing = StoredTransfer(
+                    broker, entity.path, [new_message(entity, raw, now) for raw in raws]
+                )
+            else:
+                storing = self._through(entity, raws, now)
+            if number is not None:
+                self._transactions.add(number, storing)
+                self.answer(message, transactional(number, outgoing.ACCEPTED))
+                return
         except AmqpError as error:
+            if number is not None and message.settled:
+                self._transactions.refuse(number, error)
             self.answer(message, outgoing.rejected(error.condition, error.description))
             return
-        self.broker.committer.submit(_StoreMessages(self, message, entity.path, messages))
+        broker.committer.submit(_StoreMessages(self, message, storing))
+
+    def _through(self, via: Entity, raws: list[bytes], now: float) -> StoredTransfer:
+        """Return how messages to the destination are stored. Raises AmqpError."""
+        path = self._destination or ""
+        target = self.broker.namespace.find(path)
+        storing = StoredTransfer(self.broker, via.path if target is None else target.path, [])
+        for raw in raws:
+            new = parsed(target or via, raw, now)
+            refusal = closed(path, target)
+            if refusal is None and target is not None:
+                refusal = refused(target, new.session, len(raw))
+            if refusal is None:
+                storing.messages.append(new)
+            else:
+                storing.refused.append((via, new, refusal))
+        return storing
 
     def answer(self, message: Inbound, state: bytes) -> None:
         """Settle the delivery, unless the client sent it settled."""
@@ -146,21 +194,54 @@ class Producer:
             self.link.session.write(outgoing.disposition(True, delivery_id, delivery_id, state))
 
 
-class _StoreMessages(StoreChange):
-    """Stores the messages of one transfer, all of them or none."""
+class StoredTransfer:
+    """The messages of one transfer, to be stored: all of them or none.
 
-    def __init__(
-        self, producer: Producer, message: Inbound, queue: str, messages: list[NewMessage]
-    ) -> None:
+    refused: what the destination of the link refuses: through which entity it was sent, and why.
+    """
+
+    def __init__(self, broker: Service, queue: str, messages: list[NewMessage]) -> None:
+        self._broker = broker
+        self._queue = queue
+        self.messages = messages
+        self.refused: list[tuple[Entity, NewMessage, Refusal]] = []
+
+    @property
+    def count(self) -> int:
+        """How many messages are sent."""
+        return len(self.messages) + len(self.refused)
+
+    @property
+    def size(self) -> int:
+        """How many bytes their payloads have."""
+        refused = [message for _, message, _ in self.refused]
+        return sum(len(message.payload) for message in [*self.messages, *refused])
+
+    def run(self) -> None:
+        """Store them, inside the transaction."""
+        broker = self._broker
+        if self.messages:
+            broker.engine.send(self._queue, self.messages)
+            broker.queue_changed(self._queue)
+        for via, message, refusal in self.refused:
+            place = broker.namespace.transfer(via).path
+            broker.engine.send_dead(place, message, refusal.cause.reason, refusal.description)
+            broker.queue_changed(place, True)
+
+    def end(self, committed: bool) -> None:
+        """Nothing is held between the check and the commit."""
+
+
+class _StoreMessages(StoreChange):
+    """Stores the messages of one transfer and answers it."""
+
+    def __init__(self, producer: Producer, message: Inbound, storing: StoredTransfer) -> None:
         self._producer = producer
         self._message = message
-        self._queue = queue
-        self._messages = messages
+        self._storing = storing
 
     def execute(self) -> None:
-        broker = self._producer.broker
-        broker.engine.send(self._queue, self._messages)
-        broker.queue_changed(self._queue)
+        self._storing.run()
 
     def succeed(self) -> None:
         self._producer.answer(self._message, outgoing.ACCEPTED)

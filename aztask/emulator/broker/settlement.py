@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from aztask.emulator.amqp import INVALID_FIELD, AmqpError, outgoing
+from aztask.emulator.amqp import INVALID_FIELD, AmqpError, outgoing, sections
 from aztask.emulator.amqp.encode import Described
 from aztask.emulator.amqp.link import Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.broker import Lock, Service
 from aztask.emulator.broker.conditions import DEAD_LETTER, LOCK_LOST, SESSION_LOST, as_amqp
-from aztask.emulator.broker.dispatch import StoreChange
+from aztask.emulator.broker.dispatch import StoreChange, undone
 from aztask.errors import AztaskError
 from aztask.queues.engine import Engine
 
@@ -34,7 +34,8 @@ class SettlementAction:
     """A settlement with its arguments.
 
     reason, description: of a dead letter. properties: application properties to set on the message.
-    echo: the encoded outcome that confirms the settlement to the client.
+    echo: the encoded outcome that confirms the settlement to the client. transaction: the id of the
+    transaction that the settlement belongs to, None for none.
     """
 
     kind: SettlementKind
@@ -42,10 +43,12 @@ class SettlementAction:
     description: str = ""
     properties: dict[str, Any] = field(default_factory=dict)
     echo: bytes = outgoing.ACCEPTED
+    transaction: bytes | None = None
 
 
 COMPLETE = SettlementAction(SettlementKind.COMPLETE)
 RELEASE = SettlementAction(SettlementKind.RELEASE, echo=outgoing.RELEASED)
+TRANSACTIONAL = 0x34
 _ACCEPTED, _REJECTED, _RELEASED, _MODIFIED, _RECEIVED = 0x24, 0x25, 0x26, 0x27, 0x23
 _NAMES = {
     "amqp:accepted:list": _ACCEPTED,
@@ -53,6 +56,7 @@ _NAMES = {
     "amqp:released:list": _RELEASED,
     "amqp:modified:list": _MODIFIED,
     "amqp:received:list": _RECEIVED,
+    "amqp:transactional-state:list": TRANSACTIONAL,
 }
 
 
@@ -76,9 +80,25 @@ def action_of(state: Described | None) -> SettlementAction | None:
         fields = [*fields, None, None, None]
         kind = SettlementKind.DEFER if fields[1] is True else SettlementKind.ABANDON
         return SettlementAction(kind, properties=_texts(fields[2]), echo=outgoing.MODIFIED)
-    if code == _RECEIVED:
-        return None
+    if code in (_RECEIVED, TRANSACTIONAL):
+        return _transactional(fields) if code == TRANSACTIONAL else None
     raise AmqpError(INVALID_FIELD, f"unknown delivery state {str(state.descriptor)[:40]!r}")
+
+
+def transaction_of(state: Described | None) -> bytes | None:
+    """Return the id of the transaction that a delivery state names, None for another state."""
+    if state is None or state.descriptor not in (TRANSACTIONAL, "amqp:transactional-state:list"):
+        return None
+    fields = state.value if isinstance(state.value, list) else []
+    return fields[0] if fields and isinstance(fields[0], bytes) else b""
+
+
+def _transactional(fields: list[Any]) -> SettlementAction | None:
+    number, outcome = [*fields, None, None][:2]
+    if not isinstance(number, bytes) or not isinstance(outcome, Described):
+        raise AmqpError(INVALID_FIELD, "a transactional state without a transaction or an outcome")
+    inner = action_of(outcome)
+    return None if inner is None else replace(inner, transaction=number)
 
 
 def _rejection(error: Any) -> SettlementAction:
@@ -108,9 +128,10 @@ def settle(
     action: SettlementAction,
     leases: Sequence[tuple[int, str]],
 ) -> list[bool]:
-    """Settle inside the transaction; return False for each lease that was lost."""
-    if action is COMPLETE:
-        return engine.complete(queue, leases, dead_letter=dead)
+    """Settle inside the transaction; return False for each lease that was lost.
+
+    Raises AmqpError before anything is settled.
+    """
     if action.properties:
         for seq, token in leases:
             _modify(engine, queue, dead, (seq, token), action.properties)
@@ -132,19 +153,27 @@ def settle(
 def _modify(
     engine: Engine, queue: str, dead: bool, lease: tuple[int, str], properties: dict[str, Any]
 ) -> None:
-    """Set application properties on a leased message; with a lost lease nothing changes."""
+    """Set application properties on a leased message; with a lost lease nothing changes.
+
+    Raises AmqpError if they would be more than a message has room for.
+    """
     found = engine.peek(queue, lease[0], 1, dead_letter=dead)
     if not found or found[0].seq != lease[0]:
         return
     message = stored.unpack(found[0].payload)
-    payload = stored.with_bare(message, stored.with_properties(message.bare, properties)).pack()
+    bare = stored.with_properties(message.bare, properties)
+    sections.check_properties(sections.cut(bare))
+    payload = stored.with_bare(message, bare).pack()
     engine.update(queue, *lease, payload, dead_letter=dead)
 
 
 class DispositionSettler(StoreChange):
     """Settles deliveries of one link, as one disposition of the client asks."""
 
-    __slots__ = ("_action", "_answer", "_broker", "_deliveries", "_held", "_link", "atomic")
+    __slots__ = (
+        *("_action", "_answer", "_broker", "_deliveries", "_held", "_link", "_refused"),
+        "atomic",
+    )
 
     def __init__(
         self,
@@ -160,6 +189,7 @@ class DispositionSettler(StoreChange):
         self._action = action
         self._answer = not disposition.settled
         self._held: list[bool] = []
+        self._refused: AmqpError | None = None
         self.atomic = action is COMPLETE
 
     def execute(self) -> None:
@@ -170,12 +200,17 @@ class DispositionSettler(StoreChange):
         if self._action is COMPLETE:
             self._held = self._broker.engine.complete(lock.queue, leases, dead_letter=lock.dead)
             return
-        self._held = settle(self._broker.engine, lock.queue, lock.dead, self._action, leases)
+        with undone(self._broker.namespace.database) as failure:
+            self._held = settle(self._broker.engine, lock.queue, lock.dead, self._action, leases)
+        self._refused = failure.error
         if self._action.kind is not SettlementKind.COMPLETE:
             self._broker.queue_changed(lock.queue, lock.dead)
 
     def succeed(self) -> None:
         """Confirm the deliveries whose lock was held; reject the others as lock-lost."""
+        if self._refused is not None:
+            self._reject(self._refused)
+            return
         session = self._link.session
         locks = self._broker.locks
         for delivery in self._deliveries:
@@ -207,9 +242,11 @@ class DispositionSettler(StoreChange):
 
     def fail(self, error: AztaskError) -> None:
         """Reject with the error: nothing was settled. The locks stay as they are."""
+        self._reject(as_amqp(error))
+
+    def _reject(self, reason: AmqpError) -> None:
         for delivery in self._deliveries:
             self._link.session.settle(delivery)
         if self._answer:
-            reason = as_amqp(error)
             state = outgoing.rejected(reason.condition, reason.description)
             self._confirm([state] * len(self._deliveries))

@@ -1,32 +1,66 @@
-"""The SQL dialect of subscription filters: one expression, parsed once into nested functions.
+"""The SQL dialect of a subscription's rules, parsed once into nested functions.
 
-Supported: ``AND OR NOT``, comparisons, ``+ - * / %``, ``[NOT] LIKE ... ESCAPE``, ``[NOT] IN``,
-``IS [NOT] NULL``, ``EXISTS(name)``, literals, ``sys.Name``, ``user.Name``, ``[Name]``,
-``@parameter``.
+A filter is one expression: ``AND OR NOT``, comparisons, ``+ - * / %``, ``[NOT] LIKE ... ESCAPE``,
+``[NOT] IN``, ``IS [NOT] NULL``, ``EXISTS(name)``, literals, ``sys.Name``, ``user.Name``,
+``[Name]``, ``@parameter``, ``newid()``, ``property(name)`` or ``p(name)``. An action is a list of
+``SET name = expression`` and ``REMOVE name``. Semicolons at the end of each are optional.
+(learn.microsoft.com, "Subscription rule SQL filter syntax" and "... SQL action syntax")
 
 Rules
 1. Logic has three values: a missing property is NULL, and a comparison with NULL or of different
    types gives NULL.
-2. Depth and length are limited. Anything unsupported is refused with its position, never guessed.
+2. Depth and length are limited, those of texts and patterns that a message brings as well.
+   Anything unsupported is refused with its position, never guessed.
+3. Numbers calculate as in C#, as documented: the quotient of two integers is an integer. What C#
+   could not calculate is a `SqlFault`, which the service calls a filter exception.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
+from uuid import uuid4
 
-from aztask.errors import ConfigurationError
+from aztask.emulator.amqp.encode import Described
+from aztask.errors import ConfigurationError, did_you_mean
 
 MAX_LENGTH = 1024
+MAX_TEXT = 64 * 1024  # a message has no room for a longer property
 MAX_NESTING = 32
+MAX_STATEMENTS = 32
+
+SETTABLE = (
+    *("ContentType", "CorrelationId", "Label", "MessageId", "ReplyTo", "ReplyToSessionId"),
+    *("SessionId", "Subject", "To"),
+)
+"""The system properties that an action may set, by the service's names."""
+OF_THE_BROKER = (
+    *("DeadLetterSource", "DeliveryCount", "EnqueuedSequenceNumber", "EnqueuedTimeUtc"),
+    *("ExpiresAtUtc", "LockToken", "LockedUntilUtc", "PartitionKey", "ScheduledEnqueueTimeUtc"),
+    *("SequenceNumber", "State", "TimeToLive", "ViaPartitionKey"),
+)
+"""The other system properties, which an action may only read."""
+_SYSTEM = {name.lower(): name for name in (*SETTABLE, *OF_THE_BROKER)}
+_RESERVED = frozenset(
+    ("AND", "ESCAPE", "EXISTS", "FALSE", "IN", "IS", "LIKE", "NOT", "NULL", "OR", "REMOVE", "SET")
+) | {"TRUE"}
+
+
+class SqlFault(Exception):
+    """An expression that has no value for this message, such as a division by zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameLookup:
-    """The values of system properties, application properties and parameters, by name."""
+    """The values of system properties, application properties and parameters, by name.
+
+    system: gets one of the service's names.
+    """
 
     system: Callable[[str], Any]
     user: Callable[[str], Any]
@@ -40,9 +74,9 @@ _TOKEN = re.compile(
       (?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)
     | (?P<text>'(?:[^']|'')*')
     | (?P<quoted>\[(?:[^\]]|\]\])+\]|"(?:[^"]|"")+")
-    | (?P<name>[A-Za-z_][\w]*)
-    | (?P<parameter>@[A-Za-z_]\w*)
-    | (?P<operator><>|!=|<=|>=|[=<>+\-*/%(),.])
+    | (?P<name>[^\W\d]\w*)
+    | (?P<parameter>@[^\W\d]\w*)
+    | (?P<operator><>|!=|<=|>=|[=<>+\-*/%(),.;])
     )""",
     re.VERBOSE,
 )
@@ -69,15 +103,15 @@ class Token(NamedTuple):
         return self.text.upper() if self.kind in ("name", "operator") else ""
 
 
-def _tokens(text: str) -> list[Token]:
+def _tokens(text: str, what: str) -> list[Token]:
     if len(text) > MAX_LENGTH:
-        raise ConfigurationError(f"a filter of {len(text)} characters; {MAX_LENGTH} are allowed")
+        raise ConfigurationError(f"{what}: {len(text)} characters; {MAX_LENGTH} are allowed")
     tokens, position = [], 0
     while text[position:].strip():
         found = _TOKEN.match(text, position)
         if found is None:
             raise ConfigurationError(
-                f"filter: {text[position : position + 20].strip()!r} is not understood"
+                f"{what}: {text[position : position + 20].strip()!r} is not understood"
             )
         kind = str(found.lastgroup)
         tokens.append(Token(kind, found[kind], found.start(kind)))
@@ -87,17 +121,47 @@ def _tokens(text: str) -> list[Token]:
 
 def parse_expression(text: str) -> Expression:
     """Return the expression of a filter. Raises ConfigurationError with the bad part's position."""
-    parser = _Parser(_tokens(text))
+    parser = _Parser(text, "filter")
     expression = parser.either()
     parser.expect_end()
     return expression
 
 
+class ActionStatement(NamedTuple):
+    """One statement of an action.
+
+    system: the property is a system property. expression: its new value; None removes it.
+    """
+
+    system: bool
+    name: str
+    expression: Expression | None
+
+
+def parse_action(text: str) -> list[ActionStatement]:
+    """Return the statements of an action. Raises ConfigurationError with the bad part's position.
+
+    The grammar of the documentation separates them by commas, its examples by semicolons.
+    """
+    return _Parser(text, "action").statements()
+
+
+def system_name(name: str, where: str = "filter") -> str:
+    """Return the service's spelling of a system property. Raises ConfigurationError."""
+    found = _SYSTEM.get(name.lower())
+    if found is None:
+        hint = did_you_mean(name, list(_SYSTEM.values()))
+        raise ConfigurationError(f"{where}: there is no system property {name[:60]!r}.{hint}")
+    return found
+
+
 class _Parser:
     """A recursive descent parser: one method per level of precedence, loosest first."""
 
-    def __init__(self, tokens: list[Token]) -> None:
-        self._tokens = tokens
+    def __init__(self, text: str, what: str) -> None:
+        """`what`: filter or action, for the errors."""
+        self._what = what
+        self._tokens = _tokens(text, what)
         self._next = 0
         self._depth = 0
 
@@ -115,12 +179,39 @@ class _Parser:
     def _error(self, what: str) -> ConfigurationError:
         token = self._tokens[self._next]
         found = repr(token.text) if token.text else "the end"
-        return ConfigurationError(f"filter: {what} at character {token.position}, not {found}")
+        return ConfigurationError(
+            f"{self._what}: {what} at character {token.position}, not {found}"
+        )
 
     def expect_end(self) -> None:
         """Raise ConfigurationError unless all tokens were parsed."""
+        while self._take(";"):
+            pass
         if self._tokens[self._next].kind != "end":
             raise self._error("an operator is expected")
+
+    def statements(self) -> list[ActionStatement]:
+        """Parse the rest of the text, all of which is one action."""
+        found: list[ActionStatement] = []
+        while not found or self._tokens[self._next].kind != "end":
+            word = self._take("SET", "REMOVE")
+            if not word:
+                raise self._error("SET or REMOVE is expected")
+            system, name = self._property()
+            if system and name not in SETTABLE:
+                raise self._error(f"an action cannot change sys.{name},")
+            expression = None
+            if word == "SET":
+                self._demand("=")
+                expression = self._sum()
+            found.append(ActionStatement(system, name, expression))
+            while self._take(";", ","):
+                pass
+        if len(found) > MAX_STATEMENTS:
+            raise ConfigurationError(
+                f"action: {len(found)} statements; {MAX_STATEMENTS} are allowed"
+            )
+        return found
 
     def either(self) -> Expression:
         """Parse a complete expression, whose loosest operator is OR."""
@@ -173,7 +264,12 @@ class _Parser:
             value, text = left(names), pattern(names)
             if not isinstance(value, str) or not isinstance(text, str):
                 return None
-            return _like(value, _pattern(text, escape(names) if escape else None))
+            mark = escape(names) if escape else None
+            if escape and not (isinstance(mark, str) and len(mark) == 1):
+                raise SqlFault(f"ESCAPE must be followed by one character, not {mark!r}")
+            if len(text) > MAX_LENGTH:
+                raise SqlFault(f"a pattern of {len(text)} characters; {MAX_LENGTH} are allowed")
+            return _like(value, _pattern(text, mark))
 
         return like
 
@@ -194,14 +290,13 @@ class _Parser:
     def _sum(self) -> Expression:
         left = self._product()
         while word := self._take("+", "-"):
-            left = _calculate(operator.add if word == "+" else operator.sub, left, self._product())
+            left = _calculate(word, left, self._product())
         return left
 
     def _product(self) -> Expression:
         left = self._signed()
         while word := self._take("*", "/", "%"):
-            operation = {"*": operator.mul, "/": operator.truediv, "%": operator.mod}[word]
-            left = _calculate(operation, left, self._signed())
+            left = _calculate(word, left, self._signed())
         return left
 
     def _signed(self) -> Expression:
@@ -211,7 +306,7 @@ class _Parser:
         inner = self._atom()
         if sign > 0:
             return inner
-        return _calculate(operator.mul, inner, lambda _names: -1)
+        return _calculate("*", inner, lambda _names: -1)
 
     def _atom(self) -> Expression:
         if self._take("("):
@@ -240,68 +335,99 @@ class _Parser:
             return lambda _names: word == "TRUE"
         if word == "NULL":
             return lambda _names: None
-        if word == "EXISTS" and self._take("("):
-            found = self._atom()
+        if word in ("EXISTS", "NEWID", "PROPERTY", "P") and self._take("("):
+            return self._call(word)
+        self._next -= 1
+        system, name = self._property()
+        return lambda names: (names.system if system else names.user)(name)
+
+    def _call(self, word: str) -> Expression:
+        """Parse the rest of a function's call, whose bracket was taken."""
+        if word == "NEWID":
             self._demand(")")
-            return lambda names: found(names) is not None
-        if word in ("SYS", "USER") and self._take("."):
-            name = _unquoted(self._tokens[self._next])
-            self._next += 1
-            if word == "SYS":
-                return lambda names: names.system(name)
-            return lambda names: names.user(name)
-        name = _unquoted(token)
-        return lambda names: names.user(name)
+            return lambda _names: uuid4()
+        if word == "EXISTS":
+            system, name = self._property()
+            self._demand(")")
+            return lambda names: (names.system if system else names.user)(name) is not None
+        named = self._sum()
+        self._demand(")")
+        return lambda names: _property_called(named(names), names)
 
-
-def _unquoted(token: Token) -> str:
-    if token.kind == "name":
-        return token.text
-    if token.kind == "quoted":
-        close = "]" if token.text[0] == "[" else '"'
-        return token.text[1:-1].replace(close * 2, close)
-    raise ConfigurationError(f"filter: a name is expected at character {token.position}")
-
-
-_ANY_RUN, _ANY_ONE = object(), object()
-
-
-def _pattern(text: str, escape: Any) -> list[object]:
-    """Return the characters of a LIKE pattern, with marks for its unescaped ``%`` and ``_``."""
-    parts: list[object] = []
-    position = 0
-    while position < len(text):
-        character = text[position]
-        if character == escape and position + 1 < len(text):
-            position += 1
-            parts.append(text[position])
+    def _property(self) -> tuple[bool, str]:
+        """Parse the name of a property; return whether it is a system property, and the name."""
+        scope = self._take("SYS", "USER")
+        if scope and not self._take("."):
+            return False, self._tokens[self._next - 1].text  # a property that is called so
+        token = self._tokens[self._next]
+        if token.kind == "quoted":
+            close = "]" if token.text[0] == "[" else '"'
+            name = token.text[1:-1].replace(close * 2, close)
+        elif token.kind == "name" and token.word() not in _RESERVED:
+            name = token.text
         else:
-            parts.append({"%": _ANY_RUN, "_": _ANY_ONE}.get(character, character))
-        position += 1
-    return parts
+            raise self._error("a name is expected")
+        self._next += 1
+        if scope != "SYS":
+            return False, name
+        return True, system_name(name, self._what)
 
 
-def _like(value: str, pattern: list[object]) -> bool:
+def _property_called(name: Any, names: NameLookup) -> Any:
+    """Return the value of the property that an expression names: ``sys.Label`` or ``size``."""
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise SqlFault(f"property() needs a name, not {name!r}")
+    scope, separator, rest = name.partition(".")
+    if separator and scope.lower() == "sys":
+        try:
+            return names.system(system_name(rest))
+        except ConfigurationError as error:
+            raise SqlFault(str(error)) from None
+    return names.user(rest if separator and scope.lower() == "user" else name)
+
+
+class _Piece(NamedTuple):
+    """A part of a LIKE pattern between two ``%``. pattern: matches texts of this length only."""
+
+    length: int
+    pattern: re.Pattern[str]
+
+
+@lru_cache(maxsize=512)
+def _pattern(text: str, escape: str | None) -> list[_Piece]:
+    """Return the pieces of a LIKE pattern between its unescaped ``%``."""
+    pieces: list[list[str]] = [[]]
+    characters = iter(text)
+    for character in characters:
+        if character == escape:
+            pieces[-1].append(re.escape(next(characters, character)))
+        elif character == "%":
+            pieces.append([])
+        else:
+            pieces[-1].append("." if character == "_" else re.escape(character))
+    return [_Piece(len(each), re.compile("".join(each), re.DOTALL)) for each in pieces]
+
+
+def _like(value: str, pieces: list[_Piece]) -> bool:
     """Return whether the pattern matches all of `value`.
 
-    Takes at most len(value) * len(pattern) steps. A regular expression could take exponentially
-    many, and filters are untrusted input.
+    Each piece has a fixed length and is looked for once, from left to right. One regular expression
+    for all could take exponentially many steps, and filters are untrusted input.
     """
-    at = mark = 0
-    run, resume = -1, 0
-    while at < len(value):
-        part = pattern[mark] if mark < len(pattern) else None
-        if part is _ANY_RUN:
-            run, resume = mark, at
-            mark += 1
-        elif part is _ANY_ONE or part == value[at]:
-            at, mark = at + 1, mark + 1
-        elif run >= 0:
-            resume += 1
-            at, mark = resume, run + 1
-        else:
+    first, last = pieces[0], pieces[-1]
+    if len(pieces) == 1:
+        return first.pattern.fullmatch(value) is not None
+    at, end = first.length, len(value) - last.length
+    if at > end or not first.pattern.match(value) or not last.pattern.fullmatch(value, end):
+        return False
+    for piece in pieces[1:-1]:
+        found = piece.pattern.search(value, at, end)
+        if found is None:
             return False
-    return all(part is _ANY_RUN for part in pattern[mark:])
+        at = found.end()
+    return True
 
 
 def _or(left: Expression, right: Expression) -> Expression:
@@ -341,27 +467,66 @@ def _compare(
             return None
         numbers = _is_number(first) and _is_number(second)
         ordered = numbers or (isinstance(first, str) and isinstance(second, str))
+        ordered = ordered or (_is_duration(first) and _is_duration(second))
         equatable = type(first) is type(second) and operation in (operator.eq, operator.ne)
         return operation(first, second) if ordered or equatable else None
 
     return compare
 
 
-def _calculate(
-    operation: Callable[[Any, Any], Any], left: Expression, right: Expression
-) -> Expression:
+MAX_INTEGER = 2**63 - 1
+_EXACT: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    # C# rounds towards zero, and a remainder has the sign of the dividend
+    "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) is (b < 0) else -1),
+    "%": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+}
+_REAL: dict[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda a, b: a / b if b else math.copysign(math.inf, b) * a if a else math.nan,
+    "%": lambda a, b: math.fmod(a, b) if b and math.isfinite(a) else math.nan,
+}
+
+
+def _calculate(word: str, left: Expression, right: Expression) -> Expression:
     def calculate(names: NameLookup) -> Any:
         first, second = left(names), right(names)
-        if isinstance(first, str) and isinstance(second, str) and operation is operator.add:
-            return first + second
-        if not _is_number(first) or not _is_number(second):
+        if first is None or second is None:
             return None
-        try:
-            return operation(first, second)
-        except (ZeroDivisionError, OverflowError):
-            return None
+        if word == "+" and (isinstance(first, str) or isinstance(second, str)):
+            if all(isinstance(each, str) or _is_number(each) for each in (first, second)):
+                text = f"{first}{second}"
+                if len(text) > MAX_TEXT:
+                    raise SqlFault(f"a text of {len(text)} characters; {MAX_TEXT} are allowed")
+                return text
+        elif _is_number(first) and _is_number(second):
+            return _number(word, first, second)
+        raise SqlFault(f"{type(first).__name__} {word} {type(second).__name__} has no value")
 
     return calculate
+
+
+def _number(word: str, first: int | float, second: int | float) -> int | float:
+    if isinstance(first, float) or isinstance(second, float):
+        return _REAL[word](float(first), float(second))
+    if word in "/%" and not second:
+        raise SqlFault("a division by zero")
+    result = _EXACT[word](first, second)
+    if not -MAX_INTEGER - 1 <= result <= MAX_INTEGER:
+        raise SqlFault("a number of more than 64 bits")
+    return result
+
+
+def _is_duration(value: Any) -> bool:
+    return (
+        isinstance(value, Described)
+        and value.descriptor == "com.microsoft:timespan"
+        and isinstance(value.value, int)
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -13,13 +13,13 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple
 
 from aztask.emulator.amqp import encode, sections
-from aztask.emulator.amqp.decode import decode
+from aztask.emulator.amqp.decode import decode, skip
 from aztask.emulator.amqp.link import raw_fields
 from aztask.emulator.amqp.sections import Sections
 
@@ -36,6 +36,7 @@ _NO_HEADER = (_DURABLE[None], _NO_PRIORITY, NO_TTL)
 
 SCHEDULED_TIME = "x-opt-scheduled-enqueue-time"
 PARTITION_KEY = "x-opt-partition-key"
+VIA_PARTITION_KEY = "x-opt-via-partition-key"
 DEAD_LETTER_SOURCE = "x-opt-deadletter-source"
 REASON = "DeadLetterReason"
 DESCRIPTION = "DeadLetterErrorDescription"
@@ -104,6 +105,15 @@ class StoredMessage(NamedTuple):
         return self._replace(hops=self.hops + 1, items=items, annotations=annotations)
 
 
+def limited(message: StoredMessage, seconds: float) -> StoredMessage:
+    """Return the message with an entity's default time to live, unless its own is shorter.
+
+    Clients are shown the time that counts, as by the service.
+    """
+    longest = int(seconds * 1000)
+    return message._replace(ttl=longest) if longest < message.ttl else message
+
+
 def to_stored(message: Sections) -> StoredMessage:
     """Return the stored form of a sender's message."""
     annotations, count = message.annotation_items, message.annotation_count
@@ -151,17 +161,25 @@ def _delivery(payload: bytes) -> tuple[int, bytes, int]:
     return count, payload[start : start + size], start + size
 
 
+def annotations_of(message: StoredMessage) -> list[tuple[Any, Any]]:
+    """Return the sender's message annotations, decoded."""
+    pairs = sections.pairs_of(message.annotations)
+    return [(key, decode(pair, skip(pair, 0))[0]) for key, pair in pairs]
+
+
 def with_bare(message: StoredMessage, bare: bytes) -> StoredMessage:
     """Return the message with another bare message."""
     return message._replace(bare=bare)
 
 
-def with_message_id(message: StoredMessage, message_id: str) -> StoredMessage:
-    """Return the message, which has no message id, with this one."""
+def with_fields(message: StoredMessage, changed: Mapping[int, bytes]) -> StoredMessage:
+    """Return the message with these encoded fields, by index, in its properties section."""
     bare = message.bare
     end = _after_properties(bare)
     fields = raw_fields(bare[:end]) if end else []
-    fields[:1] = [encode.string(message_id)]
+    fields += [encode.NULL] * (max(changed, default=-1) + 1 - len(fields))
+    for index, value in changed.items():
+        fields[index] = value
     section = encode.fields(sections.PROPERTIES, fields)
     return message._replace(bare=section + bare[end:])
 
@@ -250,22 +268,26 @@ def _for_delivery(count: int, items: bytes, lock_token: bytes | None) -> bytes:
     return encode.described(sections.DELIVERY_ANNOTATIONS, encode.compound(0xC1, count, items))
 
 
-def with_properties(bare: bytes, changed: Mapping[str, object]) -> bytes:
-    """Return the bare message with these application properties set.
+def with_properties(
+    bare: bytes, changed: Mapping[str, object], removed: Collection[str] = ()
+) -> bytes:
+    """Return the bare message with these application properties set, and without the removed ones.
 
     A value that is not of a simple type is skipped: part 3.2.5 allows no other.
     """
     encoded = {name: encode.simple(value) for name, value in changed.items()}
     added = [encode.string(name) + value for name, value in encoded.items() if value]
-    if not added:
+    if not added and not removed:
         return bare
     message = sections.cut(bare)
     start, end = message.application_start, message.application_end
     kept: list[bytes] = []
     if end:
         pairs = sections.pairs_of(sections.map_body(bare, start))
-        kept = [pair for key, pair in pairs if key not in changed]
+        kept = [pair for key, pair in pairs if key not in changed and key not in removed]
     else:
+        if not added:
+            return bare
         start = end = _after_properties(bare)
     items = b"".join(kept + added)
     section = encode.described(
@@ -276,6 +298,7 @@ def with_properties(bare: bytes, changed: Mapping[str, object]) -> bytes:
 
 
 def _after_properties(bare: bytes) -> int:
-    if bare[:3] == b"\x00\x53\x73":
-        return decode(bare, 0)[1]
-    return 0
+    """Return where the properties section ends, 0 if there is none; any descriptor is allowed."""
+    if not bare or decode(bare, 1)[0] not in (sections.PROPERTIES, "amqp:properties:list"):
+        return 0
+    return skip(bare, 0)

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from aztask.emulator.broker.entities import EntityKind
-from aztask.emulator.broker.filters import CorrelationFilter, SqlFilter, TrueFilter
+from aztask.emulator.broker.filters import CorrelationFilter, RuleAction, SqlFilter, TrueFilter
 from aztask.emulator.config import entities_of, read_config
 from aztask.errors import ConfigurationError
 
@@ -78,6 +78,97 @@ def test_comments(tmp_path):
     assert [each.path for each in read_config(path)] == ["a//b"]
 
 
+def test_commas_at_the_end_of_a_list(tmp_path):
+    path = tmp_path / "config.json"
+    text = json.dumps(document([queue("a,]b")]))
+    path.write_text(text.replace("}]", "} , // one more?\n ]"))
+    assert [each.path for each in read_config(path)] == ["a,]b"]
+
+
+PUBLISHED = """{
+  "$schema": "Config-schema.json",
+  "UserConfig": {
+    "Namespaces": [{
+      "Name": "sbemulatorns",
+      "Queues": [{
+        "Name": "queue.1",
+        "Properties": {
+          "DeadLetteringOnMessageExpiration": false, "DefaultMessageTimeToLive": "PT1H",
+          "DuplicateDetectionHistoryTimeWindow": "PT20S", "ForwardDeadLetteredMessagesTo": "",
+          "ForwardTo": "", "LockDuration": "PT1M", "MaxDeliveryCount": 3,
+          "RequiresDuplicateDetection": false, "RequiresSession": false
+        }
+      }],
+      "Topics": [{
+        "Name": "topic.1",
+        "Properties": {
+          "DefaultMessageTimeToLive": "PT1H", "DuplicateDetectionHistoryTimeWindow": "PT20S",
+          "RequiresDuplicateDetection": false
+        },
+        "Subscriptions": [{
+          "Name": "subscription.1",
+          "Properties": {
+            "DeadLetteringOnMessageExpiration": false, "DefaultMessageTimeToLive": "PT1H",
+            "LockDuration": "PT1M", "MaxDeliveryCount": 3, "ForwardDeadLetteredMessagesTo": "",
+            "ForwardTo": "queue.1", "RequiresSession": false
+          },
+          "Rules": [
+            {"Name": "all.1", "Properties": {"FilterType": "Correlation", "CorrelationFilter": {
+              "ContentType": "application/text", "CorrelationId": "id1", "Label": "subject1",
+              "MessageId": "msgid1", "ReplyTo": "someQueue", "ReplyToSessionId": "sessionId",
+              "SessionId": "session1", "To": "xyz", "Properties": {"prop1": "value1"}}}},
+            {"Name": "sql.1", "Properties": {"FilterType": "Sql",
+              "SqlFilter": {"SqlExpression": "sys.MessageId = '123456' AND userProp1 = 'value1'"},
+              "Action": {"SqlExpression": "SET sys.To = 'Entity'"}}}
+          ]
+        }]
+      }]
+    }],
+    "Logging": {"Type": "File"}
+  }
+}"""
+"""Every key of Microsoft's schema of the file, Config-schema.json."""
+
+
+def test_every_key_of_the_schema_is_read_without_a_warning(tmp_path, caplog):
+    path = tmp_path / "config.json"
+    path.write_text(PUBLISHED)
+    *others, subscription_ = read_config(path)
+    assert [each.path for each in others] == ["queue.1", "topic.1"]
+    assert subscription_.forward_to == "queue.1"
+    correlated, sql = subscription_.rules
+    assert len(correlated.filter.system) == 8
+    assert sql.action == RuleAction("SET sys.To = 'Entity'")
+    assert caplog.text == ""
+
+
+def test_unknown_keys_of_every_object_are_warned_of(caplog):
+    text = json.loads(PUBLISHED)
+
+    def spoil(value):
+        for each in value.values() if isinstance(value, dict) else value:
+            if isinstance(each, (dict, list)):
+                spoil(each)
+        if isinstance(value, dict) and "prop1" not in value and "ContentType" not in value:
+            value["Tpyo"] = 1
+
+    spoil(text)
+    del text["UserConfig"]["Logging"]["Tpyo"]
+    entities_of(text)
+    places = [record.args[0] for record in caplog.records if record.args[1] == "Tpyo"]
+    assert sorted(places) == sorted(
+        [
+            *("the file", "UserConfig", "the namespace", "queue.1", "queue.1", "topic.1"),
+            *("topic.1", "topic.1/Subscriptions/subscription.1"),
+            "topic.1/Subscriptions/subscription.1",
+            *["topic.1/Subscriptions/subscription.1, rule all.1"] * 2,
+            *["topic.1/Subscriptions/subscription.1, rule sql.1"] * 2,
+            "topic.1/Subscriptions/subscription.1, rule sql.1, Action",
+            "topic.1/Subscriptions/subscription.1, rule sql.1, SqlFilter",
+        ]
+    )
+
+
 @pytest.mark.parametrize(
     ("properties", "expected"),
     [
@@ -119,7 +210,10 @@ def test_filters_of_rules(properties, expected):
         (document([queue(MaxDeliveryCount=True)]), "must be int"),
         (document([queue(RequiresSession="yes")]), "must be bool"),
         (document(topics=[subscription(FilterType="Magic")]), "Sql or Correlation"),
-        (document(topics=[subscription(Action={"SqlExpression": "SET a=1"})]), "remove the Action"),
+        (
+            document(topics=[subscription(Action={"SqlExpression": "SET sys.Lable=1"})]),
+            r"t/Subscriptions/s, rule r: action: there is no system property 'Lable'.*'Label'",
+        ),
         (
             document(
                 topics=[subscription(FilterType="Correlation", CorrelationFilter={"Lable": "typo"})]
@@ -142,3 +236,10 @@ def test_errors_name_the_file(tmp_path):
             read_config(path)
     with pytest.raises(ConfigurationError, match=r"missing\.json"):
         read_config(tmp_path / "missing.json")
+
+
+def test_a_lone_surrogate_is_refused_because_it_cannot_be_stored(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"UserConfig": {"Namespaces": [{"Name": "\ud800"}]}}))
+    with pytest.raises(ConfigurationError, match="surrogates not allowed"):
+        read_config(file)

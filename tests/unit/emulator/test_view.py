@@ -6,7 +6,7 @@ import asyncio
 
 from aztask.emulator.config import Options
 from aztask.emulator.emulator import Emulator
-from aztask.emulator.view import take_view
+from aztask.emulator.view import view_of
 from aztask.queues.engine import NewMessage
 
 
@@ -15,7 +15,7 @@ def test_the_view_counts_and_fits_its_terminal():
         emulator = Emulator(Options(port=0, admin_port=0, queues=("one", "two", "three")))
         await emulator.start()
         emulator.broker.engine.send("two", [NewMessage(b"x")] * 3)
-        view = take_view(emulator)
+        view = view_of(emulator.broker, emulator.server.endpoints)
         await emulator.stop()
         return view
 

@@ -114,7 +114,7 @@ def test_a_forwarding_target_may_be_a_url():
         ("<Status>Sleeping</Status>", "is not a status"),
         (
             "<DuplicateDetectionHistoryTimeWindow>P8D</DuplicateDetectionHistoryTimeWindow>",
-            "at most 7 days",
+            "to 604800 s",
         ),
     ],
 )

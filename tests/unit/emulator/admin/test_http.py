@@ -7,6 +7,8 @@ import ssl
 
 import pytest
 
+from aztask.emulator.admin import routes
+from aztask.emulator.admin.routes import MAX_CONNECTIONS
 from aztask.emulator.config import Options
 from aztask.emulator.emulator import Emulator
 
@@ -88,3 +90,36 @@ def test_bad_requests_end_the_connection(request_, status):
     answer = exchange(request_)
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert b"Connection: close" in answer
+
+
+def test_slow_clients_lock_no_other_out():
+    """More of them than there is room for, each with the beginning of a request."""
+
+    async def scenario():
+        emulator = Emulator(Options(port=0, admin_port=0))
+        await emulator.start()
+        slow = []
+        for _ in range(MAX_CONNECTIONS + 100):
+            _, writer = await asyncio.open_connection("127.0.0.1", emulator.admin_port)
+            writer.write(b"GET /$namespaceinfo HTTP/1.1\r\nHost: loc")
+            slow.append(writer)
+        reader, writer = await asyncio.open_connection("127.0.0.1", emulator.admin_port)
+        try:
+            for _ in range(3):  # the connection stays: it is not the one that waits longest
+                writer.write(GET + b"\r\n")
+                line = await asyncio.wait_for(reader.readline(), 5)
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
+                await reader.readexactly(size)
+            return line
+        finally:
+            for each in (*slow, writer):
+                each.transport.abort()
+            await emulator.stop()
+
+    assert asyncio.run(scenario()).startswith(b"HTTP/1.1 200")
+
+
+def test_a_request_that_does_not_end_is_given_up(monkeypatch):
+    monkeypatch.setattr(routes, "HEAD_SECONDS", 0.1)
+    assert exchange(GET) == b""

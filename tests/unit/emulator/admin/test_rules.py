@@ -13,12 +13,13 @@ from aztask.emulator.admin.descriptions import (
     rule_description,
     rule_from,
 )
-from aztask.emulator.amqp.encode import Described, Timestamp
+from aztask.emulator.amqp.encode import Described, Int32, Timestamp
 from aztask.emulator.broker.entities import SubscriptionRule
 from aztask.emulator.broker.filters import (
     TIMESPAN,
     CorrelationFilter,
     FalseFilter,
+    RuleAction,
     SqlFilter,
     TrueFilter,
 )
@@ -27,6 +28,7 @@ from aztask.errors import ConfigurationError
 VALUES = {
     "text": "a<b",
     "long": 5,
+    "int": Int32(5),
     "double": 0.5,
     "yes": True,
     "moment": Timestamp(1_700_000_000_123),
@@ -59,10 +61,19 @@ def test_a_rule_is_read_back_as_it_was_written(rule_filter):
         assert types == {name: type(value) for name, value in VALUES.items()}
 
 
+def test_an_action_is_read_back_as_it_was_written():
+    rule = SubscriptionRule("r", TrueFilter(), action=RuleAction("SET a = @p", {"@p": 5}))
+    text = rule_description(rule)
+    assert '<Action i:type="SqlRuleAction">' in text
+    assert rule_from(ElementTree.fromstring(text)) == rule
+
+
 def test_types_are_written_with_the_prefix_of_the_service():
     """JavaScript's SDK cuts off five characters: with another prefix it refuses all rules."""
-    text = rule_description(SubscriptionRule("r", CorrelationFilter({}, {"n": 5, "t": "x"})))
+    values = {"n": 5, "i": Int32(6), "t": "x"}
+    text = rule_description(SubscriptionRule("r", CorrelationFilter({}, values)))
     assert 'i:type="d6p1:long">5<' in text
+    assert 'i:type="d6p1:int">6<' in text
     assert 'i:type="d6p1:string">x<' in text
 
 
@@ -83,7 +94,8 @@ def test_names():
     ("inner", "said"),
     [
         ('<Filter i:type="MagicFilter"/>', "MagicFilter"),
-        ("<Action><SqlExpression>SET a = 1</SqlExpression></Action>", "without one"),
+        ("<Action><SqlExpression>SET a</SqlExpression></Action>", "= is expected"),
+        ('<Filter i:type="CorrelationFilter"/>', "fits all"),
         (
             '<Filter i:type="CorrelationFilter"><Properties><KeyValueOfstringanyType>'
             '<Key>k</Key><Value i:type="d:int">x</Value>'

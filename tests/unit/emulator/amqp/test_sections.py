@@ -88,3 +88,26 @@ def test_pairs_of_a_map_section():
 def test_malformed_sections_are_refused(raw):
     with pytest.raises(AmqpError, match="decode-error"):
         cut(raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        encode.described(0x74, encode.map_of([(encode.string("a"), encode.string("x" * 66_000))])),
+        encode.described(0x72, encode.map_of([(encode.symbol("a"), encode.string("x" * 66_000))]))
+        + encode.described(0x77, encode.NULL),
+        encode.fields(0x73, [encode.NULL, encode.binary(b"x" * 66_000)])
+        + encode.described(0x77, encode.string("body")),
+    ],
+    ids=["no body", "annotations", "the properties section"],
+)
+def test_a_message_has_at_most_64_kb_before_its_body(raw):
+    with pytest.raises(AmqpError, match="bytes of properties"):
+        sections.check_properties(cut(raw))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_body_may_be_larger(count):
+    body = encode.described(0x75, encode.binary(bytes(70_000)))
+    sections.check_properties(cut(body * count))
+    sections.check_properties(cut(encode.described(0x77, encode.binary(bytes(70_000)))))

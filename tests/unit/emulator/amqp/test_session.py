@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from amqpwire import TAG, Wire, dispose, names, sending
 
-from aztask.emulator.amqp import encode
+from aztask.emulator.amqp import encode, session
 from aztask.emulator.amqp.connection import ConnectionState
 from aztask.emulator.amqp.outgoing import (
     frame,
@@ -91,3 +91,25 @@ def test_the_window_is_renewed_and_kept():
         wire.transfer(number, b"x")
     flows = [one for one in wire.frames() if one.handle is None]
     assert flows[0].incoming_window == 5000
+
+
+def test_a_session_whose_window_stays_closed_ends_without_an_exception(monkeypatch):
+    """The code that sends serves the other clients, too."""
+    monkeypatch.setattr(session, "MAX_WAITING", 1000)
+    wire = Wire().started(window=0)
+    link = sending(wire)
+    wire.flow(50, window=0)
+    for _ in range(50):
+        link.send(bytes(100), TAG, "context")
+    (end,) = wire.frames()
+    assert end.error.value[0] == "amqp:resource-limit-exceeded"
+    assert wire.connection.waiting_bytes == 0
+    assert wire.handler.detached_ == [link]
+
+
+def test_what_waits_in_one_session_keeps_messages_from_the_others(monkeypatch):
+    monkeypatch.setattr(session, "READY_BYTES", 1000)
+    link = sending(wire := Wire().started())
+    assert link.session.ready
+    wire.connection.waiting_bytes = 1001
+    assert not link.session.ready

@@ -6,10 +6,10 @@ import pytest
 from amqpwire import dispose
 from emulatorbench import Bench, message
 
-from aztask.emulator.amqp import encode, outgoing
-from aztask.emulator.amqp.link import COORDINATOR
-from aztask.emulator.amqp.outgoing import frame
+from aztask.emulator.amqp import AmqpError, encode, outgoing
 from aztask.emulator.broker.access import TokenClaim
+from aztask.emulator.broker.consumer import SESSION_FILTER
+from aztask.emulator.faults import Faults
 
 
 @pytest.mark.parametrize("receive", [True, False])
@@ -32,24 +32,6 @@ def test_addresses_that_accept_no_messages(bench, address, condition):
     bench.create("q")
     answers = bench.client().attach(receive=False, address=address)
     assert answers[-1].error.value[0] == condition
-
-
-def test_transactions_are_refused(bench):
-    client = bench.client()
-    coordinator = encode.described(COORDINATOR, encode.list_of([]))
-    client.feed(
-        frame(
-            0,
-            encode.fields(
-                0x12,
-                [
-                    *(encode.string("l"), encode.uint(0), encode.FALSE),
-                    *(encode.NULL, encode.NULL, encode.NULL, coordinator),
-                ],
-            ),
-        )
-    )
-    assert client.frames()[-1].error.value[0] == "amqp:not-implemented"
 
 
 def test_deleting_an_entity_detaches_its_links(bench):
@@ -112,3 +94,59 @@ def test_dispositions_over_several_links_are_split(bench):
     dispose(client, 0, 1, state=outgoing.ACCEPTED, settled=True)
     client.frames()
     assert [sum(bench.engine.stats(name)) for name in ("one", "two")] == [0, 0]
+
+
+def idle_for(bench, client, seconds):
+    """Let time pass, with the looks of the server in between; return what the client is told."""
+    for _ in range(10):
+        client.handler.check_idle()
+        bench.now += seconds / 10
+    client.handler.check_idle()
+    return client.frames()
+
+
+def test_a_link_without_use_is_detached_and_its_connection_closed_as_by_the_service(bench):
+    bench.create("q")
+    client = bench.client()
+    client.attach(receive=True)
+    client.attach(receive=False, handle=1)
+    assert idle_for(bench, client, 590) == []
+    client.flow(1)
+    client.send(0, message(), handle=1)
+    client.frames()
+    assert idle_for(bench, client, 590) == []
+    ended = idle_for(bench, client, 20)
+    assert [(each.handle, each.error.value[0]) for each in ended] == [
+        (0, "amqp:link:detach-forced"),
+        (1, "amqp:link:detach-forced"),
+    ]
+    said = ended[0].error.value[1]
+    assert said.endswith("AmqpMessageConsumer.IdleTimerExpired: Idle timeout: 00:10:00.")
+    assert idle_for(bench, client, 280) == []
+    with pytest.raises(AmqpError, match="inactive for more than the allowed 300000 milli"):
+        idle_for(bench, client, 20)
+
+
+def test_a_connection_that_never_has_a_link_is_closed_after_a_minute(bench):
+    bench.create("q")
+    client = bench.client()
+    assert idle_for(bench, client, 50) == []
+    with pytest.raises(AmqpError, match="inactive for more than the allowed 60000 milli"):
+        idle_for(bench, client, 20)
+
+
+def test_links_that_wait_for_a_session_are_in_use(bench):
+    bench.create("s", sessions=True)
+    client = bench.client()
+    filters = encode.map_of([(encode.symbol(SESSION_FILTER), encode.NULL)])
+    assert client.attach(receive=True, address="s", filters=filters) == []
+    assert idle_for(bench, client, 5000) == []
+
+
+def test_idle_links_may_stay():
+    bench = Bench(faults=Faults(idle=0))
+    bench.create("q")
+    client = bench.client()
+    client.attach(receive=True)
+    assert idle_for(bench, client, 5000) == []
+    bench.emulator.database.close()

@@ -133,3 +133,52 @@ def test_a_flush_that_is_planned_during_a_flush_follows_it(turns):
     assert rows() == [1]
     calls.pop()()
     assert rows() == [1, 2]
+
+
+def test_a_bug_in_one_change_harms_no_other(turns, caplog):
+    committer, calls, rows = turns
+    log = []
+    for number, error in ((1, None), (2, KeyError("bug")), (3, None)):
+        committer.submit(Insert(number, log, error))
+    calls.pop()()
+    assert log == [("committed", 1), ("AztaskError", 2), ("committed", 3)]
+    assert rows() == [1, 3]
+    assert len(caplog.records) == 1
+
+
+def test_an_answer_that_cannot_be_written_keeps_no_other_back(turns, caplog):
+    committer, calls, _ = turns
+    log = []
+
+    class Broken(Insert):
+        def succeed(self):
+            raise KeyError("bug")
+
+    committer.after_flush = lambda: log.append("written")
+    committer.submit(Broken(1, log))
+    committer.submit(Insert(2, log))
+    calls.pop()()
+    assert log == [("committed", 2), "written"]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("error", [KeyError("bug"), ConfigurationError("bad")])
+def test_a_change_is_made_although_the_deliveries_of_its_turn_fail(turns, error):
+    committer, calls, rows = turns
+    log = []
+
+    class Collector:
+        def due(self):
+            return True
+
+        def collect(self):
+            raise error
+
+        def rolled_back(self):
+            log.append("rolled back")
+
+    committer.collector = Collector()
+    committer.submit(Insert(1, log))
+    calls.pop()()
+    assert log == ["rolled back", ("committed", 1)]
+    assert rows() == [1]

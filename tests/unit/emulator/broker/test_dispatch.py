@@ -7,6 +7,7 @@ from emulatorbench import message
 
 from aztask.emulator.broker import dispatch
 from aztask.emulator.broker.dispatch import MessageSource
+from aztask.queues.engine import NewMessage
 
 
 class Taker:
@@ -116,3 +117,67 @@ def test_a_deleted_queue_harms_no_other(bench, join):
     bench.broker.dispatcher.tick()
     bench.turn()
     assert (gone.batches, taker.batches) == ([], [1])
+
+
+def unreadable():
+    """What the file of a later release may have."""
+    return NewMessage(b"\xff" * 40, "id", None, None, None)
+
+
+def test_a_message_that_cannot_be_read_harms_no_other_queue(bench, caplog):
+    for name in ("broken", "q"):
+        bench.create(name)
+        bench.put(name, message())
+    bench.engine.send("broken", [unreadable()])
+    bench.put("broken", message())
+    clients = {}
+    for name in ("broken", "q"):
+        clients[name] = bench.client()
+        clients[name].attach(receive=True, address=name)
+        clients[name].flow(10)
+    assert len(clients["q"].receive(10)) == 1
+    assert len(clients["broken"].receive(10)) == 2
+    assert [record.name for record in caplog.records] == ["aztask.emulator.broker.consumer"]
+
+
+def test_a_source_that_fails_is_left_alone_for_a_while(bench, join, caplog):
+    bench.create("broken")
+    broken, healthy = join("broken"), join("q")
+    broken.take = lambda engine, limit: {}["a bug"]
+    for _ in range(3):
+        bench.put("broken", message())
+        bench.put("q", message())
+        for taker in (broken, healthy):
+            bench.broker.dispatcher.wake(taker.source)
+        bench.broker.dispatcher.tick()
+        bench.turn()
+    assert healthy.batches == [1, 1, 1]
+    assert len(caplog.records) == 1
+    del broken.take
+    bench.now += dispatch.BROKEN_SECONDS
+    bench.broker.dispatcher.tick()
+    bench.turn()
+    assert broken.batches == [3]
+
+
+def test_one_turn_takes_limited_bytes_and_the_rest_follows(bench, join, monkeypatch):
+    monkeypatch.setattr(dispatch, "TURN_BYTES", 1000)
+    takers = []
+    for number in range(5):
+        name = f"q{number}"
+        bench.create(name)
+        bench.put(name, message(bytes(900)))
+        takers.append(join(name))
+        bench.broker.dispatcher.wake(takers[-1].source)
+    bench.broker.committer.flush()
+    assert sum(len(taker.batches) for taker in takers) == 2
+    bench.turn()
+    assert [taker.batches for taker in takers] == [[1]] * 5
+
+
+def test_a_first_batch_is_small_because_its_messages_may_be_large(bench, join):
+    taker = join("q")
+    bench.put("q", *[message()] * 50)
+    bench.broker.dispatcher.wake(taker.source)
+    bench.turn()
+    assert taker.batches == [dispatch.FIRST_BATCH, 50 - dispatch.FIRST_BATCH]

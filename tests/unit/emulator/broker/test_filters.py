@@ -8,19 +8,25 @@ from uuid import UUID
 import pytest
 
 from aztask.emulator.amqp import encode, sections
-from aztask.emulator.amqp.encode import Described, Timestamp
+from aztask.emulator.amqp.encode import Described, Int32, Timestamp
 from aztask.emulator.broker.filters import (
+    REMOVED,
     TIMESPAN,
     CorrelationFilter,
     FalseFilter,
+    RuleAction,
+    RuleMessage,
     SqlFilter,
     TrueFilter,
+    action_from,
+    action_record,
     filter_from,
     filter_record,
 )
+from aztask.emulator.broker.sql import SqlFault
 from aztask.errors import ConfigurationError
 
-MESSAGE = sections.cut(
+CUT = sections.cut(
     encode.fields(
         sections.PROPERTIES,
         [
@@ -43,6 +49,7 @@ MESSAGE = sections.cut(
     )
     + encode.described(sections.DATA, encode.binary(b""))
 )
+MESSAGE = RuleMessage(CUT, {"SequenceNumber": 9})
 
 
 @pytest.mark.parametrize(
@@ -72,13 +79,22 @@ MESSAGE = sections.cut(
         "flag",
         "NOT (n = 8)",
         "NOT NOT n = 7",
-        "n + 1 = 8 AND n * 2 = 14 AND n - 1 = 6 AND n / 2 = 3.5 AND n % 2 = 1",
+        "n + 1 = 8 AND n * 2 = 14 AND n - 1 = 6 AND n / 2.0 = 3.5 AND n % 2 = 1",
+        "n / 2 = 3",
         "-n = -7",
         "f = 2.5 AND f < n",
         "s + '!' = 'it''s 100%!'",
         "n = @p",
         "n = 1 OR n = 7 AND flag",
         "1=1",
+        "n = 7;",
+        "sys.label = 'label' AND SYS.Subject = sys.Label",
+        "sys.SequenceNumber > 8",
+        "property('n') = 7 AND p('user.n') = 7 AND P('sys.' + 'Label') = 'label'",
+        "p(missing) IS NULL",
+        "newid() <> newid()",
+        "EXISTS(sys.Label) AND NOT EXISTS(sys.To2)".replace("To2", "ReplyTo"),
+        "[sys] IS NULL AND user IS NULL",
     ],
 )
 def test_filters_that_match(text):
@@ -97,7 +113,6 @@ def test_filters_that_match(text):
         "n LIKE '7'",
         "missing IN (1)",
         "flag = 1",
-        "n / 0 = 1",
         "n > 'a'",
         "1=0",
         "n = @unknown",
@@ -125,6 +140,11 @@ def test_filters_that_do_not_match(text):
         "sys.",
         "n IS 5",
         "\x00",
+        "sys.Nothing = 1",
+        "EXISTS(1)",
+        "and = 1",
+        "newid(1) = 1",
+        "property() = 1",
         "(" * 100 + "1" + ")" * 100,
         "n = 1 OR " * 200 + "n = 1",
     ],
@@ -135,12 +155,14 @@ def test_invalid_filters(text):
 
 
 def test_a_pattern_that_would_take_exponential_time():
-    message = sections.cut(
-        encode.described(
-            sections.APPLICATION_PROPERTIES,
-            encode.map_of([(encode.string("s"), encode.string("a" * 5000))]),
+    message = RuleMessage(
+        sections.cut(
+            encode.described(
+                sections.APPLICATION_PROPERTIES,
+                encode.map_of([(encode.string("s"), encode.string("a" * 5000))]),
+            )
+            + encode.described(sections.DATA, encode.binary(b""))
         )
-        + encode.described(sections.DATA, encode.binary(b""))
     )
     assert not SqlFilter(f"s LIKE '{'%a' * 40}b'").matches(message)
 
@@ -151,6 +173,106 @@ def test_correlation():
     assert not CorrelationFilter({"Label": "other"}).matches(MESSAGE)
     assert not CorrelationFilter({"To": "to"}, {"n": 8}).matches(MESSAGE)
     assert not CorrelationFilter({"SessionId": "s"}).matches(MESSAGE)
+
+
+@pytest.mark.parametrize(
+    ("expected", "fits"),
+    [(7, True), (Int32(7), True), (7.0, True), ("7", False), (Timestamp(7), False), (True, False)],
+)
+def test_values_of_two_types_are_not_equal(expected, fits):
+    assert CorrelationFilter({}, {"n": expected}).matches(MESSAGE) is fits
+
+
+@pytest.mark.parametrize("value", [1, "true"])
+def test_a_flag_is_no_number_and_no_text(value):
+    assert not CorrelationFilter({}, {"flag": value}).matches(MESSAGE)
+
+
+def test_a_correlation_filter_names_a_property():
+    with pytest.raises(ConfigurationError, match="fits all messages"):
+        CorrelationFilter()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("n / 0 = 1", "division by zero"),
+        ("n % 0 = 1", "division by zero"),
+        ("flag + 1 = 2", "bool"),
+        ("n - 's' = 1", "str"),
+        ("n * 9223372036854775807 = 1", "64 bits"),
+        ("s LIKE 'a' ESCAPE 'ab'", "ESCAPE"),
+        ("p('sys.Nothing') = 1", "no system property"),
+        ("p(n) = 1", "needs a name"),
+    ],
+)
+def test_what_has_no_value_is_a_fault(text, said):
+    with pytest.raises(SqlFault, match=said):
+        SqlFilter(text).matches(MESSAGE)
+
+
+def changed(text, **parameters):
+    message = RuleMessage(CUT, {"SequenceNumber": 9})
+    RuleAction(text, parameters).run(message)
+    return message.fields, message.properties
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "properties"),
+    [
+        ("SET a = 1", {}, {"a": 1}),
+        ("SET a = 1; SET b = a + 1;", {}, {"a": 1, "b": 2}),
+        ("SET a = 1, SET b = 2", {}, {"a": 1, "b": 2}),
+        ("SET a = 1 SET b = 2", {}, {"a": 1, "b": 2}),
+        ("set sys.Label = 'x' + s; remove sys.To", {3: "xit's 100%", 2: None}, {}),
+        ("SET sys.CorrelationId = n", {5: "7"}, {}),
+        ("REMOVE n; SET still = EXISTS_", {}, {"n": REMOVED, "still": None}),
+        ("SET N = 'x'", {}, {"n": "x"}),
+        ("SET N = '8'", {}, {"n": 8}),
+        ("SET s = 5", {}, {"s": "5"}),
+        ("SET f = n", {}, {"f": 7.0}),
+        ("SET flag = 'FALSE'", {}, {"flag": False}),
+        ("SET [two words] = sys.SequenceNumber", {}, {"two words": "9"}),
+        ("SET user.sys = 'x'", {}, {"sys": "x"}),
+    ],
+)
+def test_actions(text, fields, properties):
+    assert changed(text) == (fields, properties)
+
+
+def test_an_action_makes_new_ids():
+    fields, properties = changed("SET sys.MessageId = newid(); SET id = newid()")
+    assert UUID(fields[0]) != properties["id"]
+    assert type(properties["id"]) is UUID
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ";",
+        "n = 1",
+        "SET n",
+        "SET = 1",
+        "SET n = ",
+        "REMOVE",
+        "REMOVE n = 1",
+        "SET n = 1 = 1",
+        "SET sys.Nothing = 1",
+        "SET sys.SequenceNumber = 1",
+        "SET a = 1;" * 33,
+        "SET a = '" + "x" * 1024 + "'",
+    ],
+)
+def test_invalid_actions(text):
+    with pytest.raises(ConfigurationError, match="action"):
+        RuleAction(text)
+
+
+def test_actions_outlive_a_restart():
+    action = RuleAction("SET a = @a", VALUES)
+    assert action_from(json.loads(json.dumps(action_record(action)))) == action
+    assert action_from(action_record(None)) is None
 
 
 @pytest.mark.parametrize(
@@ -175,6 +297,7 @@ VALUES = {
     "numbers": 2**63 - 1,
     "half": 0.5,
     "flag": True,
+    "int": Int32(5),
     "null": None,
 }
 

@@ -9,13 +9,14 @@ from itertools import pairwise
 import pytest
 from emulatorbench import message
 
-from aztask.emulator.amqp import AmqpError
+from aztask.emulator.amqp import AmqpError, encode, sections
 from aztask.emulator.amqp.sections import cut
 from aztask.emulator.broker import forwarding, stored
 from aztask.emulator.broker.entities import Entity, EntityKind, Status, SubscriptionRule
-from aztask.emulator.broker.filters import SqlFilter
+from aztask.emulator.broker.filters import RuleAction, SqlFilter
 from aztask.emulator.broker.producer import new_message
 from aztask.errors import ConfigurationError
+from aztask.queues.engine import NewMessage
 
 
 def active(bench, *paths):
@@ -98,18 +99,11 @@ def no_session(bench):
     return message()
 
 
-def no_session_below_a_topic(bench):
-    target(bench, kind=EntityKind.TOPIC)
-    bench.create("b/Subscriptions/plain", kind=EntityKind.SUBSCRIPTION)
-    bench.create("b/Subscriptions/s", kind=EntityKind.SUBSCRIPTION, sessions=True)
-    return message()
-
-
-CASES = [missing, wrong_kind, disabled, too_large, no_session, no_session_below_a_topic]
+CASES = [missing, wrong_kind, disabled, too_large, no_session]
 
 
 def cause_of(case):
-    return forwarding.CAUSES[case.__name__.removesuffix("_below_a_topic").replace("_", " ")]
+    return forwarding.CAUSES[case.__name__.replace("_", " ")]
 
 
 def test_every_cause_has_a_case():
@@ -137,7 +131,7 @@ def test_a_sender_is_refused_for_the_same_causes(bench, case):
     raw = case(bench)
     with pytest.raises(AmqpError) as caught:
         entity = forwarding.sendable(bench.namespace, "b")
-        new_message(bench.namespace, entity, raw, bench.now)
+        new_message(entity, raw, bench.now)
     assert caught.value.condition == cause_of(case).condition
 
 
@@ -181,12 +175,78 @@ def test_a_dead_letter_past_the_limit_of_hops_becomes_a_transfer_dead_letter(ben
 def test_what_a_subscription_cannot_take_is_its_dead_letter(bench, settings, reason):
     bench.create("t", kind=EntityKind.TOPIC)
     bench.create("t/Subscriptions/plain", kind=EntityKind.SUBSCRIPTION)
-    bench.put("t", message())  # before there was a subscription that refuses it
     bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION, **settings)
+    bench.put("t", message())
     assert run(bench) == {("t/Subscriptions/plain", False), ("t/Subscriptions/s", True)}
     assert active(bench, "t", "t/Subscriptions/plain", "t/Subscriptions/s") == [0, 1, 0]
     (dead,) = buried(bench, "t/Subscriptions/s")
     assert dead.reason == reason
+
+
+def ruled(bench, *rules, **settings):
+    """A topic with one subscription of these rules, each (filter, action)."""
+    bench.create("t", kind=EntityKind.TOPIC)
+    made = [
+        SubscriptionRule(f"r{number}", SqlFilter(text), action=action and RuleAction(action))
+        for number, (text, action) in enumerate(rules)
+    ]
+    kind = EntityKind.SUBSCRIPTION
+    bench.create("t/Subscriptions/s", kind=kind, rules=tuple(made), **settings)
+
+
+def copies(bench):
+    found = []
+    for each in bench.engine.peek("t/Subscriptions/s", 0, 10):
+        one = cut(stored.unpack(each.payload).bare)
+        found.append((each, one.application_properties, one.properties))
+    return found
+
+
+def test_each_rule_with_an_action_gives_a_copy_of_its_own(bench):
+    ruled(bench, ("n = 1", None), ("n = 1", "SET n = n + 1"), ("1=1", "REMOVE n"), ("1=1", None))
+    bench.put("t", message(n=1))
+    assert run(bench) == {("t/Subscriptions/s", False)}
+    assert [properties for _, properties, _ in copies(bench)] == [
+        {"n": 1},
+        {"n": 2, "RuleName": "r1"},
+        {"RuleName": "r2"},
+    ]
+
+
+def test_an_action_sets_system_properties(bench):
+    action = "SET sys.Label = 'new'; SET sys.SessionId = 's'; SET sys.MessageId = 'm'"
+    ruled(bench, ("sys.Label = 'old'", action), sessions=True)
+    bench.put("t", message(label="old"))
+    assert run(bench) == {("t/Subscriptions/s", False)}
+    ((row, _, properties),) = copies(bench)
+    assert (row.session, row.message_id) == ("s", "m")
+    assert (properties[0], properties[3], properties[10]) == ("m", "new", "s")
+
+
+def test_rules_see_what_the_broker_knows(bench):
+    ruled(bench, ("sys.SequenceNumber > 0 AND sys.EnqueuedTimeUtc > 0", "SET n = sys.PartitionKey"))
+    annotated = encode.described(
+        sections.MESSAGE_ANNOTATIONS,
+        encode.map_of([(encode.symbol(stored.PARTITION_KEY), encode.string("key"))]),
+    )
+    bench.put("t", annotated + message())
+    run(bench)
+    assert [properties["n"] for _, properties, _ in copies(bench)] == ["key"]
+
+
+@pytest.mark.parametrize("rule", [("1 / zero = 1", None), ("1=1", "SET n = 1 / zero")])
+def test_a_rule_that_fails_makes_a_dead_letter_if_the_subscription_says_so(bench, rule):
+    ruled(bench, rule)
+    bench.put("t", message(zero=0), message(zero=2))
+    run(bench)
+    (dead,) = buried(bench, "t/Subscriptions/s")
+    assert dead.reason == "FilterException"
+    assert "of the rule r0: a division by zero" in dead.description
+    silent = replace(bench.namespace.get("t/Subscriptions/s"), dead_letter_filter_errors=False)
+    bench.namespace.update(silent)
+    bench.put("t", message(zero=0))
+    run(bench)
+    assert len(buried(bench, "t/Subscriptions/s")) == 1
 
 
 def test_a_queue_with_sessions_cannot_forward(bench):
@@ -224,3 +284,78 @@ def test_without_routes_nothing_is_due(bench):
     bench.broker.forwarder.queues_changed()
     assert not bench.broker.forwarder.due()
     assert bench.broker.forwarder.run() == set()
+
+
+def subscribed(bench, *rules):
+    """A topic with three subscriptions; the second one has these rules."""
+    bench.create("t", kind=EntityKind.TOPIC)
+    for name in ("a", "b", "c"):
+        own = rules if name == "b" else ()
+        bench.create(f"t/Subscriptions/{name}", kind=EntityKind.SUBSCRIPTION, rules=own)
+    return [f"t/Subscriptions/{name}" for name in ("a", "b", "c")]
+
+
+def acting(text):
+    return SubscriptionRule("r", SqlFilter("1 = 1"), action=RuleAction(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SET sys.SessionId = x + x",
+        "SET sys.MessageId = x + x",
+        "SET y = x; " + "SET y = y + y; " * 20,
+        "SET p1 = x; " + "".join(f"SET p{n} = p{n - 1} + p{n - 1}; " for n in range(2, 12)),
+    ],
+    ids=["a long session id", "a long message id", "a text that doubles", "64 KB of properties"],
+)
+def test_an_action_makes_no_message_that_the_service_would_refuse(bench, text):
+    names = subscribed(bench, acting(text))
+    bench.put("t", message(x="x" * 100))
+    run(bench)
+    assert active(bench, *names) == [1, 0, 1]
+    (dead,) = buried(bench, names[1])
+    assert dead.reason == "FilterException"
+
+
+def test_an_unexpected_fault_of_a_rule_leaves_no_subscription_with_a_part(bench, caplog):
+    rule = acting("SET x = 1")
+    names = subscribed(bench, rule)
+    object.__setattr__(rule.action, "statements", None)  # what no parser makes
+    bench.put("t", message())
+    assert run(bench) == {("t/$Transfer", True)}
+    assert active(bench, "t", *names) == [0, 0, 0, 0]
+    (dead,) = buried(bench, "t/$Transfer")
+    assert (dead.reason, len(caplog.records)) == ("InternalError", 1)
+    bench.namespace.remove_rule(names[1], "r")
+    bench.put("t", message())
+    run(bench)
+    assert active(bench, *names) == [1, 0, 1]
+
+
+def test_a_message_that_cannot_be_read_stops_no_forwarding(bench, caplog):
+    bench.create("b")
+    bench.create("a", forward_to="b")
+    bench.engine.send("a", [NewMessage(b"\xff" * 40, "id", None, None, None)])
+    bench.put("a", message())
+    run(bench)
+    assert active(bench, "a", "b") == [0, 1]
+    assert [dead.reason for dead in buried(bench, "a/$Transfer")] == ["InternalError"]
+    assert len(caplog.records) == 1
+
+
+def test_a_cycle_of_topics_lets_others_in(bench, monkeypatch):
+    monkeypatch.setattr(forwarding, "COPIES_PER_RUN", 20)
+    monkeypatch.setattr(forwarding, "BATCH", 10)
+    bench.create("t", kind=EntityKind.TOPIC)
+    for number in range(3):
+        name = f"t/Subscriptions/s{number}"
+        bench.create(name, kind=EntityKind.SUBSCRIPTION, forward_to="t")
+    bench.put("t", *[message()] * 50)
+    runs = 0
+    bench.broker.forwarder.queues_changed()
+    while bench.broker.forwarder.pending:
+        bench.broker.forwarder.run()
+        runs += 1
+    assert runs > 10
+    assert sum(bench.engine.stats(f"t/Subscriptions/s{n}").dead for n in range(3)) == 50 * 3**5

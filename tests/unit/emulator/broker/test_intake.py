@@ -34,16 +34,17 @@ def test_a_batch_is_many_messages(bench):
     entity = bench.create("q")
     parts = [message(b"one", message_id="1"), message(b"two", message_id="2")]
     batch = b"".join(encode.described(sections.DATA, encode.binary(each)) for each in parts)
-    made = messages_of(bench.namespace, entity, batch, BATCH_FORMAT, bench.now)
+    raws = messages_of(batch, BATCH_FORMAT)
+    made = [new_message(entity, raw, bench.now) for raw in raws]
     assert [each.message_id for each in made] == ["1", "2"]
     assert [body_of(stored.unpack(each.payload).bare) for each in made] == [b"one", b"two"]
-    assert len(messages_of(bench.namespace, entity, batch, 0, bench.now)) == 1
+    assert messages_of(batch, 0) == [batch]
     with pytest.raises(AmqpError, match="batch of 0"):
-        messages_of(bench.namespace, entity, b"", BATCH_FORMAT, bench.now)
+        messages_of(b"", BATCH_FORMAT)
 
 
 def test_a_message_without_an_id_gets_one(bench):
-    made = new_message(bench.namespace, bench.create("q"), message(), bench.now)
+    made = new_message(bench.create("q"), message(), bench.now)
     assert cut(stored.unpack(made.payload).bare).property(sections.MESSAGE_ID) == made.message_id
 
 
@@ -53,7 +54,7 @@ def test_a_message_without_an_id_gets_one(bench):
 )
 def test_message_ids_of_every_type(bench, message_id, text):
     raw = encode.fields(sections.PROPERTIES, [message_id])
-    assert new_message(bench.namespace, bench.create("q"), raw, bench.now).message_id == text
+    assert new_message(bench.create("q"), raw, bench.now).message_id == text
 
 
 def test_schedule_and_expiry(bench):
@@ -63,23 +64,36 @@ def test_schedule_and_expiry(bench):
     for moment, expected in ((due, bench.now + 60), (5, None)):
         pair = (encode.symbol(stored.SCHEDULED_TIME), encode.timestamp(moment))
         raw = header + encode.described(sections.MESSAGE_ANNOTATIONS, encode.map_of([pair]))
-        made = new_message(bench.namespace, entity, raw + message(), bench.now)
+        made = new_message(entity, raw + message(), bench.now)
         assert made.due == expected
         assert made.expires_at == (expected or bench.now) + 5
 
 
 def test_sessions_are_required_where_they_are_needed(bench):
-    queue = bench.create("s", sessions=True)
-    topic = bench.create("t", kind=EntityKind.TOPIC)
-    bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION, sessions=True)
-    for entity in (queue, topic):
-        with pytest.raises(AmqpError, match="requires sessions"):
-            new_message(bench.namespace, entity, message(), bench.now)
-        made = new_message(bench.namespace, entity, message(session="one"), bench.now)
-        assert made.session == "one"
+    entity = bench.create("s", sessions=True)
+    with pytest.raises(AmqpError, match="requires sessions"):
+        new_message(entity, message(), bench.now)
+    made = new_message(entity, message(session="one"), bench.now)
+    assert made.session == "one"
 
 
 @pytest.mark.parametrize("raw", [message(session="x" * 129), message(message_id="x" * 129)])
 def test_long_ids_are_refused(bench, raw):
     with pytest.raises(AmqpError, match="invalid-field"):
-        new_message(bench.namespace, bench.create("q"), raw, bench.now)
+        new_message(bench.create("q"), raw, bench.now)
+
+
+def test_properties_are_limited_and_bodies_are_not(bench):
+    entity = bench.create("q")
+    new_message(entity, message(bytes(100_000)), bench.now)
+    new_message(entity, message(text="x" * 60_000), bench.now)
+    with pytest.raises(AmqpError, match="of properties; a message has at most 65536"):
+        new_message(entity, message(text="x" * 66_000), bench.now)
+
+
+def test_the_time_to_live_is_that_of_the_queue_unless_the_message_has_less(bench):
+    entity = bench.create("q", time_to_live=10.0)
+    for own, expected in ((None, 10_000), (5_000, 5_000), (60_000, 10_000)):
+        fields = [encode.NULL, encode.NULL, encode.NULL if own is None else encode.uint(own)]
+        made = new_message(entity, encode.fields(sections.HEADER, fields) + message(), bench.now)
+        assert stored.unpack(made.payload).ttl == expected

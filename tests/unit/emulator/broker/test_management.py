@@ -9,7 +9,7 @@ from amqpwire import uuid_array
 from emulatorbench import body_of, message
 
 from aztask.emulator.amqp import AmqpError, encode
-from aztask.emulator.broker import stored
+from aztask.emulator.broker import management, nodes, stored
 from aztask.emulator.broker.broker import Lock
 from aztask.emulator.broker.consumer import SESSION_FILTER
 from aztask.emulator.broker.management import ALL_SESSIONS, operation
@@ -189,7 +189,115 @@ def test_malformed_requests_are_argument_errors(bench, ask, name, values):
     assert (status, condition) == (400, "com.microsoft:argument-error")
 
 
+def delete(ask, count, before):
+    wanted = {"message_count": encode.int32(count), "enqueued_time_utc": encode.timestamp(before)}
+    return ask("batch-delete-messages", **wanted)
+
+
+def test_messages_are_deleted_in_batches(bench, ask):
+    bench.create("q")
+    numbers = bench.put("q", *[message(b"%d" % number) for number in range(6)])
+    bench.engine.receive("q", 1)
+    bench.now += 10
+    bench.put("q", message(b"young"))
+    before = int((bench.now - 5) * 1000)
+    assert delete(ask, 2, before) == (200, None, {"message-count": 2})
+    left = [each.seq for each in bench.engine.peek("q")]
+    assert left[:4] == [numbers[0], *numbers[3:]]
+    assert delete(ask, 4000, before) == (200, None, {"message-count": 3})
+    assert delete(ask, 4000, before) == (204, None, None)
+    assert [each.state for each in bench.engine.peek("q")] == ["leased", "active"]
+
+
+def test_sessions_and_dead_letters_are_deleted_in_batches(bench, ask):
+    bench.create("q", sessions=True)
+    bench.put("q", message(session="a"), message(session="b"))
+    now = int((bench.now + 1) * 1000)
+    assert delete(ask, 1, now)[2] == {"message-count": 1}
+    assert sum(bench.engine.stats("q")) == 1
+
+
+@pytest.mark.parametrize("count", [0, 4001])
+def test_a_batch_to_delete_is_limited(bench, ask, count):
+    bench.create("q")
+    assert delete(ask, count, 5)[:2] == (400, "com.microsoft:argument-error")
+
+
 @pytest.mark.parametrize("name", ["renew-lock", "com.microsoft:dance"])
 def test_unknown_operations_are_refused(name):
     with pytest.raises(AmqpError, match="not-implemented"):
         operation(name)
+
+
+def test_a_batch_is_deleted_without_reading_its_messages(bench, ask, monkeypatch):
+    """4,000 messages of 1 MB would be read for each request."""
+    bench.create("q")
+    bench.put("q", *[message()] * 30)
+    locked = bench.engine.receive("q", 10)
+    monkeypatch.setattr(bench.engine, "peek", None)
+    monkeypatch.setattr(bench.engine, "receive_deferred", None)
+    status, _, found = delete(ask, 15, int((bench.now + 60) * 1000))
+    assert (status, found) == (200, {"message-count": 15})
+    assert bench.engine.stats("q")._asdict() == {
+        **dict.fromkeys(("scheduled", "deferred", "dead"), 0),
+        "active": 5,
+        "leased": len(locked),
+    }
+
+
+def test_a_peek_reads_few_messages_first(bench, ask, monkeypatch):
+    bench.create("q")
+    bench.put("q", *[message(bytes(300_000))] * 40)
+    sizes, peek = [], bench.engine.peek
+
+    def peeked(queue, start, limit, **options):
+        sizes.append(limit)
+        return peek(queue, start, limit, **options)
+
+    monkeypatch.setattr(bench.engine, "peek", peeked)
+    wanted = {"from-sequence-number": encode.long(0), "message-count": encode.int32(40)}
+    _, _, found = ask("peek-message", **wanted)
+    assert len(found["messages"]) == 3
+    assert max(sizes) == management.FIRST_PAGE
+
+
+def test_results_that_nobody_reads_are_limited(bench, monkeypatch):
+    """One read of a socket may hold a thousand requests, each for a megabyte."""
+    monkeypatch.setattr(nodes, "MAX_UNANSWERED", 1_000_000)
+    bench.create("big")
+    bench.put("big", message(bytes(300_000)))
+    client = bench.client()
+    for receive in (True, False):
+        client.attach(receive=receive, handle=int(receive), address="big/$management", end="a")
+    client.flow(50, handle=1)
+    request = (
+        encode.fields(0x73, [encode.string("id"), *[encode.NULL] * 3, encode.string("a")])
+        + encode.described(
+            0x74,
+            encode.map_of(
+                [(encode.string("operation"), encode.string("com.microsoft:peek-message"))]
+            ),
+        )
+        + encode.described(
+            0x77,
+            body(**{"from-sequence-number": encode.long(0), "message-count": encode.int32(1)}),
+        )
+    )
+    for round_ in range(2):
+        for number in range(20):
+            client.transfer(20 * round_ + number, request, handle=0)
+        answers = [each.payload for each in client.frames() if type(each).__name__ == "Transfer"]
+        assert len(answers) == 20
+        assert sum(b"server-busy" in answer for answer in answers) == 16
+
+
+def test_properties_to_modify_have_no_more_room_than_others(bench, ask):
+    bench.create("q")
+    bench.put("q", message(a="x" * 40_000))
+    token = lock(bench)
+    more = encode.map_of([(encode.string("b"), encode.string("x" * 40_000))])
+    wanted = {"disposition-status": encode.string("abandoned"), "properties-to-modify": more}
+    wanted["lock-tokens"] = uuid_array([token])
+    status, condition, _ = ask("update-disposition", **wanted)
+    assert (status, condition) == (400, "amqp:link:message-size-exceeded")
+    assert bench.engine.stats("q").leased == 1

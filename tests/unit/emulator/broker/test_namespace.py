@@ -11,6 +11,7 @@ from aztask.emulator.broker.entities import Entity, EntityKind, SubscriptionRule
 from aztask.emulator.broker.filters import FalseFilter, TrueFilter
 from aztask.emulator.broker.namespace import EntityExists
 from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.queues.engine import NewMessage
 
 
 def test_entities_are_found_without_regard_to_case(bench):
@@ -115,3 +116,49 @@ def test_entities_survive_a_restart(tmp_path):
     bench = Bench(data=data)
     assert bench.namespace.all() == [made]
     bench.emulator.database.close()
+
+
+def test_an_entity_is_idle_when_nobody_has_used_it_for_long(bench):
+    bench.create("kept")
+    bench.create("q", auto_delete=60.0)
+    bench.create("from", forward_to="q")
+    assert bench.namespace.idle() == []
+    bench.now += 59
+    bench.put("from", message())
+    bench.broker.forwarder.queues_changed()
+    bench.broker.forwarder.run()
+    bench.now += 59
+    assert bench.namespace.idle() == []
+    client = bench.client()
+    client.attach(receive=False)
+    for _ in range(3):
+        bench.now += 59
+        client.handler.note_use()
+        assert bench.namespace.idle() == []
+    client.detach(0)
+    bench.now += 60
+    assert bench.namespace.idle() == ["q"]
+
+
+def test_a_topic_is_in_use_while_a_subscription_is(bench):
+    bench.create("t", kind=EntityKind.TOPIC, auto_delete=60.0)
+    bench.create("t/Subscriptions/s", kind=EntityKind.SUBSCRIPTION)
+    bench.now += 50
+    bench.namespace.note_use("t/subscriptions/S")
+    bench.now += 50
+    assert bench.namespace.idle() == []
+    bench.now += 10
+    assert bench.namespace.idle() == ["t"]
+
+
+def test_scheduled_messages_and_updates_keep_an_entity(bench):
+    entity = bench.create("q", auto_delete=60.0)
+    bench.engine.send("q", [NewMessage(b"", "id", None, bench.now + 100, None)])
+    bench.now += 61
+    assert bench.namespace.idle() == []
+    bench.now += 61
+    bench.engine.receive("q", 1, delete=True)
+    bench.namespace.update(entity)
+    assert bench.namespace.idle() == []
+    bench.now += 61
+    assert bench.namespace.idle() == ["q"]

@@ -6,7 +6,7 @@ import pytest
 from amqpwire import dispose
 from emulatorbench import message
 
-from aztask.emulator.amqp import AmqpError, outgoing
+from aztask.emulator.amqp import AmqpError, encode, outgoing
 from aztask.emulator.amqp.encode import Described, Symbol
 from aztask.emulator.amqp.sections import cut
 from aztask.emulator.broker import stored
@@ -115,3 +115,17 @@ def test_confirmations_are_grouped_and_lost_locks_rejected(bench):
     assert (held.first, held.last, held.state.descriptor) == (1, 3, 0x24)
     assert sum(bench.engine.stats("q")) == 0
     assert len(bench.broker.locks) == 0
+
+
+def test_properties_that_a_message_has_no_room_for_are_refused_and_the_lock_stays(bench):
+    bench.create("q")
+    bench.put("q", message(a="x" * 40_000))
+    client = bench.client()
+    client.attach(receive=True)
+    assert len(client.receive(1)) == 1
+    more = encode.map_of([(encode.string("b"), encode.string("x" * 40_000))])
+    state = encode.described(0x27, encode.list_of([encode.TRUE, encode.FALSE, more]))
+    dispose(client, 0, state=state)
+    (answer,) = client.frames()
+    assert answer.state.value[0].value[0] == "amqp:link:message-size-exceeded"
+    assert bench.engine.stats("q").leased == 1

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from aztask.emulator.broker.sql import MAX_LENGTH, MAX_NESTING, NameLookup, parse_expression
+from aztask.emulator.broker.sql import (
+    MAX_LENGTH,
+    MAX_NESTING,
+    NameLookup,
+    SqlFault,
+    parse_expression,
+)
 from aztask.errors import ConfigurationError
 
 NAMES = NameLookup({"Label": "system"}.get, {"n": 7, "s": "text", "b": True}.get, {"@p": 7})
@@ -17,7 +25,7 @@ def value(text):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("1 + 2 * 3 - 8 / 4 % 3", 5.0),
+        ("1 + 2 * 3 - 8 / 4 % 3", 5),
         ("(1 + 2) * 3", 9),
         ("--3 + -(-2)", 5),
         ("'it''s'", "it's"),
@@ -28,8 +36,13 @@ def value(text):
         ("sys.Label", "system"),
         ("user.n", 7),
         ("[n]", 7),
-        ("1 / 0", None),
-        ("1 + 'a'", None),
+        ("7 / -2", -3),
+        ("-7 % 2", -1),
+        ("7 / 2.0", 3.5),
+        ("-7.5 % 2", -1.5),
+        ("1 / 0.0", float("inf")),
+        ("1 + 'a'", "1a"),
+        ("missing / 0", None),
         ("true or missing", True),
         ("false and missing", False),
         ("true and missing", None),
@@ -73,3 +86,41 @@ def test_values(text, expected):
 def test_mistakes_are_reported_with_their_place(text, said):
     with pytest.raises(ConfigurationError, match=said):
         parse_expression(text)
+
+
+def test_a_pattern_takes_little_time():
+    like = parse_expression("x LIKE '%" + "a_" * 250 + "b%'")
+    names = NameLookup(lambda _: None, lambda _: "a" * 60_000, {})
+    started = time.process_time()
+    assert like(names) is False
+    assert time.process_time() - started < 2.0
+
+
+def test_a_pattern_from_the_message_is_limited():
+    names = NameLookup(lambda _: None, lambda _: "%a" * 30_000, {})
+    with pytest.raises(SqlFault, match="a pattern of 60000 characters"):
+        parse_expression("'x' LIKE p")(names)
+
+
+@pytest.mark.parametrize(
+    ("value", "pattern", "matches"),
+    [
+        ("ab", "a%b", True),
+        ("ab", "ab%b", False),
+        ("aXbXc", "a_b_c", True),
+        ("abcbc", "%b_", True),
+        ("line\nend", "l%_end", True),
+        ("", "%", True),
+        ("", "_", False),
+        ("a.c", "a.c", True),
+        ("abc", "a.c", False),
+        ("aaa", "%a%a%a%", True),
+        ("aa", "%a%a%a%", False),
+        ("100%", "100!%", True),
+        ("100x", "100!%", False),
+        ("a!", "a!", True),
+    ],
+)
+def test_patterns(value, pattern, matches):
+    names = NameLookup(lambda _: None, {"v": value, "p": pattern}.get, {})
+    assert parse_expression("v LIKE p ESCAPE '!'")(names) is matches

@@ -90,7 +90,7 @@ def test_changed_properties_of_simple_types_only():
 def test_a_missing_id_is_added_in_place():
     properties = encode.fields(sections.PROPERTIES, [encode.NULL, encode.binary(b"user")])
     for bare, expected in ((BODY, ["id"]), (properties + BODY, ["id", b"user"])):
-        kept = stored.with_message_id(stored.to_stored(cut(bare)), "id")
+        kept = stored.with_fields(stored.to_stored(cut(bare)), {0: encode.string("id")})
         assert cut(kept.bare).properties == expected
 
 
@@ -158,7 +158,7 @@ def test_delivery_annotations_of_the_sender_are_delivered_with_our_lock_token():
         assert dict(sections.pairs_of(got.delivery_items)).keys() == names
         assert token_of(got) == options.get("lock_token", b"")
         assert got.data_items
-    moved = stored.unpack(stored.with_message_id(kept.forwarded(), "id").pack())
+    moved = stored.unpack(stored.with_fields(kept.forwarded(), {0: encode.string("id")}).pack())
     assert (moved.delivery, moved.hops) == (kept.delivery, 1)
 
 
@@ -166,3 +166,19 @@ def test_a_message_has_delivery_annotations_always():
     """Empty ones without a lock, as the service writes them."""
     assert encode.described(sections.DELIVERY_ANNOTATIONS, encode.map_of([])) in delivered(BODY).raw
     assert token_of(delivered(BODY, lock_token=KEY)) == KEY
+
+
+@pytest.mark.parametrize(
+    "descriptor",
+    [b"\x53\x73", b"\x80" + (0x73).to_bytes(8), encode.symbol("amqp:properties:list")],
+    ids=["usual", "long", "symbol"],
+)
+def test_fields_are_set_whatever_descriptor_the_properties_have(descriptor):
+    fields = encode.list_of([encode.NULL, encode.NULL, encode.string("to")])
+    body = encode.described(sections.DATA, encode.binary(b"x"))
+    kept = stored.to_stored(cut(b"\x00" + descriptor + fields + body))
+    changed = stored.with_fields(kept, {0: encode.string("id"), 3: encode.string("label")})
+    assert cut(changed.bare).properties == ["id", None, "to", "label"]
+    bare = stored.with_properties(kept.bare, {"a": 1})
+    assert cut(bare).properties == [None, None, "to"]
+    assert cut(bare).application_properties == {"a": 1}
