@@ -105,6 +105,7 @@ def limits_answer(asked: Question) -> Answer:
         "limits": [
             fields(
                 limit=name(each.limit.name),
+                changed=None if each.change is None else data(each.change.numbers),
                 wait_seconds=None if each.usage is None else short(each.usage.wait_seconds),
                 held=None
                 if each.usage is None or each.usage.held is None

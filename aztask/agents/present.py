@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from aztask.agents.answers import (
     FEW,
     MOST,
@@ -21,6 +23,7 @@ from aztask.app import App
 from aztask.errors import AztaskError, ConfigurationError, NotFound
 from aztask.operate.attention import attention, backlog
 from aztask.operate.explain import explain
+from aztask.operate.history import CONDITIONS, Figure, history, marks
 from aztask.operate.overview import Figures, Reader
 from aztask.operate.queues import arguments_of, oldest_waiting, peek
 from aztask.operate.queues import queues as counted_queues
@@ -71,6 +74,28 @@ def _tasks_of(app: App, figures: Figures) -> Answer:
         for each in newest.tasks[:FEW]
     ]
     return {"newest_runs": newest.runs, "tasks": tasks}
+
+
+def history_answer(asked: Question) -> Answer:
+    """What workers did in a window, the busiest first, and the marks beside it."""
+    conditions = {each: asked.text(each) for each in CONDITIONS}
+    by = asked.text("by") or "task"
+    view = history(asked.app, asked.text("window") or "hour", by, conditions)
+    items = [{by: name(each), **_figure(figure)} for each, figure in view.figures()]
+    beside = [
+        fields(at=when(each.at), kind=each.kind, text=data(each.text))
+        for each in marks(asked.app, view)[-FEW:]
+    ]
+    return listed(
+        items[: asked.limit], count=len(items), total=_figure(view.figure), marks=beside or None
+    )
+
+
+def _figure(figure: Figure) -> Answer:
+    return {
+        each: short(value) if isinstance(value, float) else value
+        for each, value in asdict(figure).items()
+    }
 
 
 def queues_answer(asked: Question) -> Answer:

@@ -19,6 +19,7 @@ from aztask.agents.kept import (
     workflows_answer,
 )
 from aztask.agents.present import (
+    history_answer,
     messages_answer,
     overview_answer,
     queues_answer,
@@ -29,6 +30,7 @@ from aztask.agents.present import (
 )
 from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
+from aztask.operate.history import BY, WINDOWS
 from aztask.operate.tasks import STATES
 from aztask.operate.workflows import STATES as WORKFLOW_STATES
 from aztask.support.display import printable
@@ -73,6 +75,20 @@ QUERIES: Final[Mapping[str, Query]] = {
             "Backlog, workers, dead letters, run times, and what needs attention "
             "first. Begin here.",
             overview_answer,
+        ),
+        Query(
+            "history",
+            "What workers did in a window: runs, failures, retries, waits, by queue, task or "
+            "worker, and what happened beside: deploys, pauses, outages.",
+            history_answer,
+            {
+                "window": f"how far back: {', '.join(WINDOWS)}; hour if it is not given",
+                "by": f"what the items are: {', '.join(BY)}; task if it is not given",
+                "queue": "only of this queue",
+                "task": "only of this task",
+                "worker": "only of this worker",
+                **_LIMIT,
+            },
         ),
         Query(
             "queues",

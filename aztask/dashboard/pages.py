@@ -22,6 +22,7 @@ from aztask.operate.deadletters.actions import groups
 from aztask.operate.deadletters.actions import page as letters_page
 from aztask.operate.deadletters.mutes import mutes
 from aztask.operate.explain import explain
+from aztask.operate.history import BY, CONDITIONS, HistoryView, history, marks
 from aztask.operate.jobs import job, jobs
 from aztask.operate.queues import arguments_of, oldest_waiting, peek, queues
 from aztask.operate.requests import KINDS as ACTIONS
@@ -38,18 +39,62 @@ from aztask.operate.tasks import STATES, registered, result, settlement_of
 from aztask.operate.workers import running, workers
 from aztask.operate.workflows import STATES as WORKFLOW_STATES
 from aztask.operate.workflows import workflow, workflows
-from aztask.support.display import safe_str
+from aztask.support.display import mask, safe_str, visible
 
 Page: TypeAlias = Callable[[Site, Ask], Shown]
 
 MOST_WORKFLOWS: Final = 200
+WINDOW_NAMES: Final = {"hour": "hour", "day": "day", "week": "week", "30d": "30 days"}
 OCCURRENCES: Final = 20
 
 
+def history_data(site: Site, ask: Ask) -> Shown:
+    """What workers did in a window, for the charts and for the table below them."""
+    conditions = {name: ask.text(name) for name in CONDITIONS}
+    window, by = ask.text("window") or "hour", ask.text("by") or "task"
+    view = history(site.app, window, by, conditions)
+    return Shown("", "", {"view": view, "marks": marks(site.app, view)})
+
+
+def charts(site: Site, ask: Ask) -> dict[str, Any]:
+    """What the page draws, as plain data. Raises as `history` does."""
+    found = site.answer(history_data, _of_history(ask)).values
+    view: HistoryView = found["view"]
+    shown = [
+        {"at": each.at, "kind": each.kind, "text": visible(mask(each.text))}
+        for each in found["marks"]
+    ]
+    return {"step": view.window.step, "times": view.times, "marks": shown, **view.chart()}
+
+
+def _of_history(ask: Ask) -> Ask:
+    """The same conditions have one answer, for the page and for its charts."""
+    named = {name: ask.text(name) for name in ("window", "by", *CONDITIONS)}
+    query = {name: value for name, value in named.items() if value}
+    return Ask("/history.json", query, ask.visitor)
+
+
+def _history(site: Site, ask: Ask) -> dict[str, Any]:
+    """The values of the overview's part about the history; `why` if it cannot be shown."""
+    query = _of_history(ask).query
+    values: dict[str, Any] = {
+        "windows": WINDOW_NAMES,
+        "by_all": BY,
+        "query": {"window": "hour", "by": "task", **query},
+        "view": None,
+        "marks": (),
+        "why": "",
+    }
+    try:
+        values |= site.answer(history_data, _of_history(ask)).values
+    except AztaskError as error:
+        values["why"] = safe_str(error)
+    return values
+
+
 def overview(site: Site, ask: Ask) -> Shown:
-    """Rates, failures, backlog, and what needs attention first."""
+    """Rates, failures, backlog, what needs attention first, and what workers did."""
     figures = site.figures()
-    newest = _newest(site)
     states = [each.state for each in figures.workers]
     return Shown(
         "overview",
@@ -61,7 +106,7 @@ def overview(site: Site, ask: Ask) -> Shown:
             "dead": sum(each.dead or 0 for each in figures.queues),
             "alive": states.count("alive"),
             "silent": states.count("silent"),
-            "newest": newest,
+            "history": _history(site, ask),
             "ages": [(each.queue, _age(site, each.queue)) for each in figures.queues[:20]],
         },
     )

@@ -18,6 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
+    JSONResponse,
     PlainTextResponse,
     RedirectResponse,
     Response,
@@ -41,14 +42,17 @@ from aztask.dashboard.site import Ask, Shown, Site
 from aztask.errors import ConfigurationError
 from aztask.operate.jobrunner import working
 from aztask.operate.requests import Role
-from aztask.support.display import Secret
+from aztask.support.display import Secret, mask, visible
 from aztask.version import __version__
 
 STATIC: Final = {
     "dash.css": "text/css; charset=utf-8",
     "dash.js": "text/javascript; charset=utf-8",
     "htmx.min.js": "text/javascript; charset=utf-8",
+    "charts.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
+    "uplot.min.css": "text/css; charset=utf-8",
+    "uplot.min.js": "text/javascript; charset=utf-8",
 }
 MOST_STREAMS: Final = 500
 SHORTEST_SECRET: Final = 16
@@ -77,6 +81,7 @@ class Dashboard:
         shown = [Route(path, self._page, methods=["GET"]) for path in pages.PAGES]
         return [
             *shown,
+            Route("/history.json", self._history, methods=["GET"]),
             Route("/live", self._live, methods=["GET"]),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._change, methods=["POST"]),
@@ -105,6 +110,14 @@ class Dashboard:
         except Exception as error:  # noqa: BLE001  # an SDK may raise anything; the page says it
             status, shown = pages.failed(error)
         return self._html(request, shown, status)
+
+    async def _history(self, request: Request) -> Response:
+        ask = self._ask(request)
+        try:
+            return JSONResponse(await run_in_threadpool(pages.charts, self.site, ask))
+        except Exception as error:  # noqa: BLE001  # as in `_page`
+            status, shown = pages.failed(error)
+            return JSONResponse({"problem": visible(mask(shown.values["text"]))}, status)
 
     def _ask(self, request: Request) -> Ask:
         visitor: Visitor = request.scope["visitor"]

@@ -1,4 +1,4 @@
-"""What operators paused and scaled, and limits: show them, pause, resume, scale, and drain."""
+"""What operators paused and scaled, and limits: show them, pause, resume, scale, change limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aztask.limits.control import (
     Scope,
     UnreadableControls,
 )
-from aztask.limits.declaration import Limit
+from aztask.limits.declaration import Limit, LimitChange, change_of
 from aztask.limits.holders import LimitUsage, usage_of
 from aztask.message.encryption import HIDDEN
 from aztask.operate.action import Action, Progress, Subject, control_store, results_of
@@ -38,8 +38,10 @@ from aztask.support.display import printable, visible
 
 __all__ = [
     "MOST",
+    "ChangeLimit",
     "ControlList",
     "ControlState",
+    "LimitChange",
     "LimitShown",
     "Names",
     "OpenBreaker",
@@ -50,6 +52,7 @@ __all__ = [
     "Scale",
     "ScaleWorkers",
     "Scope",
+    "change_limit",
     "controls",
     "limits",
     "pause",
@@ -93,7 +96,7 @@ def subject_of(names: Names) -> Subject:
 
 @dataclass(frozen=True, slots=True)
 class ControlList:
-    """What is paused and scaled, the oldest first.
+    """What is paused, scaled and limited, the oldest first.
 
     * `breakers`: that are open, with the names of their apps.
     * `unowned`: what a release before 0.2 set, for every broker of the result store.
@@ -101,6 +104,7 @@ class ControlList:
 
     pauses: Sequence[Pause]
     scales: Sequence[Scale]
+    limits: Sequence[LimitChange]
     breakers: Sequence[tuple[str, OpenBreaker]]
     unowned: ControlState
 
@@ -111,7 +115,14 @@ def controls(app: App) -> ControlList:
     reader = Controls(store)
     state, unowned = reader.read(), reader.unowned()
     scales = sorted(state.scales.values(), key=lambda each: each.at)
-    return ControlList(state.listed(), scales, _open_breakers(breakers_of_apps(store)), unowned)
+    changes = sorted((each for each in state.limits.values() if each.numbers), key=_since)
+    return ControlList(
+        state.listed(), scales, changes, _open_breakers(breakers_of_apps(store)), unowned
+    )
+
+
+def _since(change: LimitChange) -> float:
+    return change.at
 
 
 def _open_breakers(apps: Sequence[Breakers]) -> list[tuple[str, OpenBreaker]]:
@@ -120,10 +131,14 @@ def _open_breakers(apps: Sequence[Breakers]) -> list[tuple[str, OpenBreaker]]:
 
 @dataclass(frozen=True, slots=True)
 class LimitShown:
-    """A limit, and how far it is used; None for a limit with a key, if none was asked for."""
+    """A limit, and how far it is used; None for a limit with a key, if none was asked for.
+
+    * `limit`: with the numbers that hold now. `change`: that an operator made; None: as declared.
+    """
 
     limit: Limit
     usage: LimitUsage | None
+    change: LimitChange | None = None
 
 
 def limits(app: App, name: str | None = None, key: str | None = None) -> list[LimitShown]:
@@ -134,11 +149,17 @@ def limits(app: App, name: str | None = None, key: str | None = None) -> list[Li
     if name is not None and name not in app.limits:
         hint = did_you_mean(name, tuple(app.limits))
         raise NotFound(f"the app declares no limit {name!r}.{hint}")
-    found = [each for each in app.limits.values() if name in (None, each.name)]
     store = control_store(app, "limits")
+    state = Controls(store).read()
+    found = [
+        state.limit(app.name, each) for each in app.limits.values() if name in (None, each.name)
+    ]
+    changes = {each.limit: each for each in state.limits.values() if each.app == app.name}
     return [
         LimitShown(
-            each, usage_of(store, each, key or "") if each.key is None or key is not None else None
+            each,
+            usage_of(store, each, key or "") if each.key is None or key is not None else None,
+            change if (change := changes.get(each.name)) and change.numbers else None,
         )
         for each in found
     ]
@@ -349,6 +370,63 @@ class ScaleWorkers(Action[list[Scale]]):
         self.done = len(changed)
         progress(self.done)
         return changed
+
+
+# -- limits ----------------------------------------------------------------------------------
+
+
+def change_limit(
+    app: App,
+    name: str,
+    *,
+    rate: str | None = None,
+    burst: int | None = None,
+    concurrency: int | None = None,
+) -> ChangeLimit:
+    """Give a limit these numbers until they are reset; without any, reset it.
+
+    What is not given stays as declared. Raises NotFound for a limit that the app does not declare,
+    unless its change is reset, and ConfigurationError for numbers that no limit has, or that this
+    one does not declare.
+    """
+    store = control_store(app, "limits")
+    reader = Controls(store)
+    former = reader.read().limits.get((app.name, name))
+    changed = former is not None and bool(former.numbers)
+    at, declared = store.time().at, app.limits.get(name)
+    resets = rate is None and burst is None and concurrency is None
+    if declared is not None:
+        made = change_of(app.name, declared, at, rate=rate, burst=burst, concurrency=concurrency)
+    elif changed and resets:  # the code that declared it is gone
+        made = LimitChange(app.name, name, None, None, None, None, at)
+    else:
+        hint = did_you_mean(name, tuple(app.limits))
+        raise NotFound(f"the app declares no limit {printable(name, 60)}.{hint}")
+    return ChangeLimit(app, int(changed or not resets), reader, made)
+
+
+@dataclass(slots=True)
+class ChangeLimit(Action[list[LimitChange]]):
+    """Changes the numbers of a limit; `act` returns the change, or nothing if none was reset."""
+
+    name: ClassVar[str] = "limit"
+
+    controls: Controls
+    change: LimitChange
+
+    def __str__(self) -> str:
+        numbers = self.change.numbers
+        return f"{f'set {numbers} for' if numbers else 'reset'} {visible(str(self.change))}"
+
+    def subject(self) -> Subject:
+        """No queue or task alone."""
+        return Subject()
+
+    def _act(self, progress: Progress) -> list[LimitChange]:
+        made = self.controls.change_limit(replace(self.change, by=self.by))
+        self.done = len(made)
+        progress(self.done)
+        return made
 
 
 def _check_queues(app: App, names: Sequence[str]) -> None:

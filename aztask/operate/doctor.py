@@ -56,19 +56,23 @@ class Expectations:
 
     * `lease`: seconds; None means as the app says.
     * `named`: False if no app was given, so that only general rules apply.
+    * `adapts`: the workers take a queue's sessions, and its lease where the app sets none.
     """
 
     lease: float | None
     named: bool = True
+    adapts: bool = False
 
     def plan(self, app: App, facts: QueueFacts) -> QueuePlan:
         """What is required of the queue."""
         plan = app.queue_plan(facts.queue)
         if self.lease is not None:
             return replace(plan, lease=self.lease, lease_asked=True)
-        if self.named:
+        if self.named and not self.adapts:
             return plan
         own = replace(plan.own, sessions=facts.sessions)
+        if self.named and plan.lease_asked:
+            return replace(plan, own=own)
         return replace(plan, own=own, lease=facts.lease_seconds or plan.lease)
 
 
@@ -90,15 +94,18 @@ def examine(
     lease: float | None = None,
     named: bool = True,
     collect: bool = False,
+    adapts: bool = False,
 ) -> Iterator[Finding]:
     """Run all checks and yield each finding at once.
 
     * `lease`: the lease with which workers are started, in seconds.
     * `named`: False if no app was given, so that queues are checked against general rules only.
     * `collect`: remove the payloads that nothing refers to.
+    * `adapts`: see `Expectations`.
     """
     said = set()
-    for finding in _all_findings(app, queues, Expectations(lease, named), collect=collect):
+    expected = Expectations(lease, named, adapts)
+    for finding in _all_findings(app, queues, expected, collect=collect):
         if (words := (finding.level, str(finding))) not in said:  # rule 3
             said.add(words)
             yield finding
@@ -209,7 +216,8 @@ def _of_broker(app: App, queues: Sequence[str], expectations: Expectations) -> I
         yield from inspector.surroundings()
         for queue in queues:
             yield from _of_queue(app, broker, inspector, queue, expectations)
-        yield from _of_clock(inspector, queues[0])
+        for queue in queues[:1]:
+            yield from _of_clock(inspector, queue)
     except BrokerUnavailable as error:
         text = str(error)
         advice = "make sure that no firewall lies between this machine and its port"

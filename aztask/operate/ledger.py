@@ -3,7 +3,8 @@
 Rules
 1. Rows belong to the broker, as runs do: whatever program acts on its queues writes to one ledger.
 2. Keys of the audit and of jobs begin with the time, counted backwards: the newest comes first, and
-   a page ends with a key behind which the next one begins.
+   a page ends with a key behind which the next one begins. What one process adds at one time of the
+   store, which may be a whole second, is ordered by a count.
 3. Both are kept for `KEPT_SECONDS`. Who adds one removes a few that are older.
 4. A row that another program wrote, or a newer release, is reported as damaged and hides no other.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
@@ -60,11 +62,18 @@ KEPT_SECONDS: Final = 90 * 86400.0
 REMOVED: Final = 20
 """Old rows that are removed for each one that is added."""
 _END: Final = 10**14 - 1
+_LAST: Final = 10**8 - 1
+
+
+_added = count(1)
 
 
 def newest_first(at: float) -> str:
-    """A key of its own for a time; later times come first. at: UTC epoch seconds."""
-    return f"{_before(at)}-{chance.token()}"
+    """A key of its own for a time; later times come first, and later calls in this process.
+
+    at: UTC epoch seconds.
+    """
+    return f"{_before(at)}-{_LAST - next(_added) % _LAST:08d}{chance.token(12)}"
 
 
 def _before(at: float) -> str:

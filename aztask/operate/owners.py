@@ -17,6 +17,7 @@ from aztask.steps.parts import parts_of as streams_of
 from aztask.steps.records import steps_of
 from aztask.steps.waits import waits_of
 from aztask.stores.records.base import ResultStore
+from aztask.stores.records.history import history_of
 from aztask.stores.records.onceruns import once_runs_of
 from aztask.stores.records.owners import UNOWNED_SECONDS, CountsUnowned, OwnedRows, parts_of
 from aztask.support.display import plural
@@ -63,7 +64,8 @@ def _owned(app: App, store: ResultStore) -> Iterator[OwnedRows]:
     """All parts of the store whose rows have owners."""
     codec = app.codec
     own = steps_of(store, codec), waits_of(store, codec), streams_of(store, codec)
-    for part in (*parts_of(store), *own, ledger_of(store), once_runs_of(store)):
+    kept = ledger_of(store), once_runs_of(store), history_of(store)
+    for part in (*parts_of(store), *own, *kept):
         if isinstance(part, OwnedRows):
             yield part
 

@@ -247,6 +247,20 @@ KINDS: Final[Mapping[str, RequestKind]] = {
             needed=("size",),
         ),
         RequestKind(
+            "limit",
+            "Change a limit",
+            "Workers obey within 5 seconds, until it is reset. The rest stays as declared.",
+            Role.CONFIGURE,
+            {
+                "name": "the limit",
+                "rate": 'starts per time, for example "10/s" or "600/m"',
+                "burst": "how many of them may come at once",
+                "concurrency": "how many tasks run at the same time",
+                "reset": "yes for the numbers of its declaration",
+            },
+            needed=("name",),
+        ),
+        RequestKind(
             "queue-purge",
             "Empty a queue",
             "All messages in it are deleted for good, those too that come until then.",
@@ -401,6 +415,25 @@ def _scale(app: App, values: Values) -> Action[Any]:
     return controls.scale(app, size, _one(values, "worker"), _one(values, "queue"))
 
 
+def _limit(app: App, values: Values) -> Action[Any]:
+    numbers = {field: values.get(field, "") for field in ("rate", "burst", "concurrency")}
+    if _flag(values, "reset") == any(numbers.values()):
+        raise ConfigurationError("give a rate, a burst or a concurrency, or else reset")
+    return controls.change_limit(
+        app,
+        values["name"],
+        rate=numbers["rate"] or None,
+        burst=_number(numbers["burst"], "burst"),
+        concurrency=_number(numbers["concurrency"], "concurrency"),
+    )
+
+
+def _number(text: str, what: str) -> int | None:
+    if text and not (text.isascii() and text.isdigit() and len(text) < 12):
+        raise ConfigurationError(f"{what} is a whole number above 0")
+    return int(text) if text else None
+
+
 def _schedule_pause(app: App, values: Values) -> Action[Any]:
     return schedules.pause(app, values["name"])
 
@@ -443,5 +476,6 @@ _MAKERS: Final[Mapping[str, Callable[[App, Values], Action[Any]]]] = {
     "unmute": _unmute,
     "job-cancel": _job_cancel,
     "scale": _scale,
+    "limit": _limit,
     "queue-purge": _queue_purge,
 }

@@ -125,7 +125,7 @@ def schedules(app: App) -> tuple[list[ScheduleShown], dict[str, SetAside]]:
 
     Raises BrokerUnavailable, and ConfigurationError without a result store.
     """
-    aside, engine = _aside(results_of(app)), app.schedules.engine
+    aside, engine = _aside(_store(app)), app.schedules.engine
     now = engine.store.now()
     found = {name: _declared(plan, now) for name, plan in app.schedules.declared.items()}
     for name, view in engine.views():
@@ -156,8 +156,14 @@ def schedule(app: App, name: str, limit: int, *, any_owner: bool = False) -> Occ
     engine = _engine(app, name, any_owner)
     view = _found(app, name)
     shown = _described(engine, view.name, view, engine.store.now())
-    aside = _aside(results_of(app)).get(view.name)
+    aside = _aside(_store(app)).get(view.name)
     return Occurrences(replace(shown, aside=aside), engine.history(view.name, limit))
+
+
+def _store(app: App) -> ResultStore:
+    """The store of its schedules. Raises ConfigurationError if it has none."""
+    found = app.schedules.results
+    return results_of(app) if found is None else found
 
 
 def _aside(store: ResultStore) -> dict[str, SetAside]:
@@ -226,7 +232,7 @@ def _next_times(trigger: Trigger, start: float | None, now: float) -> tuple[Next
 
 def _engine(app: App, name: str, any_owner: bool) -> ScheduleEngine:
     """The engine for a schedule of that name, see `schedule`. Raises SeveralOwners."""
-    results_of(app)
+    _store(app)
     engine = app.schedules.engine
     if not any_owner:
         return engine

@@ -128,7 +128,8 @@ def mask(text: str) -> str:
         for secret in sorted(found, key=len, reverse=True):
             text = text.replace(secret, MASK)
     for pattern, replacement in _PATTERNS:
-        text = pattern.sub(replacement, text)
+        if pattern.search(text):  # `sub` prepares its replacement even where nothing matches
+            text = pattern.sub(replacement, text)
     return text
 
 

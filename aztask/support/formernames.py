@@ -32,7 +32,7 @@ FORMER: Final = {
     "aztask.lease": "aztask.queues.lease",
     "aztask.migration": "aztask.celery.migration",
     "aztask.payloads": "aztask.stores.payloads",
-    "aztask.payloads.place": "aztask.address.payloads",
+    "aztask.payloads.place": "aztask.address.urls",
     "aztask.results": "aztask.stores.records",
     "aztask.support.hooks": "aztask.hooks",
     "aztask.top": "aztask.operate.top",

@@ -484,8 +484,9 @@ class Core:
     # -- control -----------------------------------------------------------------------------
 
     def control_changed(self, former: ControlState, now: ControlState) -> None:
-        """Obey other pauses, and another number of tasks at the same time."""
+        """Obey other pauses, other numbers of limits, and another number of tasks at a time."""
         self._scaling.obey(now)
+        self.limits.obey(former, now)
         self.dispatcher.fill()
         self._pausing.control_changed(former, now)
 

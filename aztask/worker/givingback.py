@@ -81,16 +81,27 @@ class GivingBack:
                 len(ended),
                 names(ended),
             )
-            for item in ended:
-                if item.decided is not None and not item.decided.recorded:
-                    # No event may say that it has ended: it will run again.
-                    item.note("settle_failed", "the worker stopped before the outcome was recorded")
         self._pipeline.release(running)
-        self._core.ended(items)
+        self._ended(items)
 
     def begun(self, items: Sequence[WorkItem]) -> None:
         """After an error that ends the worker: started tasks count as started (see `abandon`)."""
         begun = [item for item in items if item.claimed is not None and not item.settled]
         self._pipeline.abandon(begun)
         self._pipeline.release([item for item in items if item not in begun])
+        self._ended(items)
+
+    def _ended(self, items: Sequence[WorkItem]) -> None:
+        """Let the worker forget these.
+
+        Of an end that is not recorded no event may tell: the task runs again, or another worker
+        records that this run was lost.
+        """
+        for item in items:
+            decided = item.decided
+            if decided is None or decided.outcome is None or decided.recorded:
+                continue
+            if not item.settled or (item.at_most_once and item.claimed is not None):
+                item.note("settle_failed", "the worker stopped before the outcome was recorded")
+                item.superseded()
         self._core.ended(items)

@@ -218,7 +218,7 @@ class Scaling:
         if found is not None and found.by:
             what = f"{what}, by {found.by}"
         logger.info("%s", what)
-        self._journal.scaled(what)
+        self._journal.adjusted(what)
         self._pool.scale(size)
         self._intakes.scale(size)
         self._note()

@@ -14,6 +14,7 @@ from aztask.limits.storeclock import StoreClock
 from aztask.queues.lease.keeper import LeaseKeeper, LeaseReports
 from aztask.queues.lease.state import Lease
 from aztask.stores.records.controls import controls_of
+from aztask.stores.rows import KeepsRows
 from aztask.support import chance
 from aztask.support.clock import Clock
 from aztask.support.display import mask
@@ -24,6 +25,7 @@ from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.ports import Shell
 from aztask.worker.stages import Stages
 from aztask.worker.upkeep.journal import Journal, TaskLog
+from aztask.worker.upkeep.recording import Recorder
 from aztask.worker.upkeep.uploader import worker_sink
 
 LANE_THREADS = 4
@@ -87,7 +89,9 @@ class WorkerRuntime:
             shared = StoreClock(controls, clock)
             clock = shared.corrected()
         keeper = shell.keeper(app.broker, app.settings.renew_at, PostedReports(mailbox, core))
-        journal = Journal(worker_sink(app, name), clock, TaskLog(clock, options.log_tasks))
+        log, counts = TaskLog(clock, options.log_tasks), isinstance(app.results, KeepsRows)
+        recorder = Recorder(clock) if counts else None
+        journal = Journal(worker_sink(app, name), clock, log, recorder)
         deliveries = Deliveries(name, clock, weights_of(app, options))
         return cls(name, app, options, shell, keeper, journal, mailbox, deliveries, clock, shared)
 

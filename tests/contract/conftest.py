@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import azurite
 import pytest
 import stores
 from stores import Maker, Store
 from subjects import FACTORIES, Subject
 
 from aztask.stores.records.base import ResultStore
+
+
+def pytest_sessionfinish() -> None:
+    """Azurite's services serve all modules of a process."""
+    azurite.stop_kept()
 
 
 @pytest.fixture(scope="session", params=sorted(FACTORIES))

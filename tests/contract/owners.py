@@ -105,26 +105,26 @@ def local(directory: Path) -> Iterator[Worlds]:
 @contextmanager
 def tables(directory: Path) -> Iterator[Worlds]:
     """Two apps of one name, and one table on Azurite."""
-    with azurite.storing(directory / "azurite") as services:
-        address = parse_results(azurite.account_of(*services))
-        assert isinstance(address, TablesAddress)
+    services = azurite.kept("table"), azurite.kept("blob")
+    address = parse_results(azurite.account_of(*services))
+    assert isinstance(address, TablesAddress)
 
-        def make() -> tuple[World, World]:
-            number = next(_names)
-            folder = directory / f"owners-{number}"
-            names = {"table": f"owners{number}", "container": f"owners-{number}"}
+    def make() -> tuple[World, World]:
+        number = next(_names)
+        folder = directory / f"owners-{number}"
+        names = {"table": f"owners{number}", "container": f"owners-{number}"}
 
-            def opened(owner: Owner) -> ResultStore:
-                store = TablesResults(address, **names, owner=owner)
-                store.create()
-                return store
+        def opened(owner: Owner) -> ResultStore:
+            store = TablesResults(address, **names, owner=owner)
+            store.create()
+            return store
 
-            return (
-                world("shop", folder / "mine", opened),
-                world("shop", folder / "theirs", opened),
-            )
+        return (
+            world("shop", folder / "mine", opened),
+            world("shop", folder / "theirs", opened),
+        )
 
-        yield make
+    yield make
 
 
 @contextmanager

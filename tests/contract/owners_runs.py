@@ -33,7 +33,9 @@ from aztask.stores.records.base import (
     State,
     WorkerRecord,
 )
+from aztask.stores.records.history import TASKS, history_of, hour_of
 from aztask.stores.records.onceruns import OnceRun, once_runs_of
+from aztask.stores.records.tallies import HOUR, Author, Hour, Tally
 from aztask.stores.records.watcher import ResultWatcher
 from aztask.stores.records.workflows import ROOT, Document, workflows_of
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -43,6 +45,7 @@ from aztask.worker.pipeline.settling import Refusals
 from aztask.worker.shell import ThreadShell
 from aztask.worker.upkeep.heartbeat import LostRuns
 from aztask.worker.upkeep.housekeeping import Housekeeping
+from aztask.worker.upkeep.recording import Recorder, Recording
 from aztask.workflows.edits import RootEdit
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import NodePlace
@@ -143,8 +146,9 @@ def housekeeping(mine: World, theirs: World) -> None:
         mailbox=mailbox,
         name="w",
         incarnation="",
+        holder="w",
         options=SimpleNamespace(queues=("default",), schedules=False),
-        journal=None,
+        journal=SimpleNamespace(recorder=None),
         lane=lambda name, work, threads: lane_of(name, work, mailbox, threads=threads),
     )
     chores = Housekeeping(cast("Any", runtime), cast("Any", None), cast("Any", None))
@@ -327,6 +331,34 @@ def take_signals(mine: World, theirs: World) -> None:
     assert theirs.app.sends.signals.wake("a") is False
 
 
+def recording(mine: World, theirs: World) -> None:
+    """Each writes what it did now; mine merges an hour of which both have rows."""
+    past = hour_of(time.time()) - 3
+    histories = []
+    for world in (mine, theirs):
+        recorder = Recorder(SYSTEM_CLOCK)
+        recorder.ended("default", "step", State.SUCCEEDED, 0.5)
+        recordings = Recording(recorder, "w", "w!1", SYSTEM_CLOCK, 0.0)
+        write = recordings.write_due(world.store, SYSTEM_CLOCK.monotonic())
+        history = history_of(world.store)
+        assert write is not None
+        assert history is not None
+        write()
+        series = {("default", "step"): {past * HOUR: Tally(succeeded=1)}}
+        hour = Hour(Author("w", past * HOUR, "1"), series)
+        history.write("w!1", past * HOUR, hour, past * HOUR + 1.0)
+        histories.append(history)
+        if world is mine:
+            merge = recordings.merge_due(world.store, SYSTEM_CLOCK.monotonic())
+    assert merge is not None
+    merge()
+    merged = [len(each.days(TASKS, past // 24, past // 24 + 1)) for each in histories]
+    assert merged == [1, 0]
+    written = [len(each.hours(past, past + 5)) for each in histories]
+    assert written == [2, 2]
+    assert [each.following() > past for each in histories] == [True, False]
+
+
 SCENARIOS: dict[str, Scenario] = {
     "aztask.operate.draining.wait_until_idle": drain,
     "aztask.operate.tasks._readable": list_recent,
@@ -348,6 +380,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.worker.pipeline.settling.Refusals": refusals,
     "aztask.worker.upkeep.housekeeping.Housekeeping": housekeeping,
     "aztask.worker.upkeep.heartbeat.LostRuns": lost_runs,
+    "aztask.worker.upkeep.recording.Recording": recording,
     "aztask.workflows.documents.Documents": documents,
     "aztask.workflows.engine.WorkflowEngine": workflow_engine,
     "aztask.workflows.graph.Graphs": graphs,

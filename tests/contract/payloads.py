@@ -1,11 +1,12 @@
 """The stores of payloads under test.
 
 To put another store under the contract, add a factory to `FACTORIES`: a context manager that takes
-a temporary directory and gives a `PayloadSubject`. Servers that it starts, it stops.
+a temporary directory and gives a `PayloadSubject`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from aztask.stores.payloads.blob import BlobPayloads
 from aztask.stores.payloads.opening import FolderPayloads
 from aztask.stores.payloads.store import MemoryPayloads, PayloadStore
 from aztask.support.clock import SYSTEM_CLOCK
+
+_names = itertools.count(1)
 
 
 @dataclass
@@ -56,15 +59,15 @@ def memory(directory: Path) -> Iterator[PayloadSubject]:
 @contextmanager
 def blob(directory: Path) -> Iterator[PayloadSubject]:
     """A folder of a container on Azurite, which does not exist yet."""
-    with azurite.running(directory / "azurite", service="blob") as server:
-        address = parse_container("contract/large", azurite.account_of(server))
-        store = BlobPayloads(address)
+    server = azurite.kept("blob")
+    address = parse_container(f"contract-{next(_names)}/large", azurite.account_of(server))
+    store = BlobPayloads(address)
 
-        def damage(name: str, data: bytes) -> None:
-            store._container.upload_blob(address.name_of(name), data, overwrite=True)
+    def damage(name: str, data: bytes) -> None:
+        store._container.upload_blob(address.name_of(name), data, overwrite=True)
 
-        yield PayloadSubject("blob", store, damage)
-        store.close()
+    yield PayloadSubject("blob", store, damage)
+    store.close()
 
 
 @contextmanager

@@ -143,36 +143,36 @@ def sqlite(directory: Path) -> Iterator[Make]:
 @contextmanager
 def tables(directory: Path) -> Iterator[Make]:
     """A table on Azurite: one client through a proxy that loses answers, and one past it."""
-    with azurite.storing(directory / "azurite") as services:
-        proxy = Proxy(services[0].port)
+    services = azurite.kept("table"), azurite.kept("blob")
+    proxy = Proxy(services[0].port)
 
-        def client(name: str, **port: int) -> TableRequests:
-            address = parse_results(azurite.account_of(*services, **port))
-            assert isinstance(address, TablesAddress)
-            return TableRequests(address, name)
+    def client(name: str, **port: int) -> TableRequests:
+        address = parse_results(azurite.account_of(*services, **port))
+        assert isinstance(address, TablesAddress)
+        return TableRequests(address, name)
 
-        def make() -> RowSubject:
-            table = f"rows{next(_names)}"
-            requests = [client(table, table=proxy.port), client(table)]
-            requests[1].create(TimeBudget())
-            first, second = (TablesStore(each, SYSTEM_CLOCK) for each in requests)
+    def make() -> RowSubject:
+        table = f"rows{next(_names)}"
+        requests = [client(table, table=proxy.port), client(table)]
+        requests[1].create(TimeBudget())
+        first, second = (TablesStore(each, SYSTEM_CLOCK) for each in requests)
 
-            def lose() -> None:
-                left = [True]
+        def lose() -> None:
+            left = [True]
 
-                def hook(line: bytes, seen: int) -> str | None:
-                    reads = line.startswith(b"GET")
-                    return None if reads or not left or not left.pop() else "drop-reply"
+            def hook(line: bytes, seen: int) -> str | None:
+                reads = line.startswith(b"GET")
+                return None if reads or not left or not left.pop() else "drop-reply"
 
-                proxy.hook = hook
+            proxy.hook = hook
 
-            def forget() -> None:
-                proxy.hook = None
+        def forget() -> None:
+            proxy.hook = None
 
-            return RowSubject(first, second, lose, [forget, *(each.close for each in requests)])
+        return RowSubject(first, second, lose, [forget, *(each.close for each in requests)])
 
-        yield make
-        proxy.close()
+    yield make
+    proxy.close()
 
 
 @contextmanager

@@ -78,31 +78,31 @@ def local(directory: Path) -> Iterator[Maker]:
 @contextmanager
 def tables(directory: Path) -> Iterator[Maker]:
     """A new table on Azurite, and two clients of it."""
-    with azurite.storing(directory / "azurite") as services:
-        address = parse_results(azurite.account_of(*services))
-        assert isinstance(address, TablesAddress)
+    services = azurite.kept("table"), azurite.kept("blob")
+    address = parse_results(azurite.account_of(*services))
+    assert isinstance(address, TablesAddress)
 
-        def make() -> Store:
-            number = next(_names)
-            names = {"table": f"contract{number}", "container": f"contract-{number}"}
-            first, second = (TablesResults(address, **names) for _ in range(2))
-            first.create()
+    def make() -> Store:
+        number = next(_names)
+        names = {"table": f"contract{number}", "container": f"contract-{number}"}
+        first, second = (TablesResults(address, **names) for _ in range(2))
+        first.create()
 
-            opened = [first, second]
+        opened = [first, second]
 
-            def close() -> None:
-                for each in opened:
-                    each.close()
+        def close() -> None:
+            for each in opened:
+                each.close()
 
-            def of(owner: Owner, signatures: RowSignatures | None = None) -> TablesResults:
-                made = TablesResults(address, **names, owner=owner, signatures=signatures)
-                opened.append(made)
-                return made
+        def of(owner: Owner, signatures: RowSignatures | None = None) -> TablesResults:
+            made = TablesResults(address, **names, owner=owner, signatures=signatures)
+            opened.append(made)
+            return made
 
-            outsider = TableOutsider(azurite.account_of(*services), names["table"])
-            return Store("tables", first, second, False, close, outsider, of)
+        outsider = TableOutsider(azurite.account_of(*services), names["table"])
+        return Store("tables", first, second, False, close, outsider, of)
 
-        yield make
+    yield make
 
 
 class ModelOutsider(TableOutsider):

@@ -360,14 +360,9 @@ class TableCourse:
             self.both(f"query {text} {select}", lambda side: side.query(text, values, select))
 
 
-@pytest.fixture(scope="module")
-def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with azurite.running(tmp_path_factory.mktemp("tables"), service="table") as server:
-        yield server.connection_string
-
-
 @pytest.mark.parametrize("seed", SEEDS)
-def test_tables_are_as_azurite(account: str, seed: int) -> None:
+def test_tables_are_as_azurite(seed: int) -> None:
+    account = azurite.kept("table").connection_string
     name = f"models{seed}"
     with TableClient.from_connection_string(account, name, retry_total=0) as real:
         model = ModelTable(Tables(ShiftedClock().clock), line(), name)

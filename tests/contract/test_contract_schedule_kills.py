@@ -15,6 +15,8 @@ from aztask.schedules.schedules import Schedules
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.schedules import schedules_of
 
+pytestmark = pytest.mark.kills
+
 START = 1_793_404_800.0
 """2026-10-31 00:00 UTC: the clocks of Berlin went back a week before, those of New York do soon."""
 DAY = 86400.0

@@ -464,6 +464,16 @@ def test_a_forged_piece_is_skipped_and_the_others_count(store: Store, old: bool)
     assert read(workflows) == b"one+a+z"
 
 
+def test_no_signature_shows_that_an_older_document_was_put_back(store: Store) -> None:
+    workflows = store.of(OURS, STRICT).workflows
+    (tag,) = workflows.write([DocumentChange("w", "root", b"older")])
+    before = {"data": b"older", "signature": store.outsider.signature_of("w", "root")}
+    assert workflows.write([DocumentChange("w", "root", b"newer", tag)]) != [None]
+    assert read(workflows, "root") == b"newer"
+    store.outsider.damage_document("w", "root", before)
+    assert read(workflows, "root") == b"older"
+
+
 def test_unsigned_documents_and_those_with_unsigned_pieces_are_found(store: Store) -> None:
     ours, lenient, keyless = (store.of(OURS, each).workflows for each in (STRICT, LENIENT, None))
     keyless.write(
@@ -537,6 +547,17 @@ def test_a_control_entry_that_a_stranger_changed_is_not_obeyed(store: Store) -> 
     assert found is not None
     assert ours.write([EntryChange("control", b"resumed", found.tag)]) != [None]
     assert entry(ours) == b"resumed"
+
+
+def test_no_signature_shows_that_an_older_control_entry_was_put_back(store: Store) -> None:
+    ours = store.of(OURS, STRICT).controls
+    (tag,) = ours.write([EntryChange("control", b"paused")])
+    rows = store.results.rows.of(ENTRIES)  # type: ignore[attr-defined]
+    (before,) = rows.get([Place(ours.owner, "control")])
+    assert ours.write([EntryChange("control", b"resumed", tag)]) != [None]
+    assert entry(ours) == b"resumed"
+    rows.put(before.place, before.values)
+    assert entry(ours) == b"paused"
 
 
 def test_an_entry_of_another_app_of_the_broker_is_not_obeyed(store: Store) -> None:

@@ -131,6 +131,18 @@ def test_a_row_that_was_not_signed_for_its_place_is_refused(rows: RowStore) -> N
     assert signed.read("c", "0")
 
 
+def test_no_signature_shows_that_an_older_record_of_a_step_was_put_back(rows: RowStore) -> None:
+    """The step then runs again, under the same key, by which what it calls can tell."""
+    signed = StepStore(rows, MINE, STRICT)
+    failed = replace(RECORD, state=RETRYING)
+    before = signed.write("t", "0", failed, None)
+    assert before is not None
+    assert signed.write("t", "0", RECORD, before) is not None
+    assert [record for _, record in signed.read("t", "0")] == [RECORD]
+    signed._rows.put(before.place, before.values)
+    assert [record for _, record in signed.read("t", "0")] == [failed]
+
+
 def test_unsigned_steps_count_until_old_signatures_end_and_signed_ones_are_read_without_keys(
     rows: RowStore,
 ) -> None:

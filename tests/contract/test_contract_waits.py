@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import msgpack
@@ -14,7 +14,7 @@ from aztask.address.owner import NO_OWNER, Owner
 from aztask.message.codec import Codec
 from aztask.message.encryption import Cipher
 from aztask.message.signatures import SignatureRules
-from aztask.steps.waits import SIGNALS, SLEEPS, VERSION, ParkedRun, Wait, WaitStore
+from aztask.steps.waits import SIGNALS, SLEEPS, VERSION, WAITS, ParkedRun, Signal, Wait, WaitStore
 from aztask.stores.rows import Change, Row, RowStore
 
 MINE, THEIRS = Owner("servicebus://mine"), Owner("servicebus://theirs")
@@ -51,6 +51,13 @@ def rows(make: Make) -> Iterator[RowStore]:
         each()
 
 
+def add(store: WaitStore, task_id: str, name: str, value: bytes) -> Signal:
+    """Store a signal of a task that has not taken it."""
+    (made,) = store.add_all([task_id], name, value)
+    assert made is not None
+    return made
+
+
 @pytest.fixture(params=[NO_OWNER, MINE], ids=["no owner", "owner"])
 def store(request: pytest.FixtureRequest, rows: RowStore) -> WaitStore:
     return WaitStore(rows, request.param, PLAIN)
@@ -61,8 +68,8 @@ def test_a_run_and_its_signals_are_read_together(store: WaitStore, task_id: str)
     run = replace(RUN, id=task_id)
     assert store.park(run, 1e10)
     for number in range(5):
-        store.add(task_id, f"name {number % 2} ä", bytes([number]))
-    store.add("other", "name 0 ä", b"x")
+        add(store, task_id, f"name {number % 2} ä", bytes([number]))
+    add(store, "other", "name 0 ä", b"x")
     found = store.read(task_id)
     assert found.parked is not None
     assert replace(found.parked, row=None) == run
@@ -75,8 +82,8 @@ def test_a_run_and_its_signals_are_read_together(store: WaitStore, task_id: str)
 
 
 def test_signals_are_counted_without_their_values_and_taken_one_by_one(store: WaitStore) -> None:
-    sent = [store.add("t", "a", bytes([number])) for number in range(25)]
-    store.add("t", "b", b"other")
+    sent = [add(store, "t", "a", bytes([number])) for number in range(25)]
+    add(store, "t", "b", b"other")
     counted: list[Row] = []
     rows, ranged = store._rows, store._rows.range
     rows.range = lambda *a, **k: counted.extend(ranged(*a, **k)) or counted  # type: ignore[method-assign]
@@ -96,21 +103,48 @@ def test_signals_are_counted_without_their_values_and_taken_one_by_one(store: Wa
 
 
 def test_a_signal_sees_the_run_and_how_many_of_its_name_are_older(store: WaitStore) -> None:
-    first = store.add("t", "a", b"1")
+    first = add(store, "t", "a", b"1")
     assert store.beside("t", first) == (None, 0)
     assert store.park(replace(RUN, id="t"), 1e11)
-    (second,) = store.add_all(["t"], "a", b"2")
-    store.add("t", "b", b"other")
+    second = add(store, "t", "a", b"2")
+    add(store, "t", "b", b"other")
     third, beside = store.add_all(["t", "u"], "a", b"3")
+    assert third is not None
+    assert beside is not None
     for signal, older in ((first, 0), (second, 1), (third, 2)):
         found, before = store.beside("t", signal)
         assert (found and found.id, before) == ("t", older)
     assert store.beside("u", beside) == (None, 0)
     for number in range(20):
-        store.add("t", "a", bytes([number]))
-    last = store.add("t", "a", b"last")
+        add(store, "t", "a", bytes([number]))
+    last = add(store, "t", "a", b"last")
     found, before = store.beside("t", last)
     assert (found and found.id, before) == ("t", 23), "more rows than one look reads"
+
+
+def test_a_signal_whose_answer_was_lost_is_stored_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = make()
+    store = WaitStore(subject.store, MINE, PLAIN)
+    subject.lose()
+    signals = store.add_all(["t", "u"], "a", b"1")
+    assert [each is not None for each in signals] == [True, True]
+    for task_id in ("t", "u"):
+        found, others = store.oldest(task_id, "a", ())
+        assert (found and found.value, others) == (b"1", [])
+    rows = subject.store.of(WAITS)
+    make_all, taker = rows.write_all, WaitStore(subject.another, MINE, PLAIN)
+
+    def taken_at_once(changes: Sequence[Change]) -> list[Row | None]:
+        taker.remove([row for row in make_all(changes) if row is not None])
+        return [None] * len(changes)
+
+    monkeypatch.setattr(store, "_rows", rows)
+    monkeypatch.setattr(rows, "write_all", taken_at_once)
+    assert store.add_all(["v"], "a", b"1") == [None]
+    for each in subject.at_end:
+        each()
 
 
 def test_a_later_hop_replaces_the_row_and_an_earlier_one_does_not(store: WaitStore) -> None:
@@ -127,7 +161,7 @@ def test_what_is_due_is_found_once_it_is(store: WaitStore) -> None:
     store.park(RUN, store.now() + 600.0)
     assert store.any()
     assert store.due(10) == []
-    signal = store.add("t", "a", b"1")
+    signal = add(store, "t", "a", b"1")
     store.look_again(signal.row, store.now() - SOON)
     (found,) = store.due(10)
     assert store.task_of(found) == "t"
@@ -140,7 +174,7 @@ def test_what_is_due_is_found_once_it_is(store: WaitStore) -> None:
 def test_all_runs_are_listed(store: WaitStore) -> None:
     for name in "abc":
         store.park(replace(RUN, id=name), 1e10)
-    store.add("d", "a", b"1")
+    add(store, "d", "a", b"1")
     assert sorted(each.id for each in store.runs()) == ["a", "b", "c"]
     assert len(store.runs(limit=2)) == 2
 
@@ -149,8 +183,8 @@ def test_unsigned_signals_count_until_old_signatures_end_and_signed_ones_are_rea
     rows: RowStore,
 ) -> None:
     signed, plain = WaitStore(rows, MINE, SIGNING), WaitStore(rows, MINE, PLAIN)
-    plain.add("t", "a", b"unsigned")
-    signed.add("t", "a", b"signed")
+    add(plain, "t", "a", b"unsigned")
+    add(signed, "t", "a", b"signed")
     for reader in (signed, plain):
         found = reader.read("t")
         assert sorted(each.value for each in found.signals) == [b"signed", b"unsigned"]
@@ -164,10 +198,10 @@ def test_unsigned_signals_count_until_old_signatures_end_and_signed_ones_are_rea
 def test_only_signed_signals_are_read_and_only_in_their_place(rows: RowStore) -> None:
     signed, plain = WaitStore(rows, MINE, STRICT), WaitStore(rows, MINE, PLAIN)
     other = WaitStore(rows, MINE, Codec(signing_keys=[b"another key of it"]))
-    good = signed.add("t", "a", b"good")
-    plain.add("t", "a", b"unsigned")
-    other.add("t", "a", b"other key")
-    copied = plain.add("u", "a", b"")
+    good = add(signed, "t", "a", b"good")
+    add(plain, "t", "a", b"unsigned")
+    add(other, "t", "a", b"other key")
+    copied = add(plain, "u", "a", b"")
     changed = signed._rows.write(
         Change(copied.row.place, {**copied.row.values, "data": good.row.values["data"]}, copied.row)
     )
@@ -196,7 +230,7 @@ def test_damaged_rows_are_dropped(store: WaitStore) -> None:
 
 def test_rows_of_a_newer_release_are_told_from_damaged_ones(store: WaitStore) -> None:
     store.park(RUN, 1e10)
-    signal = store.add("t", "a", b"1")
+    signal = add(store, "t", "a", b"1")
     parked = store.parked("t")
     assert parked is not None and parked.row is not None
     for row in (parked.row, signal.row):
@@ -233,7 +267,7 @@ def test_a_row_that_was_copied_to_another_task_is_of_none(store: WaitStore) -> N
 def test_rows_are_adopted_from_another_owner(rows: RowStore) -> None:
     theirs, mine = WaitStore(rows, THEIRS, PLAIN), WaitStore(rows, MINE, PLAIN)
     theirs.park(RUN, 1e10)
-    theirs.add("t", "a", b"1")
+    add(theirs, "t", "a", b"1")
     assert mine.read("t") == (None, [], [], [])
     assert THEIRS in mine.owners()
     assert mine.adopt(THEIRS) == 2

@@ -166,8 +166,12 @@ def opened(served, browser):
         return page
 
     yield open_page
-    # A stream or an icon that ends with its page is no failure of the page.
-    found = [each for each in problems if "/live" not in each and "icon.svg" not in each]
+    # A stream, an icon or a reading for the charts that ends with its page is no failure of it.
+    found = [
+        each
+        for each in problems
+        if not re.search(r"/live|icon\.svg|failed: .*/history\.json", each)
+    ]
     for context in contexts:
         context.close()
     assert found == []
@@ -285,6 +289,48 @@ def test_many_dead_letters_are_replayed_as_a_job_whose_page_follows_it(opened, t
         assert done.inner_text().startswith("done:")
         found = Axe().run(page, options=RULES)
         assert found.violations_count == 0, found.generate_report()
+
+
+def test_charts_draw_what_workers_did_and_stay_while_the_page_is_read_again(opened, ordinary):
+    page = opened("/", at=ordinary)
+    charts = page.locator("#charts canvas")
+    charts.nth(3).wait_for(timeout=10_000)
+    assert charts.count() == 4
+    # None is wider than its frame: those that are made first see a grid with fewer columns.
+    cut = "each => each.querySelector('.uplot').offsetWidth > each.clientWidth"
+    assert not any(each.evaluate(cut) for each in page.locator("#charts figure").all())
+    blue = """() => {
+        const canvas = document.querySelector("#charts canvas"), context = canvas.getContext("2d");
+        const all = context.getImageData(0, 0, canvas.width, canvas.height).data;
+        let found = 0;
+        for (let at = 0; at < all.length; at += 4)
+            found += all[at + 3] > 200 && all[at] < 60 && all[at + 2] > 120;
+        return found;
+    }"""
+    assert page.evaluate(blue) > 100  # the line of all runs
+    mark = "document.getElementById('live').dataset.seen"
+    page.evaluate(f"{mark} = 'before'")
+    page.evaluate("document.getElementById('charts').dataset.same = 'yes'")
+    wait_until(lambda: page.evaluate(f"{mark} === undefined"), 10, "the page is read again")
+    assert page.evaluate("document.getElementById('charts').dataset.same") == "yes"
+    assert charts.count() == 4
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_the_history_is_narrowed_by_the_address(opened, ordinary, scripts):
+    page = opened("/", at=ordinary, scripts=scripts)
+    page.select_option("select[name=window]", "day")
+    page.select_option("select[name=by]", "queue")
+    page.locator("form.filter button").press("Enter")
+    page.wait_for_url("**/?window=day&by=queue*")
+    table = page.get_by_role("region", name="What workers did")
+    assert table.locator("tbody th").all_inner_texts() == ["All", "mail", "payments"]
+    table.locator("a", has_text="payments").click()
+    page.wait_for_url("**queue=payments*")
+    assert table.locator("tbody th").all_inner_texts() == ["All", "payments"]
+    assert page.input_value("input[name=queue]") == "payments"
+    page.goto(page.url.replace("by=queue", "by=worker"))
+    assert "are kept for an hour" in page.locator("p.warn").inner_text()
 
 
 def test_an_open_page_reads_itself_again_and_can_be_paused(opened):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,9 @@ KILLS = {
 APPLICATIONS = {
     "test_celery",
     "test_celery_backend",
+    "test_celery_beat",
+    "test_celery_beside",
+    "test_celery_periodic",
     "test_celery_pools",
     "test_deploy",
     "test_django_worker",
@@ -99,8 +103,11 @@ PLATFORMS = {"test_other_platforms", "test_portable"}
 
 
 # Workers and commands on Service Bus and on Azure Storage: most of their time is the services'.
-# `tox -e services` runs them. The other files try each service too, less thoroughly.
+# `tox -e services` runs them, and of the other files those cases whose name is of a service; only
+# IN_BRIEF is tried on each broker in the default run.
 SERVICES = ("test_servicebus_", "test_storage_", "test_tables_")
+ON_A_SERVICE = re.compile("service.?bus|storage.?queue|tables", re.IGNORECASE)
+IN_BRIEF = {"test_foreign_messages", "test_priorities"}
 SERVICE_FILES = {
     "test_attackers",
     "test_azure_telemetry",
@@ -112,6 +119,9 @@ SERVICE_FILES = {
     "test_traces",
     "test_workflow_requests",
 }
+
+
+ELSEWHERE = ("kills", "applications", "features", "platforms", "uwsgi")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -127,7 +137,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("features")
         if item.path.stem in PLATFORMS:
             item.add_marker("platforms")
-        if item.path.stem.startswith(SERVICES) or item.path.stem in SERVICE_FILES:
+        if (
+            item.path.stem.startswith(SERVICES)
+            or item.path.stem in SERVICE_FILES
+            or (
+                ON_A_SERVICE.search(item.name)
+                and item.path.stem not in IN_BRIEF
+                and not any(map(item.get_closest_marker, ELSEWHERE))
+            )
+        ):
             item.add_marker("services")
     waiting = [item for item in items if item.name in WAITING]
     items[:] = [item for item in items if item.name not in WAITING]

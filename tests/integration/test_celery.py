@@ -31,6 +31,12 @@ APP = """
     )
     app.conf.broker_transport_options["remote_control"] = "UNCONTROLLED" not in os.environ
 
+    if order := os.environ.get("PRIORITY_ORDER"):
+        app.conf.worker_prefetch_multiplier = 1
+        app.conf.broker_transport_options.update(
+            priorities={"high": 4, "low": 1}, order=order
+        )
+
     def note(line):
         with open(os.environ["NOTES"], "a") as file:
             file.write(line + chr(10))
@@ -48,6 +54,10 @@ APP = """
     @app.task
     def late(due):
         note(f"late {time.time() - due:.3f}")
+
+    @app.task(bind=True)
+    def own_eta(self):
+        note(f"eta {self.request.eta}")
 
     @app.task(bind=True, max_retries=2, default_retry_delay=0.2)
     def flaky(self):
@@ -158,6 +168,27 @@ def test_a_celery_worker_that_is_killed_loses_nothing(site):
     }
 
 
+@pytest.mark.parametrize(("order", "urgent"), [("rabbitmq", 9), ("redis", 0)])
+def test_a_worker_shares_its_time_between_priorities_and_a_kill_loses_nothing(site, order, urgent):
+    site.environment["PRIORITY_ORDER"] = order
+    site.send(
+        f"for n in range(40): add.apply_async((n, 0), priority={9 - urgent})\n"
+        f"for n in range(40): add.apply_async((1000 + n, 0), priority={urgent})\n"
+        f"for n in range(3): slow.apply_async((n, 1.0), priority={urgent})"
+    )
+    first = site.worker("prefork")
+    site.until(lambda: any(note.startswith("start") for note in site.notes()))
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait(10)
+    begun = [note for note in site.notes() if note.startswith("add")][:40]
+    assert 28 <= sum(int(note.split()[1]) >= 1000 for note in begun) <= 36, "about four of five"
+    site.worker("prefork")
+    site.until(lambda: len({each for each in site.notes() if not each.startswith("start")}) == 83)
+    site.until(lambda: all(site.broker.stats(q).living == 0 for q in site.broker.queues()))
+    names = {name for name in site.broker.queues() if name.startswith("celery")}
+    assert names == {"celery", "celery-high", "celery-low"}
+
+
 def test_a_sender_and_a_worker_go_on_to_the_next_url(site):
     (site.folder / "file").write_text("no directory")
     urls = ";".join(f"aztask+local://{site.folder}/{name}" for name in ("file/q.db", "queues.db"))
@@ -195,6 +226,39 @@ def check_on_time(site) -> None:
 
 def test_tasks_with_an_eta_start_at_their_time(site):
     check_on_time(site)
+
+
+def test_a_task_knows_its_own_eta(site):
+    site.worker("threads")
+    eta = "2021-02-03T04:05:06+00:00"
+    site.send(
+        f"from datetime import datetime\nown_eta.apply_async(eta=datetime.fromisoformat('{eta}'))"
+    )
+    site.until(site.notes)
+    assert site.notes() == [f"eta {eta}"]
+
+
+REVOKED = """
+app.control.revoke("never", terminate=True)
+app.control.revoke_by_stamped_headers({"team": ["x"]})
+add.apply_async((1, 0), task_id="never")
+stamped = add.s(2, 0)
+stamped.stamp(team="x")
+stamped.delay()
+add.delay(3, 0)
+"""
+
+
+def check_revoked_before_there_is_a_worker(site) -> None:
+    """What is revoked while no worker runs is not run by one that starts later."""
+    site.send(REVOKED)
+    site.worker("prefork")
+    site.until(lambda: site.notes() and site.counts() == (0, 0, 0, 0))
+    assert site.notes() == ["add 3"]
+
+
+def test_what_is_revoked_before_there_is_a_worker(site):
+    check_revoked_before_there_is_a_worker(site)
 
 
 CONTROL = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,28 @@ def test_a_prefork_worker_opens_its_own_store_after_the_fork(place: Place) -> No
         place.send("out = chord([add.s(n, 1) for n in range(6)], total.s())().get(timeout=50)")
         == 21
     )
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_worker_waits_for_a_table_that_is_missing(tmp_path: Path, pool: str) -> None:
+    with azurite.storing(tmp_path / "account") as services:
+        account = azurite.account_of(*services)
+        place = Place(tmp_path, "aztask://", store=account)
+        place.environment["AZTASK_RESULTS"] = account
+        try:
+            command = ("-m", "celery", "-A", "embedded_app:celery", "worker", "-c", "1")
+            worker = place.start(*command, "-P", pool, "-l", "warning", KIND="celery")
+            first = place.send("out = add.delay(40, 2).id")
+            place.until(lambda: "results cannot be stored" in place.log, "the worker says so")
+            time.sleep(4)  # in which it tries again
+            assert worker.poll() is None and "CRITICAL" not in place.log
+            assert place.log.count("results cannot be stored") == 1
+            assert isinstance(place.app.results, Provisioned)
+            place.app.results.create()
+            assert place.send(f"out = celery.AsyncResult({first!r}).get(timeout=50)") == 42
+            assert sum(" add " in note for note in place.notes()) == 1
+        finally:
+            place.close()
 
 
 def test_old_results_are_cleaned_up(place: Place) -> None:

@@ -482,6 +482,7 @@ DeadLetters(app, "default").replay(Selection(everything=True))
 """
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("results", ["queues.db", "results.db"])
 def test_a_replay_that_dies_before_the_completion_runs_the_task_once(folder, results):
     """In one file nothing was sent; in two the second replay makes the same message again."""

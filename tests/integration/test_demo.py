@@ -18,6 +18,8 @@ from harness import ROOT, wait_until
 
 from aztask.operate.cli.demo_work import fails_first
 
+pytestmark = pytest.mark.applications
+
 
 @pytest.fixture
 def tree(tmp_path):

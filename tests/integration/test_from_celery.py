@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -146,3 +147,18 @@ def test_reports_after(example: Callable[[str], Folder]) -> None:
         folder.run("-m", "aztask", *arguments)
     folder.run("-m", "aztask", "-A", "reports:app", "worker", "--burst", "-c", "2")
     folder.until([*REPORTS, "reports.write succeeded: report of today"])
+
+
+def test_two_beats_send_each_occurrence_once(example: Callable[[str], Folder]) -> None:
+    folder = example("beats")
+    folder.start(*worker("-A", "beats"))
+    beats = [folder.start("-m", "celery", "-A", "beats", "beat") for _ in range(2)]
+    folder.until(["totals refreshed"])
+    beats[0].kill()
+    there = folder.log.read_text().count("totals refreshed")
+    ends_at = time.monotonic() + SECONDS
+    while folder.log.read_text().count("totals refreshed") < there + 3:
+        assert time.monotonic() < ends_at, folder.log.read_text()
+        time.sleep(0.1)
+    ids = re.findall(r"refresh@(\S+): totals", folder.log.read_text())
+    assert len(ids) == len(set(ids))

@@ -13,6 +13,7 @@ from limits_app import app as limits_app
 from limits_app import fifty, five, free, once, spend, spend_and_hold, ten, tenant
 
 from aztask.limits.control import Controls, Scope
+from aztask.limits.declaration import change_of
 from aztask.limits.rates import RateState
 from aztask.stores.records.base import State
 from aztask.stores.records.controls import controls_of
@@ -87,6 +88,31 @@ def test_two_workers_keep_the_rate_in_order_and_nothing_is_counted(site: Site) -
         assert (run.state, run.key.hop, run.starts) == (State.SUCCEEDED, 0, 1)
     assert [worker.stop() for worker in workers] == [0, 0], workers[0].log
     assert any("put off" in worker.log for worker in workers)
+
+
+def test_a_changed_limit_holds_for_workers_that_run_and_for_new_ones_until_its_reset(
+    site: Site,
+) -> None:
+    app, limit = site.app(), limits_app.limits["five"]
+    store = controls_of(app.results)
+    assert store is not None
+    controls = Controls(store)
+    workers = [site.worker("-c", "8")]
+    app.send(five.name, ["first", 0.01]).get(timeout=60)
+    controls.change_limit(change_of(limits_app.name, limit, store.time().at, concurrency=1))
+    wait_until(lambda: "limit five has concurrency 1" in workers[0].log, 30, "it obeys")
+    workers.append(site.worker("-c", "8"))
+    sent = [app.send(five.name, [f"one{number}", 0.2]) for number in range(6)]
+    for each in sent:
+        each.get(timeout=60)
+    assert most_at_once(site) == 1
+    controls.change_limit(change_of(limits_app.name, limit, store.time().at))
+    for worker in workers:
+        wait_until(lambda: "the numbers of its declaration again" in worker.log, 30, "reset")  # noqa: B023
+    sent = [app.send(five.name, [f"many{number}", 0.5]) for number in range(20)]
+    for each in sent:
+        each.get(timeout=60)
+    assert 1 < most_at_once(site) <= 5
 
 
 def test_a_tenant_with_many_tasks_does_not_delay_another(site: Site) -> None:

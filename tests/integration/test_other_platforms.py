@@ -103,12 +103,13 @@ import pkgutil
 import aztask
 
 # Spark's modules need PySpark, and tests of their own. Textual, for `aztask top`, Celery, for the
-# result backend, and MCP's SDK use what Linux has wherever sys.platform is Linux's, as it stays
-# here.
+# result backend and its schedules, and MCP's SDK use what Linux has wherever sys.platform is
+# Linux's, as it stays here.
 # aztask.django.worker is the module that a worker imports: it sets Django up.
 LEFT_OUT = (
     "aztask.spark", "aztask.__main__", "aztask.operate.top", "aztask.celery.backend",
-    "aztask.django.worker", "aztask.agents.server",
+    "aztask.operate.celerybeat", "aztask.django.periodic", "aztask.django.worker",
+    "aztask.agents.server",
 )
 names = [
     each.name

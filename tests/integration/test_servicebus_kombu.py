@@ -21,6 +21,7 @@ from aztask.message.envelope import Envelope
 from aztask.queues.base import QueueOptions
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE, administration_client
 from aztask.queues.servicebus.broker import ServiceBusBroker
+from aztask.queues.servicebus.mailboxes import _notes_of
 from aztask.testing import RunningEmulator
 
 LEASE = 3.0
@@ -251,6 +252,20 @@ def test_a_worker_runs_the_tasks_of_a_session_in_order(site: Site) -> None:
 
 def test_tasks_with_an_eta_start_at_their_time(site: Site) -> None:
     test_celery.check_on_time(site)
+
+
+def test_what_is_revoked_before_there_is_a_worker(site: Site) -> None:
+    test_celery.check_revoked_before_there_is_a_worker(site)
+
+
+def test_notes_are_kept_for_mailboxes_that_are_opened_later(broker: ServiceBusBroker) -> None:
+    mailboxes = broker.mailboxes()
+    assert mailboxes.kept("notes") == []
+    mailboxes.keep("notes", [f"{number}" for number in range(1200)])
+    mailboxes.keep("others", ["x"])
+    broker.send(_notes_of("notes"), [Envelope(b"{"), Envelope(b"5"), Envelope(b'[6, "6"]')])
+    assert broker.mailboxes().kept("notes") == [f"{number}" for number in range(1200)]
+    assert _notes_of("notes") not in broker.queues()
 
 
 def test_remote_control_and_events(site: Site) -> None:

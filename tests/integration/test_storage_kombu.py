@@ -20,6 +20,7 @@ import aztask.celery.transport
 from aztask import App
 from aztask.celery.transport.names import original_name
 from aztask.errors import InvalidQueueName
+from aztask.queues.base import KEPT_SECONDS, PREFIX, Binding
 
 EXAMPLE = ROOT / "examples" / "storagequeue"
 
@@ -171,10 +172,66 @@ def site(server, tmp_path):
     site.environment["BROKER"] = server.connection_string
     broker = broker_at(server.connection_string)
     broker.declare("celery")
+    site.broker = broker
     yield site
     site.end()
     broker.delete("celery")
     broker.close()
+
+
+def test_what_is_revoked_before_there_is_a_worker(site):
+    site.counts = lambda: (site.broker.stats("celery").living, 0, 0, 0)
+    test_celery.check_revoked_before_there_is_a_worker(site)
+
+
+def test_notes_are_kept_for_mailboxes_that_are_opened_later(server, monkeypatch):
+    broker = broker_at(server.connection_string)
+    service = broker._client.service
+
+    def queues():
+        found = {each.name for each in service.list_queues(name_starts_with=PREFIX)}
+        return sorted(found - others)
+
+    others: set[str] = set()
+    others.update(queues())
+    mailboxes = broker.mailboxes()
+    notes = [f"{number:0100}" for number in range(100)]
+    mailboxes.keep("notes", notes)
+    assert len(queues()) == 3, "of 8 KiB each"
+    mailboxes.keep("notes", ["one more"])
+    mailboxes.keep("others", ["x"])
+    assert len(queues()) == 4
+    assert sorted(broker.mailboxes().kept("notes")) == [*notes, "one more"]
+    assert broker.mailboxes().kept("others") == ["x"]
+    service.get_queue_client(queues()[0]).set_queue_metadata({"notes": "damaged"})
+    assert len(broker.mailboxes().kept("notes")) < 101
+    for name in queues():
+        service.delete_queue(name)
+    mailboxes.keep("notes", ["again"])
+    assert "again" in mailboxes.kept("notes"), "its own queue was removed"
+    monkeypatch.setattr("aztask.queues.storagequeue.mailboxes.MOST_NOTE_QUEUES", 3)
+    for number in range(4):
+        broker.mailboxes().keep("notes", [f"{number}"])
+    assert len(queues()) <= 3
+    mailboxes._clock = Later(KEPT_SECONDS + 60)
+    assert mailboxes.kept("notes") == []
+    mailboxes.open("worker", [Binding("notes")])
+    assert len(queues()) == 1, "opening a mailbox removes what has expired"
+    mailboxes.delete("worker")
+    broker.close()
+
+
+class Later:
+    """A clock that is so many seconds ahead."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def wall(self) -> float:
+        return time.time() + self._seconds
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._seconds
 
 
 def test_remote_control_and_events(site):

@@ -18,6 +18,8 @@ from waiting import wait_until
 
 from aztask import App
 
+pytestmark = pytest.mark.kills
+
 RULES = """
 every = "1s"
 [webhooks.oncall]

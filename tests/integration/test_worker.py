@@ -282,6 +282,7 @@ def test_at_most_once_loses_rather_than_repeats(site: Site) -> None:
     assert app.result("twice").get(timeout=20) == "twice"
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("step", ["claimed", "sent", "ran"])
 def test_at_most_once_ends_as_lost_with_its_worker(site: Site, step: str) -> None:
     """Nothing would run it again, so another worker of the app ends it."""

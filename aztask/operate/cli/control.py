@@ -1,4 +1,4 @@
-"""``aztask control`` and ``aztask limits``: pause, drain and scale; limits and their use."""
+"""``aztask control`` and ``aztask limits``: pause, drain, scale; limits, their use and changes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from aztask.operate.cli.target import NAMELESS, open_app
 from aztask.operate.controls import (
     MOST,
     ControlState,
+    LimitChange,
     LimitShown,
     Names,
     OpenBreaker,
     Pause,
     Scale,
     Scope,
+    change_limit,
     controls,
     pause,
     resume,
@@ -94,9 +96,9 @@ def selection(command: Command) -> Command:
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Pause and drain queues, tasks and tenants, and scale workers, while they run.
+    """Pause and drain queues and tasks, scale workers, change limits, while they run.
 
-    Without a command, it lists what is paused and scaled, as list does.
+    Without a command, it lists what is paused, scaled and changed, as list does.
     """
     if ctx.invoked_subcommand is None:
         _print_pauses(as_json=as_json)
@@ -108,7 +110,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @app_option
 @json_option
 def list_(as_json: bool) -> None:
-    """List what is paused, scaled or stopped by a circuit breaker, since when and by whom."""
+    """List what is paused, scaled, changed or stopped by a circuit breaker, and by whom."""
     _print_pauses(as_json=as_json)
 
 
@@ -188,6 +190,36 @@ def scale_(size: int, workers: tuple[str, ...], queues: Lists) -> None:
         click.echo(f"{visible(str(each))}: {what}; {OBEYED}")
     if not changed:
         click.echo("nothing is scaled there" if workers or queues else "nothing is scaled")
+
+
+@command.command("limit")
+@app_option
+@click.argument("name", type=Text())
+@click.option("--rate", type=Text(), help='Starts per time, for example "10/s" or "600/m".')
+@click.option("--burst", type=int, help="How many of them may come at once.")
+@click.option("--concurrency", type=int, help="How many tasks run at the same time.")
+@click.option("--reset", is_flag=True, help="Use the numbers of the declaration again.")
+def limit_(
+    name: str, rate: str | None, burst: int | None, concurrency: int | None, reset: bool
+) -> None:
+    """Change the numbers of limit NAME for all workers, until they are reset.
+
+    What is not given stays as the app declares it; with a cost, a burst that it does not declare is
+    what the rate counts. Workers that start later obey too, and a deploy with other numbers changes
+    nothing. The slots that tasks hold already are kept. A call whose cost is above a smaller
+    --burst waits for a full burst. --reset also ends a change of a limit that the app no longer
+    declares.
+    """
+    numbers = (rate, burst, concurrency)
+    if reset == any(each is not None for each in numbers):
+        raise click.UsageError("give --rate, --burst or --concurrency, or else --reset")
+    with open_app(required="aztask control limit") as app:
+        changed = change_limit(app, name, rate=rate, burst=burst, concurrency=concurrency).act()
+    for each in changed:
+        what = each.numbers or "the numbers of its declaration apply again"
+        click.echo(f"{visible(str(each))}: {what}; {OBEYED}")
+    if not changed:
+        click.echo(f"limit {visible(name)} is not changed")
 
 
 @command.command("drain")
@@ -270,6 +302,8 @@ def _print_pauses(*, as_json: bool) -> None:
             print_json(_breaker_record(row, app_name))
         for scaled in found.scales:
             print_json(_scale_record(scaled))
+        for change in found.limits:
+            print_json(_change_record(change))
         return
     now = time.time()
     rows = [[each.scope.value, each.name, ago(each.at, now), each.by] for each in found.pauses]
@@ -281,6 +315,13 @@ def _print_pauses(*, as_json: bool) -> None:
         click.echo()
         rows = [[str(each), str(each.size), ago(each.at, now), each.by] for each in found.scales]
         print_table(["scaled", "concurrency", "since", "by"], rows)
+    if found.limits:
+        click.echo()
+        rows = [
+            [each.limit, each.app, each.numbers, ago(each.at, now), each.by]
+            for each in found.limits
+        ]
+        print_table(["limit", "app", "changed to", "since", "by"], rows)
     if found.unowned:
         click.echo(f"aztask: {_for_every_broker(found.unowned)}", err=True)
 
@@ -300,6 +341,19 @@ def _scale_record(scaled: Scale) -> dict[str, object]:
         "concurrency": scaled.size,
         "scaled_at": iso_time(scaled.at),
         "by": scaled.by,
+    }
+
+
+def _change_record(change: LimitChange) -> dict[str, object]:
+    rate = {"count": change.count, "period_seconds": change.period}
+    return {
+        "limit": change.limit,
+        "app": change.app or None,
+        "rate": None if change.count is None else rate,
+        "burst": change.burst,
+        "concurrency": change.concurrency,
+        "changed_at": iso_time(change.at),
+        "by": change.by,
     }
 
 
@@ -350,6 +404,9 @@ def limits(name: str | None, key: str | None, as_json: bool) -> None:
         if each.usage is not None and each.usage.damage:
             line = f"aztask: limit {visible(each.limit.name)}: {each.usage.damage}"
             click.echo(line, err=True)
+        if each.change is not None:
+            line = f"{visible(str(each.change))} was changed to {each.change.numbers}"
+            click.echo(f"aztask: {line}, by {visible(each.change.by)}", err=True)
 
 
 def _limit_row(shown: LimitShown) -> list[object]:
@@ -379,6 +436,7 @@ def _limit_record(shown: LimitShown, key: str | None) -> dict[str, object]:
         "burst": None if rate is None else rate.burst,
         "weighed": limit.cost is not None,
         "concurrency": limit.concurrency,
+        "changed_by": None if shown.change is None else shown.change.by,
         "wait_seconds": None if usage is None else usage.wait_seconds,
         "held": None if usage is None else usage.held,
         "damage": None if usage is None else usage.damage or None,

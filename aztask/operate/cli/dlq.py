@@ -119,7 +119,7 @@ def list_(
     """List dead letters, oldest first."""
     everything = all(text is None for text in (task, reason, signature))
     selection = Selection(frozenset(), task, reason, everything, signature)
-    with open_app(reads=True) as app:
+    with open_app(reads=True, celery=True) as app:
         found = find(app, all_names(queues), selection, limit)
     _warn(found)
     if as_json:
@@ -153,7 +153,7 @@ def groups_(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
     The largest groups come first. A signature is the error text without the parts that differ from
     case to case: numbers, ids, addresses, quoted texts and paths.
     """
-    with open_app(reads=True) as app:
+    with open_app(reads=True, celery=True) as app:
         found = groups(app, all_names(queues))
     _warn(found)
     if as_json:
@@ -202,7 +202,7 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], values: bool, as_jso
 
     ID: a task id, a message id or @POSITION, as list shows them.
     """
-    with open_app(reads=True) as app:
+    with open_app(reads=True, celery=True) as app:
         found = find(app, all_names(queues), Selection(frozenset([letter_id])))
         say_left_out(found.left_out)
         if not found.letters:
@@ -248,7 +248,7 @@ def replay_(
     With signing keys, messages that workers refused as too old or unsigned stay, unless you say
     --refused.
     """
-    with open_app() as app:
+    with open_app(celery=True) as app:
         action = replay(app, all_names(queues), selection, rate=rate, fresh=fresh, refused=refused)
         _act(action, selection, dry_run=dry_run, yes=yes)
 
@@ -266,7 +266,7 @@ def purge_(
 
     ID: a task id, a message id or @POSITION, as list shows them.
     """
-    with open_app() as app:
+    with open_app(celery=True) as app:
         action = purge(app, all_names(queues), selection)
         _act(action, selection, dry_run=dry_run, yes=yes)
 

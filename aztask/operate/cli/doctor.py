@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from aztask.app import App
+from aztask.operate.celeryapp import CeleryApp, examine_celery
 from aztask.operate.cli.failures import FAILURE, OK, diagnose
 from aztask.operate.cli.options import (
     LONGEST_LEASE,
@@ -71,11 +72,14 @@ def command(
     the worst problem: 3 unreachable, 4 configuration or permission, 5 a queue is missing, 1
     anything else. Warnings alone exit with 0.
 
+    Of a Celery app it checks the routes, serializers, acknowledgements and time limits, too, and
+    its queues and results as Celery's workers use them.
+
     --adopt is for a broker that was moved or renamed, or whose standby took over: the runs,
     workflows, schedules and other rows of the old broker become those of this app's broker. It asks
     first, and checks nothing else. Stop the workers of the old broker before.
     """
-    with open_app() as app:
+    with open_app(celery=True) as app:
         if old_owner is not None:
             _adopt(app, old_owner, yes=yes)
             return
@@ -85,8 +89,12 @@ def command(
             left_out = LeftOut()
             names = queues_to_examine(app, left_out, named=named)
             say_left_out(left_out)
+        if isinstance(app, CeleryApp):
+            findings = examine_celery(app, names, lease)
+        else:
+            findings = examine(app, names, lease=lease, named=named, collect=collect)
         found = []
-        for finding in examine(app, names, lease=lease, named=named, collect=collect):
+        for finding in findings:
             found.append(finding)
             _print(finding, as_json=as_json)
     levels = Counter(finding.level for finding in found)

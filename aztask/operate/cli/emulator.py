@@ -15,9 +15,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from aztask.emulator.broker.entities import Tier
 from aztask.emulator.config import ADMIN_PORT, AMQP_PORT, AMQPS_PORT, Options
 from aztask.emulator.emulator import Emulator
-from aztask.emulator.view import LatestWriter, take_view, tracer
+from aztask.emulator.faults import parse_faults
+from aztask.emulator.view import LatestWriter, tracer, view_of
 from aztask.errors import ConfigurationError
 from aztask.support.display import mask, printable
 from aztask.support.durations import LONGEST_SECONDS, parse_duration
@@ -91,6 +93,24 @@ def _offset(_context: click.Context, _parameter: click.Parameter, value: str) ->
     help="Keep the certificate in this directory. [default: a temporary one]",
 )
 @click.option(
+    "--tier",
+    type=click.Choice([each.value.lower() for each in Tier]),
+    help="Have the limits of this tier: locks of 5 s and more, messages of 256 KB or 1 MiB.",
+)
+@click.option(
+    "--busy",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    help="Refuse this share of sends and management requests with server-busy, such as 0.1.",
+)
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    help="Break something on purpose: drop=0.01, latency=50ms, restart=30s or idle=30s;"
+    " repeatable.",
+)
+@click.option(
     "--show-key",
     is_flag=True,
     help="Print the key that clients must use; without it, **** stands for it.",
@@ -119,6 +139,9 @@ def command(
     data, port = options.pop("data"), options.pop("port")
     if port is None:
         port = AMQPS_PORT if options["tls"] else AMQP_PORT
+    tier = options.pop("tier")
+    options["faults"] = parse_faults(options["faults"], options.pop("busy"))
+    options["tier"] = Tier(tier.capitalize()) if tier else None
     settings = Options(data=str(data) if data else None, port=port, **options)
     writer = tracer(lambda line: click.echo(line, err=True)) if trace else None
     emulator = Emulator(settings, trace=writer)
@@ -196,7 +219,7 @@ async def _show(emulator: Emulator, stopped: asyncio.Event, head: str | None) ->
     last = None
     while not stopped.is_set():
         started = time.perf_counter()
-        view = take_view(emulator)
+        view = view_of(emulator.broker, emulator.server.endpoints)
         if head is None and view != last:
             output.write(json.dumps(view.record()) + "\n")
         elif live:

@@ -142,7 +142,7 @@ def create_(names: tuple[str, ...], everything: bool, **options: Any) -> None:
         raise click.UsageError("name the queues to create, or give --all")
     required = "aztask queues create --all" if everything else ""
     given = {name: value for name, value in options.items() if value is not None}
-    with open_app(required=required, creates=True) as app:
+    with open_app(required=required, creates=True, celery=True) as app:
         action = create(app, app.queue_names() if everything else names, given)
         try:
             action.act()
@@ -158,7 +158,7 @@ def create_(names: tuple[str, ...], everything: bool, **options: Any) -> None:
 @yes_option
 def delete_(name: str, dry_run: bool, yes: bool) -> None:
     """Delete the queue NAME with its messages and dead letters."""
-    with open_app(reads=True) as app:
+    with open_app(reads=True, celery=True) as app:
         action = delete(app, name)
         if confirm(str(action), dry_run=dry_run, yes=yes):
             action.act()
@@ -180,7 +180,7 @@ def peek_(queue: str, limit: int, arguments: bool, as_json: bool) -> None:
     failed. A Storage queue shows only its first 32 messages that could be received now; Service Bus
     shows leased messages as active. A line on stderr says so.
     """
-    with open_app(reads=True) as app:
+    with open_app(reads=True, celery=True) as app:
         messages = peek(app, queue, limit)
         found, held = messages.found, messages.held
         print_messages(app, found, arguments=arguments, as_json=as_json)
@@ -203,7 +203,7 @@ def purge_(queue: str, dry_run: bool, yes: bool) -> None:
     Bus and local://, so what runs now can still be retried; a Storage queue deletes them too, and
     what runs now is not retried. The results of the deleted tasks stay "pending".
     """
-    with open_app(reads=True) as app:
+    with open_app(reads=True, celery=True) as app:
         action = purge(app, queue)
         if confirm(str(action), dry_run=dry_run, yes=yes):
             left = action.act()
@@ -213,7 +213,7 @@ def purge_(queue: str, dry_run: bool, yes: bool) -> None:
 
 
 def _print_queues(*, as_json: bool, interval: float | None) -> None:
-    with open_app(reads=True) as app:
+    with open_app(reads=True, celery=True) as app:
         if interval is None:
             _print_once(app, as_json=as_json)
         elif as_json:

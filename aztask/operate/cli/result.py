@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from aztask.errors import TaskCancelled, TaskExpired, TaskFailed
+from aztask.operate.celeryapp import CeleryApp, celery_recent, celery_result
 from aztask.operate.cli.options import Text, app_option, json_option
 from aztask.operate.cli.output import (
     STATE_COLOURS,
@@ -72,17 +73,31 @@ def command(
 
     With --follow, it prints the parts that the task emits as they come, one on each line; with
     --json as objects. A line on stderr says that the task was retried and began anew.
+
+    Of a Celery app it shows what the app's own result backend knows, of whatever kind that is; the
+    list needs one of aztask's.
     """
     if follow and task_id is None:
         raise click.UsageError("--follow belongs to a task: aztask result ID --follow")
-    with open_app(reads=True) as app:
+    with open_app(reads=True, celery=True) as app:
         if task_id is not None and follow:
+            if isinstance(app, CeleryApp):
+                raise click.UsageError(
+                    "--follow is for aztask's tasks: those of Celery emit nothing"
+                )
             _follow(stream(app, task_id), as_json=as_json)
             return
         if task_id is None:
-            found = recent(app, state, limit)
+            found = (
+                celery_recent(app, state, limit)
+                if isinstance(app, CeleryApp)
+                else recent(app, state, limit)
+            )
         else:
-            _print_one(task_id, result(app, task_id), as_json=as_json)
+            one = (
+                celery_result(app, task_id) if isinstance(app, CeleryApp) else result(app, task_id)
+            )
+            _print_one(task_id, one, as_json=as_json)
             return
     warn_of_damage("run", found.damaged, "see: aztask result ID, or --state unreadable")
     _print_recent(found.runs, as_json=as_json)

@@ -65,7 +65,7 @@ def list_(as_json: bool) -> None:
     of other apps and brokers that share the result store are listed with their owner. Below the
     table: schedules that a worker has put aside, and why.
     """
-    with open_app() as app:
+    with open_app(celery=True) as app:
         listed, aside = schedules(app)
     if as_json:
         for found in listed:
@@ -172,7 +172,7 @@ def _any_owner() -> bool:
 @contextmanager
 def _meant() -> Iterator[App]:
     """Open the app. Raises a usage error if several apps have a schedule of the name."""
-    with open_app() as app:
+    with open_app(celery=True) as app:
         try:
             yield app
         except SeveralOwners as error:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aztask.address.addresses import BlobAddress, LocalAddress
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.address.payloads import place_of
+from aztask.address.urls import parse_payloads
 from aztask.config import Settings
 from aztask.errors import BrokerUnavailable, ConfigurationError, PayloadMissing
 from aztask.message.bounds import MessageLimits
@@ -199,7 +199,7 @@ def payloads_for(
 
 
 def _maker(settings: Settings, broker: Any, *, testing: bool) -> Callable[[], PayloadStore] | None:
-    place = None if testing else place_of(settings.payloads, settings.payloads_account)
+    place = None if testing else parse_payloads(settings.payloads, settings.payloads_account)
     if isinstance(place, BlobAddress):
         return partial(_blobs, place)
     if place is not None:

@@ -19,13 +19,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from aztask.app import App
-from aztask.errors import ConfigurationError
+from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.limits.claiming import Claims, Wanted
+from aztask.limits.control import ControlState
 from aztask.limits.declaration import Limit
 from aztask.limits.permits import Permits
 from aztask.limits.rates import AHEAD, HORIZON, SLACK, WEIGHED_AHEAD
@@ -91,12 +93,13 @@ class Demand:
         """The entry of the rate."""
         return self.limit.entry(self.key)
 
-    def wanted(self) -> Wanted:
-        """The slot that the delivery needs."""
+    def wanted(self, *, alone: bool = True) -> Wanted:
+        """The slot that the delivery needs. alone: of no other rate at the same time."""
         rate = self.limit.rate
         assert rate is not None  # noqa: S101  # only those with a rate need one
-        ahead = HORIZON if self.limit.cost is None else WEIGHED_AHEAD
-        return Wanted(self.entry, rate, (self.weight,), ahead)
+        weighed = self.limit.cost is not None
+        ahead = WEIGHED_AHEAD if weighed or not alone else HORIZON
+        return Wanted(self.entry, rate, (self.weight,), ahead, self.limit.changed_at, weighed)
 
 
 class Slots:
@@ -118,7 +121,7 @@ class Slots:
         self._app = app
         self._put_offs = put_offs
         self._floods = floods
-        self._limits = _limits_by_task(app)
+        self._limits = self._declared = _limits_by_task(app)
         self._kept: OrderedDict[tuple[str, object], str] = OrderedDict()
         self._lead = REMOTE_LEAD if app.remote else LOCAL_LEAD
         self._pauses = pauses
@@ -138,6 +141,14 @@ class Slots:
     def on(self) -> bool:
         """Whether any task has limits."""
         return bool(self._limits)
+
+    def obey(self, state: ControlState) -> None:
+        """Use the numbers that operators gave these limits from now on; any thread may call."""
+        name = self._app.name
+        self._limits = {
+            task: tuple(state.limit(name, each) for each in limits)
+            for task, limits in self._declared.items()
+        }
 
     def applies(self, item: WorkItem) -> bool:
         """Whether the delivery needs slots that it does not have.
@@ -165,16 +176,27 @@ class Slots:
     def admit(self, items: Sequence[WorkItem]) -> None:
         """Give each delivery a window, or put it off.
 
-        If the store is unreachable, the deliveries stay as they are, and it is tried again.
+        If the store is unreachable, the deliveries stay as they are, and it is tried again. What it
+        refuses for one delivery, or for one entry, is tried again for these alone.
         """
-        try:
+        simple: dict[str, list[tuple[WorkItem, Demand]]] = {}
+        with self._trying(items):
             self._time.refresh()
-            simple: dict[str, list[tuple[WorkItem, Demand]]] = {}
             for left, item in zip(range(len(items), 0, -1), items, strict=True):
-                self._sort(item, simple, left)
+                with self._trying([item], outage=False):
+                    self._sort(item, simple, left)
             for entry, group in simple.items():
-                self._claim_together(entry, group)
-        except Exception as error:  # noqa: BLE001  # no error of a store may end the worker
+                with self._trying([item for item, _ in group], outage=False):
+                    self._claim_together(entry, group)
+
+    @contextmanager
+    def _trying(self, items: Sequence[WorkItem], *, outage: bool = True) -> Iterator[None]:
+        """What fails here is tried again with these. outage: an unreachable store, too."""
+        try:
+            yield
+        except Exception as error:  # no error of a store may end the worker
+            if isinstance(error, BrokerUnavailable) and not outage:
+                raise
             waiting = [item for item in items if self.applies(item) and item.decided is None]
             line = "limits cannot be applied, %d deliveries are tried again: %s"
             self._floods.warning(logger, "limits", line, len(waiting), text_of(error))
@@ -286,24 +308,28 @@ class Slots:
         return True
 
     def _has_permits(self, item: WorkItem, demands: Sequence[Demand], left: int) -> bool:
-        """Take the permits that the delivery needs, all or none; without them it is parked."""
+        """Take the permits that the delivery needs, all or none; without them it is parked.
+
+        Those that were taken are free again, too, if the store fails before all are.
+        """
         item.parked = None
         if item.permits:
             return True
         carried = slots_of(message_of(item).slots).get(TICKET)
         ticket = self._time.now() if carried is None else carried.at
         taken: list[str] = []
-        for limit, key in ((demand.limit, demand.key) for demand in demands):
-            if limit.concurrency is None:
-                continue
-            entry = limit.permits_entry(key)
-            wanted = (left if limit.key is None else 1) + self._parking.count(entry)
-            if not self.permits.take(entry, limit.concurrency, ticket, wanted):
-                for each in taken:
-                    self.permits.free(each)
-                item.parked = AwaitsPermit(entry, ticket, f"limit {limit.name}")
-                return False
-            taken.append(entry)
+        with ExitStack() as undo:
+            for limit, key in ((demand.limit, demand.key) for demand in demands):
+                if limit.concurrency is None:
+                    continue
+                entry = limit.permits_entry(key)
+                wanted = (left if limit.key is None else 1) + self._parking.count(entry)
+                if not self.permits.take(entry, limit.concurrency, ticket, wanted):
+                    item.parked = AwaitsPermit(entry, ticket, f"limit {limit.name}")
+                    return False
+                undo.callback(self.permits.free, entry)
+                taken.append(entry)
+            undo.pop_all()
         item.permits = tuple(taken)
         item.permits_until = min(map(self.permits.deadline, taken), default=math.inf)
         return True
@@ -355,7 +381,7 @@ class Slots:
 
     def _claim_several(self, item: WorkItem, demands: Sequence[Demand]) -> None:
         """Claim slots of several limits that come at the same time (rule 3)."""
-        wanted = [demand.wanted() for demand in demands]
+        wanted = [demand.wanted(alone=False) for demand in demands]
         slots = self._claims.claim_together(wanted, self._time.now() + self._lead)
         if slots:
             self._grant(item, slots, demands)
@@ -365,9 +391,10 @@ class Slots:
     def _wait_long(self, item: WorkItem, demands: Sequence[Demand]) -> None:
         """Put the delivery off without a slot, because the next ones are too far ahead.
 
-        With a cost, credits may bring them: it comes back when the slots before it end, or sooner.
+        With a cost, or with several rates, no slot is far ahead: it comes back when the slots
+        before it end, or sooner.
         """
-        if all(demand.limit.cost is None for demand in demands):
+        if len(demands) == 1 and demands[0].limit.cost is None:
             self._wait(item, 3600.0, demands, "")
             return
         free_at = max(self._claims.free_at(demand.entry) for demand in demands)

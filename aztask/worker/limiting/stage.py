@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 from aztask.errors import BrokerError
+from aztask.limits.control import ControlState
 from aztask.worker.lane import Work
 from aztask.worker.limiting.slots import Parking, Slots
 from aztask.worker.pausing import Pausing
@@ -17,6 +19,8 @@ from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.stages import Stages, each, failed_try
+
+logger = logging.getLogger(__name__)
 
 SEND_AHEAD: Final = 0.015
 """Seconds before its slot at which a delivery is sent to a pool process, which waits for the rest.
@@ -39,8 +43,9 @@ class LimitStage(Work[WorkItem | None]):
         self._parking = Parking()
         self._gate = Slots(runtime, pipeline.put_offs, pipeline.floods, pauses, self._parking)
         self._core = core
+        self._app_name = runtime.app.name
         self.on = self._gate.on
-        self._clock = runtime.clock
+        self._clock, self._journal = runtime.clock, runtime.journal
         self._ready = runtime.deliveries.ready
         self._timed: list[tuple[float, int, WorkItem]] = []
         self._holding: dict[str, dict[WorkItem, None]] = {}
@@ -69,6 +74,23 @@ class LimitStage(Work[WorkItem | None]):
     def parked(self) -> int:
         """How many deliveries wait in hand for a permit; they take no room of others."""
         return len(self._parking)
+
+    def obey(self, former: ControlState, now: ControlState) -> None:
+        """Use the numbers that operators gave limits, and report what is new to this worker.
+
+        A reset of before its start, which is kept for a while, changes nothing.
+        """
+        if former.limits == now.limits:
+            return
+        self._gate.obey(now)
+        for key, change in now.limits.items():
+            before = former.limits.get(key)
+            new = change != before and (change.numbers or (before is not None and before.numbers))
+            if key[0] == self._app_name and new:
+                what = f"{change} has {change.numbers or 'the numbers of its declaration again'}"
+                what = f"{what}, by {change.by}" if change.by else what
+                logger.info("%s", what)
+                self._journal.adjusted(what)
 
     def sort(self, items: Sequence[WorkItem]) -> list[WorkItem]:
         """Take the deliveries that need slots; returns the others."""

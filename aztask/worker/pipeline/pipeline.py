@@ -210,7 +210,7 @@ class Pipeline:
         the note and the removal, the run may end as lost although its message is still there: the
         next delivery finds that outcome, and does not run either.
         """
-        once = [item for item in items if _is_once(item)]
+        once = [item for item in items if item.at_most_once]
         isolated(
             once,
             self._note_and_complete,
@@ -267,12 +267,15 @@ class Pipeline:
             self._waking.follow(kept)
             self._embedding.follow(kept)
             self._unique.ended(kept)
-            once = [item for item in kept if _is_once(item)]
+            once = [item for item in kept if item.at_most_once]
             if once and self._once is not None:
                 self._once.drop([self._once_run(item) for item in once])
             self._redelivery.write_counts(kept)
             now = [item for item in kept if not self._redelivery.waits(item)]
             answers = self._settling.carry_out(now)
+        if self._joint is not None:  # it is committed; else the store's answer said so
+            for item in once:
+                item.recorded()
         for item, error in self._settling.book(answers):
             self._refusals.unfinishable(item, error)
         for item in kept:
@@ -390,7 +393,3 @@ class Pipeline:
         except BaseException:
             self._settling.undo(items)
             raise
-
-
-def _is_once(item: WorkItem) -> bool:
-    return item.task is not None and item.task.delivery == "at-most-once"

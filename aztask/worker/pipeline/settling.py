@@ -296,8 +296,7 @@ def _ended(item: WorkItem, message: TaskMessage) -> Iterator[str]:
     outcome = item.outcome
     if not item.settled or outcome is None or not (outcome.state.final or outcome.renewed):
         return
-    at_most_once = item.task is not None and item.task.delivery == "at-most-once"
-    if isinstance(item.settlement, DeadLetter) and not at_most_once:
+    if isinstance(item.settlement, DeadLetter) and not item.at_most_once:
         return
     references = [message.payload] if message.payload is not None else []
     if (saved := stored_in(message.saved)) is not None:

@@ -338,8 +338,13 @@ class WorkItem:
         if self.decided is not None:
             self.decided = replace(self.decided, recorded=True)
 
+    @property
+    def at_most_once(self) -> bool:
+        """Whether its message is completed before its task starts."""
+        return self.task is not None and self.task.delivery == "at-most-once"
+
     def superseded(self) -> None:
-        """Note that the store has another outcome of this run: this one is not reported."""
+        """Note that the store has another outcome, or will have: this one is not reported."""
         if self.decided is not None:
             self.decided = replace(self.decided, repeated=True)
 

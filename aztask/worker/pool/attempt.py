@@ -166,12 +166,16 @@ class RunReader:
             session=self._session(number, message, lease) if message.session else None,
             steps=RunSteps(self._steps, message, lease),
             spending=TaskSpending(self, number, task),
-            emission=Emission(self._app, message, delivery.delivery_count, lease),
+            emission=self.emission(message, delivery.delivery_count, lease),
         )
         if task.lease_of is not None:
             lease_seconds = positive(task.lease_of(*args, **kwargs), f"{task.name}: lease")
             self.send(["extend", number, lease_seconds])
         return PreparedCall(task, context, args, kwargs)
+
+    def emission(self, message: TaskMessage, delivery_count: int, lease: TaskLease) -> Emission:
+        """Where a run emits its parts; a simulation has one without a thread."""
+        return Emission(self._app, message, delivery_count, lease)
 
     def hooks(self, context: Context) -> AbstractContextManager[object]:
         """The app's hooks around a run, and what its steps leave to do at its end."""

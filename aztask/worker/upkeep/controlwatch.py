@@ -32,7 +32,7 @@ class ControlWatch(Work[None]):
     def __init__(self, runtime: WorkerRuntime, core: Stages) -> None:
         """core: is told when the state has changed."""
         store = controls_of(runtime.app.results)
-        self._controls = None if store is None else Controls(store)
+        self._controls = None if store is None else Controls(store, runtime.clock)
         self._core = core
         self._clock = runtime.clock
         self._read_at = 0.0

@@ -39,6 +39,7 @@ from aztask.worker.pipeline.workflowends import WorkflowEnds
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.stages import Stages
 from aztask.worker.upkeep.heartbeat import Heartbeat, LostRuns
+from aztask.worker.upkeep.recording import Recording
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import NodePlace
 from aztask.workflows.repair import Repair
@@ -47,12 +48,18 @@ from aztask.workflows.starting import WorkflowLauncher
 # -- Finds messages that the broker itself dead-lettered, by its own count or time to live.
 #
 # No worker sees that happen, so without this watch a caller would wait for their results forever.
-# Each look reads one page of each queue's dead letters, and the next look continues there. So its
-# cost does not depend on the number of dead letters, but the time until each one is found does. The
-# first worker to find a dead letter records it, and only that worker reports it. Without a result
-# store there is nothing to record, and no watch.
+# Each look reads some pages of each queue's dead letters, more while they bring news, and the next
+# look continues there: at once, if the time of the look ended before the news did, so that other
+# chores have their turn in between. So its cost does not depend on the number of dead letters, but
+# the time until each one is found does. The first worker to find a dead letter records it, and only
+# that worker reports it. Without a result store there is nothing to record, and no watch.
 
 PAGE: Final = 100
+OLD_PAGES: Final = 5
+"""So many pages of a queue are read at one look without news."""
+LOOK_SECONDS: Final = 2.0
+"""After so many seconds a look reads no further page, but at least one of each queue."""
+
 COUNT_EXCEEDED: Final = "MaxDeliveryCountExceeded"
 TIME_EXPIRED: Final = "TTLExpiredException"
 REASONS: Final = {COUNT_EXCEEDED: State.FAILED, TIME_EXPIRED: State.EXPIRED}
@@ -61,7 +68,7 @@ and the state of a task after each."""
 
 
 class DeadWatch:
-    """Reads the dead letters of the worker's queues, a page at a time."""
+    """Reads the dead letters of the worker's queues, some pages at a time."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._app = runtime.app
@@ -75,21 +82,37 @@ class DeadWatch:
         """Whether the broker dead-letters by itself and there is a result store."""
         return self._app.broker.capabilities.native_dead_letter and self._app.results is not None
 
-    def look(self) -> None:
-        """Read one page of each queue. A queue that refuses does not stop the others."""
-        for queue, after in self._after.items():
+    def look(self) -> bool:
+        """Read the next pages of each queue. A queue that refuses does not stop the others.
+
+        Returns whether the time of the look ended before the news did.
+        """
+        until, more = self._clock.monotonic() + LOOK_SECONDS, False
+        for queue in self._after:
             try:
-                page = self._app.broker.peek(queue, dead_letter=True, after=after, limit=PAGE)
-                self._note(queue, page)
+                more = self._look_at(queue, until) or more
             except AztaskError as error:
                 logger.info(
                     "queue %s: its dead letters cannot be read, retry later: %s", queue, error
                 )
-            else:
-                self._after[queue] = page[-1].position if len(page) == PAGE else None
+        return more
 
-    def _note(self, queue: str, page: Sequence[Peeked]) -> None:
-        """Record the new ones, then report them.
+    def _look_at(self, queue: str, until: float) -> bool:
+        old = 0
+        while old < OLD_PAGES:
+            after = self._after[queue]
+            page = self._app.broker.peek(queue, dead_letter=True, after=after, limit=PAGE)
+            news = self._note(queue, page)
+            old += not news
+            self._after[queue] = page[-1].position if len(page) == PAGE else None
+            if len(page) < PAGE:
+                return False
+            if self._clock.monotonic() >= until:
+                return news
+        return False
+
+    def _note(self, queue: str, page: Sequence[Peeked]) -> bool:
+        """Record the new ones, then report them. Returns whether there were any.
 
         Crash window: if the process dies in between, they are recorded but no worker reports them.
         The results are right; the event and the log line are missing.
@@ -97,7 +120,7 @@ class DeadWatch:
         found = list(self._own(queue, page))
         results = self._app.results
         if results is None or not found:
-            return
+            return False
         news = results.bury([record for _, _, record in found])
         found = [each for each, new in zip(found, news, strict=True) if new]
         for message, letter, record in found:
@@ -116,6 +139,7 @@ class DeadWatch:
                 with suppress(AztaskError):  # workers look at it again
                     self._app.sends.signals.ended(message.id, dead=True)
         self._set_bits(found)
+        return bool(found)
 
     def _set_bits(self, found: Sequence[tuple[TaskMessage, Peeked, RunRecord]]) -> None:
         """Set the bits of tasks of workflows; what fails here, housekeeping of workflows does."""
@@ -297,6 +321,8 @@ class Housekeeping:
         self._lost = LostRuns(runtime)
         self._waits_at = clock.monotonic() + QUIET_SECONDS
         self._unowned_at = self._steps_at = self._schedules_at = self._purge_at
+        recorder = runtime.journal.recorder
+        self._recording = Recording(recorder, runtime.name, runtime.holder, clock, self._purge_at)
         self._scheduling = (
             runtime.shell.scheduling(app, runtime.name) if runtime.options.schedules else None
         )
@@ -338,8 +364,10 @@ class Housekeeping:
                 self._submit("cancelled tasks", partial(self._look_for_cancelled, results, ids))
         if now >= self._dead_at and self._dead.useful:
             self._dead_at = now + DEAD_SECONDS
-            self._submit("dead letters", self._dead.look)
+            self._submit("dead letters", self._look_for_dead)
         self._look_after(results, now)
+        if (write := self._recording.write_due(results, now)) is not None:
+            self._submit("history", write)
         if self._scheduling is not None and now >= self._schedules_at:
             self._schedules_at = now + PURGE_SECONDS
             if schedules_of(results) is not None:
@@ -359,6 +387,8 @@ class Housekeeping:
         if now >= self._steps_at and isinstance(results, KeepsRows):
             self._steps_at = now + STEPS_SECONDS
             self._deletions.submit("steps", partial(self._purge_steps, results))
+        if (merge := self._recording.merge_due(results, now)) is not None:
+            self._deletions.submit("merge of the history", merge)
         if now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
             self._deletions.submit("purge", partial(self._purge, results))
@@ -410,6 +440,10 @@ class Housekeeping:
         holders = PayloadHolders(None, self._app.results)
         retention = self._app.settings.result_retention_seconds
         remove_ended(payloads, retention, holders, self._clock.wall())
+
+    def _look_for_dead(self) -> None:
+        if self._dead.look():
+            self._dead_at = self._clock.monotonic()
 
     def _look_for_cancelled(self, results: ResultStore, ids: Sequence[str]) -> None:
         if found := results.to_stop(ids):
@@ -520,6 +554,9 @@ class Housekeeping:
         """Finish the pending chores and end the threads."""
         if self._scheduling is not None:
             self._scheduling.stop()
+        results = self._app.results
+        if results is not None and (write := self._recording.write_due(results, math.inf)):
+            self._submit("history", write)
         for lane in (self._lane, self._deletions, self._beats):
             lane.stop()
 

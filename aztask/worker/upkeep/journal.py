@@ -19,6 +19,7 @@ from aztask.support.clock import Clock
 from aztask.worker.logs import LOG_TASKS, brief_seconds
 from aztask.worker.pipeline.redelivery import NOT_HERE
 from aztask.worker.pipeline.work import Stage, WorkItem
+from aztask.worker.upkeep.recording import Recorder
 
 # -- tasklog ---------------------------------------------------------------------------------
 #
@@ -133,14 +134,29 @@ _KINDS: dict[State, EventKind] = {
 }
 
 
+def _task_of(item: WorkItem) -> str:
+    """The name of the task; "" for a message that could not be read."""
+    return item.opened.message.task if item.opened is not None else ""
+
+
 class Journal:
     """Turns the stages of items into events; only the supervisor's loop calls it."""
 
-    def __init__(self, sink: EventSink, clock: Clock, log: TaskLog | None = None) -> None:
-        """log: by default it logs single tasks up to a rate ("auto")."""
+    def __init__(
+        self,
+        sink: EventSink,
+        clock: Clock,
+        log: TaskLog | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """log: by default it logs single tasks up to a rate ("auto").
+
+        recorder: counts for the history, if the result store keeps one.
+        """
         self._sink = sink
         self._clock = clock
         self._log = log or TaskLog(clock)
+        self.recorder = recorder
         self.counts: Counter[str] = Counter()
 
     def received(self, items: Iterable[WorkItem]) -> None:
@@ -157,6 +173,9 @@ class Journal:
             due = item.delivery.enqueued_at
             wait = max(0.0, wall - due)
             self._emit("started", item, ts=wall, wait=wait, lease=item.delivery.lease_seconds)
+            message = item.opened.message if item.opened is not None else None
+            if self.recorder is not None and message is not None and not message.resubmit_count:
+                self.recorder.waited(item.queue, message.task, wait)
 
     def renewed(self, item: WorkItem, age: float) -> None:
         """Report a renewal. age: the share of the lease that had passed."""
@@ -177,6 +196,8 @@ class Journal:
             known: EventKind = "settle_failed" if kind == "settle_failed" else "lease_lost"
             lease = item.delivery.lease_seconds
             self._emit(known, item, lease=lease, held=held, error_type=kind, error=text)
+            if self.recorder is not None and known == "lease_lost":
+                self.recorder.lost(item.queue, _task_of(item))
         outcome = item.outcome
         repeated = item.decided is not None and item.decided.repeated
         if outcome is not None and not repeated and (item.settled or not item.notes):
@@ -184,10 +205,13 @@ class Journal:
             kind = WAITING if parked else outcome.state.value
             self.counts[kind] += 1
             self._log.ended(item, outcome)
+            duration = None if item.run is None else item.duration
+            if self.recorder is not None:
+                self.recorder.ended(item.queue, _task_of(item), outcome.state, duration)
             self._emit(
                 "waiting" if parked else _KINDS[outcome.state],
                 item,
-                duration=None if item.run is None else item.duration,
+                duration=duration,
                 lease=item.delivery.lease_seconds,
                 margin=item.delivery.deadline - now,
                 held=held,
@@ -235,6 +259,8 @@ class Journal:
         """Report an at-most-once run whose worker is gone."""
         key = run.key
         self.counts["failed"] += 1
+        if self.recorder is not None:
+            self.recorder.ended(run.queue, run.task, State.FAILED)
         self._sink.emit(
             Event(
                 "failed", key.task_id, run.task, run.queue, 1, key.hop,
@@ -262,8 +288,8 @@ class Journal:
         task = pause.name if pause.scope is Scope.TASK else ""
         self._sink.emit(Event("control_changed", "", task, queue, reason=f"{pause} is {what}"))
 
-    def scaled(self, what: str) -> None:
-        """Report that this worker runs another number of tasks from now on."""
+    def adjusted(self, what: str) -> None:
+        """Report another number of tasks at the same time, or another limit, from now on."""
         self._sink.emit(Event("control_changed", "", "", "", reason=what))
 
     def flush(self) -> None:

@@ -220,6 +220,42 @@ def test_never_more_than_the_limit_are_granted(steps: list[tuple[int, str]]) -> 
         assert sum(used) <= 2
 
 
+@given(
+    before=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["take", "free"])), max_size=20),
+    after=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["take", "free", "maintain", "wait"])),
+        max_size=40,
+    ),
+    low=st.integers(1, 4),
+)
+def test_none_is_granted_above_a_limit_that_became_lower(
+    before: list[tuple[int, str]], after: list[tuple[int, str]], low: int
+) -> None:
+    """Whichever workers hold permits then, or have some that nothing uses."""
+    fleet = Fleet(":memory:")
+    workers = [fleet.worker(f"w{n}") for n in range(3)]
+    used = [0, 0, 0]
+
+    def step(number: int, what: str, most: int) -> None:
+        if what == "take" and workers[number].take(ENTRY, most, fleet.clock.now, wanted=2):
+            used[number] += 1
+            assert sum(used) <= most
+        elif what == "free" and used[number]:
+            workers[number].free(ENTRY)
+            used[number] -= 1
+        elif what == "maintain":
+            workers[number].maintain()
+        elif what == "wait":
+            fleet.clock.now += 0.7
+            for each in workers:
+                each.maintain()
+
+    for number, what in before:
+        step(number, what, 6)
+    for number, what in after:
+        step(number, what, low)
+
+
 def test_the_state_is_read_as_it_was_written() -> None:
     state = Holders({"a": HolderRow(2, 5.0), "b": HolderRow(0, 6.0, 1.0)})
     assert Holders.from_data(state.to_data()) == state
@@ -436,6 +472,53 @@ def test_a_delivery_that_got_its_permit_leaves_no_ticket(fleet: Fleet) -> None:
     fleet.clock.now += 1.125
     one.maintain()
     assert fleet.held == {}
+
+
+# -- a limit that becomes lower --------------------------------------------------------------------
+
+
+def test_a_busy_worker_refills_nothing_above_a_lower_limit(fleet: Fleet) -> None:
+    """There is always a delivery that waits, so no permit is ever idle."""
+    one = fleet.worker("one")
+    assert all(one.take(ENTRY, 5, 0.0) for _ in range(5))
+    running = 5
+    while running > 2:
+        assert not one.take(ENTRY, 2, 1.0)
+        one.free(ENTRY)
+        running -= 1
+        fleet.clock.now += REFUSED_SECONDS
+        assert one.take(ENTRY, 2, 1.0) is False
+        one.maintain()
+        assert fleet.held == {"one": running}
+    one.free(ENTRY)
+    assert one.take(ENTRY, 2, 1.0), "it keeps what the lower limit allows"
+    fleet.clock.now += REFUSED_SECONDS
+    assert one.take(ENTRY, 3, 1.0), "and gets more when the limit rises"
+    assert fleet.held == {"one": 3}
+
+
+def test_two_workers_together_come_down_to_a_lower_limit(fleet: Fleet) -> None:
+    workers = [fleet.worker("one"), fleet.worker("two")]
+    for each in workers:
+        assert all(each.take(ENTRY, 6, 0.0) for _ in range(3))
+    for each in workers:
+        for _ in range(2):
+            each.free(ENTRY)
+            assert not each.take(ENTRY, 2, 1.0)
+    fleet.clock.now += REFUSED_SECONDS
+    for each in workers:
+        each.maintain()
+    assert fleet.held == {"one": 1, "two": 1}
+
+
+def test_what_nothing_uses_goes_back_at_once_when_the_limit_becomes_lower(fleet: Fleet) -> None:
+    """One worker has learnt of the lower limit by a delivery, and another delivery waits there."""
+    one, two = fleet.worker("one"), fleet.worker("two")
+    assert two.take(ENTRY, 6, 0.0)
+    assert one.take(ENTRY, 6, 0.0, wanted=4)
+    one.waits(ENTRY, 5.0)
+    assert not one.take(ENTRY, 2, 1.0)
+    assert fleet.held == {"one": 1, "two": 1}
 
 
 # -- the end, and what is forgotten ----------------------------------------------------------------

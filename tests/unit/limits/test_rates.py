@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -80,7 +81,8 @@ def test_a_changed_rate_voids_slots_but_not_those_in_hand() -> None:
     changed, used = state.under(Rate(100, 1.0), 100.0, 60.0)
     assert used == Rate(100, 1.0)
     assert changed.epoch == state.epoch + 1
-    assert changed.free_at == 100.0 + AHEAD + SLACK, "behind those that are kept in hand"
+    behind = 100.0 + AHEAD + SLACK + spacing(Rate(100, 1.0))
+    assert changed.free_at == behind, "behind those that are kept in hand"
     idle, _ = RateState(free_at=99.0, numbers="old").under(TEN, 100.0, 50.0)
     assert idle.free_at == 99.0
 
@@ -181,8 +183,34 @@ def test_new_numbers_begin_behind_the_slots_of_the_next_second() -> None:
     made, _ = RateState().under(TEN, 100.0, 50.0)
     _, state = made.claim(TEN, [1] * 1000, 100.0, 100.0)
     changed, _ = state.under(Rate(20, 1.0), 100.0, 60.0)
-    assert changed.free_at == pytest.approx(101.045)
+    assert changed.free_at == pytest.approx(101.045 + 1.045 / 20)
     assert changed.living.keys() == {str(TEN), str(Rate(20, 1.0))}
+
+
+@given(
+    rates=st.lists(
+        st.sampled_from([Rate(1, 100.0), Rate(1, 99.0), Rate(60, 3600.0), Rate(2, 1.0), TEN]),
+        min_size=2,
+        max_size=3,
+        unique=True,
+    ),
+    steps=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.floats(0.0, 120.0))),
+)
+def test_no_change_lets_two_starts_come_sooner_than_all_numbers_allow(
+    rates: list[Rate], steps: list[tuple[int, int, float]]
+) -> None:
+    """However often operators change them: each change would be a start that no rate allows."""
+    state, now, slots = RateState(), 1000.0, list[float]()
+    for number, count, pause in steps:
+        now, epoch = now + pause, state.epoch
+        state, used = state.under(rates[number % len(rates)], now, changed_at=now)
+        if state.epoch != epoch:  # only those that are kept in hand may still be used
+            slots = [at for at in slots if at <= now + AHEAD]
+        times, state = state.claim(used, [1] * count, now, now)
+        slots += times
+    slots.sort()
+    least = min(map(spacing, rates))
+    assert all(b - a > least - 1e-6 for a, b in pairwise(slots))
 
 
 def test_few_numbers_are_remembered() -> None:
@@ -322,6 +350,28 @@ def test_weights_are_not_handed_out_far_ahead() -> None:
 def test_no_charge_delays_for_more_than_a_day() -> None:
     _, state = tokens().claim(TOKENS, [60], 1000.0, 1000.0)
     assert state.corrected(-(10**9), 1000.0).free_at == 1000.0 + HORIZON
+
+
+def test_what_calls_were_charged_is_owed_in_the_new_numbers_too() -> None:
+    state, _ = RateState().under(TOKENS, 1000.0)
+    _, state = state.claim(TOKENS, [60], 1000.0, 1000.0)
+    owing = state.corrected(-600, 1000.0)
+    for rate, seconds in ((Rate(120, 60.0, 60), 300.0), (Rate(30, 60.0, 60), 1200.0)):
+        changed, _ = owing.under(rate, 1000.0, changed_at=1000.0, weighed=True)
+        assert changed.free_at - 1000.0 == pytest.approx(seconds, rel=0.01)
+        back, _ = changed.under(TOKENS, 1000.0, changed_at=1001.0, weighed=True)
+        assert back.free_at == pytest.approx(owing.free_at), "and once only"
+    slow, _ = owing.under(Rate(1, 86400.0, 60), 1000.0, changed_at=1000.0, weighed=True)
+    assert slow.free_at == 1000.0 + HORIZON
+
+
+def test_credits_of_new_numbers_end_where_their_slots_began() -> None:
+    """The end of the last slot is known behind a change, so that no credit goes back too far."""
+    _, state = tokens().claim(TOKENS, [60] * 2, 1000.0, 1000.0)
+    state, end = state.corrected(60, 1000.0), state.free_at
+    changed, used = state.under(Rate(60, 60.0, 30), 1000.0, changed_at=1000.0, weighed=True)
+    credited = changed.corrected(60, 1000.0)
+    assert credited.free_at == pytest.approx(end - 30 * spacing(used))
 
 
 @given(

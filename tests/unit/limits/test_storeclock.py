@@ -53,3 +53,13 @@ def test_a_jump_between_two_readings_is_corrected_at_once() -> None:
     assert machine.off() == 0.0
     machine.ahead = 7200.0
     assert machine.off() == 0.0
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 0.0, 3600.0])
+def test_since_when_a_worker_runs_is_told_by_the_clock_of_the_store(ahead: float) -> None:
+    machine = Machine(ahead)
+    machine.passed += 50.0
+    machine.known.refresh()
+    assert machine.known.started_at == 1e9 + 100.0
+    machine.passed += 3600.0
+    assert machine.known.started_at == 1e9 + 100.0

@@ -200,6 +200,15 @@ def scale(shop):
     return Case(action, 1, look, [], [("queue default", 3)])
 
 
+def change_limit(shop):
+    def look():
+        return [(str(each), each.numbers) for each in controls.controls(shop.app).limits]
+
+    shop.app.limit("api", rate="10/s", concurrency=3)
+    action = controls.change_limit(shop.app, "api", rate="5/s", concurrency=1)
+    return Case(action, 1, look, [], [("limit api", "rate 5/1s, concurrency 1")])
+
+
 # -- schedules -------------------------------------------------------------------------------
 
 
@@ -375,6 +384,7 @@ CASES = {
     "controls.pause": pause,
     "controls.resume": resume,
     "controls.resume_all": resume_all,
+    "controls.change_limit": change_limit,
     "controls.scale": scale,
     "steps.reset": reset_steps,
     "steps.signal": send_signal,

@@ -22,6 +22,7 @@ ROW: Final = "encrypted by aztask.stores.records.rowsigning"
 DOCUMENT: Final = "encrypted by aztask.stores.records.documentsigning"
 OPERATORS: Final = "what operators set and did, and counters: no values of tasks"
 CLEAR: Final = "names, ids, states, times, digests"
+COUNTS: Final = "names of queues, tasks and workers, times and counts"
 PROGRESS: Final = "checkpoints in it are encrypted by aztask.worker.upkeep.heartbeat"
 DESCRIPTION: Final = "with encryption an error's type and line: aztask.worker.pool.attempt"
 
@@ -36,6 +37,7 @@ KINDS: Final = {
     "OPERATIONS": {"data": OPERATORS},
     "ONCE_RUNS": {"data": CLEAR},
     "ADOPTIONS": {"signature": CLEAR},
+    "HISTORY": {"brief": COUNTS, "data": COUNTS},
 }
 """The columns of bytes and text, by the name of the kind."""
 

@@ -394,6 +394,7 @@ WRITERS = {
     "operate/cli/init.py:_write": GIVEN,
     "operate/cli/init.py:command": GIVEN,
     "operate/cli/main.py:_open_closed_streams": "opens /dev/null",
+    "operate/cli/migrate.py:rewrite": GIVEN,
     "queues/engine/database.py:_open": CHECKED,
     "queues/engine/filesystem.py:prepare": CHECKED,
     "spark/cli/stats.py:_write": GIVEN,

@@ -80,6 +80,7 @@ OF_AN_EXTRA = (
     "aztask.dashboard.",
     "aztask.django",
     "aztask.leaseadvice.blob",
+    "aztask.operate.celerybeat",
     "aztask.operate.top.screen",
     "aztask.spark.",
     "aztask.stores.events.blobs",

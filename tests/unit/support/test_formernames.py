@@ -64,7 +64,7 @@ def test_a_former_name_is_the_module_itself(name):
         ("aztask.results.tables.store", "aztask.stores.records.tables.store"),
         ("aztask.canvas.place", "aztask.workflows.place"),
         ("aztask.canvas.limits", "aztask.limits.declaration"),
-        ("aztask.payloads.place", "aztask.address.payloads"),
+        ("aztask.payloads.place", "aztask.address.urls"),
         ("aztask.cli.spark.dlq", "aztask.spark.cli.dlq"),
         ("aztask.result", None),
         ("aztask.stores.rows", None),

@@ -42,6 +42,8 @@ TABLES: Final = (
     "owned_operations",
     "once_runs",
     "owned_once_runs",
+    "history",
+    "owned_history",
     "workflows",
     "workflow_documents",
 )

@@ -19,6 +19,7 @@ Partitions
 * ``n-WORKER`` and ``N-MARK-WORKER``: its at-most-once runs, see `aztask.stores.records.onceruns`.
 * ``h-TASK`` and ``H-MARK-TASK``: the recorded steps of a task, see `aztask.steps.records`.
 * ``p-TASK`` and ``P-MARK-TASK``: what a task emits, see `aztask.steps.parts`.
+* ``j-PART`` and ``J-MARK-PART``: what workers did, see `aztask.stores.records.history`.
 * ``g-WORKFLOW;DOCUMENT``, ``o-SHARD``, ``em-MARK-SHARD`` and ``e-SHARD``: see
   `aztask.stores.records.tables.workflows`.
 

@@ -229,6 +229,68 @@ def test_workers_that_have_ended_are_forgotten_and_unknown_ones_refused(cli, fil
     assert [each["scale"] for each in listed(cli)] == ["queue"]
 
 
+@pytest.fixture
+def limited(cli):
+    cli.module(
+        "limited_shop",
+        "from aztask import App\n"
+        f"app = App('shop', broker='{cli.address}', results='{cli.address}')\n"
+        "app.limit('api', rate='10/s', burst=2, concurrency=5)\n"
+        "app.limit('five', concurrency=5)\n",
+    )
+    return lambda *arguments: cli(*arguments, "-A", "limited_shop:app")
+
+
+def test_a_limit_is_changed_listed_and_reset(cli, limited, filled):
+    answer = limited("control", "limit", "api", "--rate", "5/10s", "--concurrency", "2")
+    assert answer.out == "limit api: rate 5/10s, concurrency 2; workers obey within 5 seconds\n"
+    (record,) = listed(cli)
+    assert (record["limit"], record["app"], record["burst"]) == ("api", "shop", None)
+    assert record["rate"] == {"count": 5, "period_seconds": 10.0}
+    assert "rate 5/10s, concurrency 2" in cli("control").out
+    answer = limited("limits", "api")
+    assert answer.out.splitlines()[1].split() == ["api", "5/10s", "2", "1", "0s", "0", "2"]
+    assert "aztask: limit api was changed to rate 5/10s, concurrency 2, by " in answer.err
+    assert limited("limits", "five").err == ""
+    answer = limited("control", "limit", "api", "--reset")
+    assert answer.out.startswith("limit api: the numbers of its declaration apply again; workers")
+    assert limited("control", "limit", "api", "--reset").out == "limit api is not changed\n"
+    assert listed(cli) == []
+    assert limited("limits", "api").out.splitlines()[1].split()[1:3] == ["10/1s", "2"]
+
+
+def test_the_change_of_a_limit_that_is_no_longer_declared_is_reset(cli, limited, filled):
+    limited("control", "limit", "five", "--concurrency", "2")
+    cli.module("later_shop", "from aztask import App\napp = App('shop')\n")
+
+    def later(*arguments):
+        return cli(*arguments, "-A", "later_shop:app")
+
+    assert "concurrency 2" in later("control", "list").out
+    refused = later("control", "limit", "five", "--concurrency", "3")
+    assert (refused.code, refused.error) == (5, "the app declares no limit 'five'.")
+    answer = later("control", "limit", "five", "--reset")
+    assert answer.out.startswith("limit five: the numbers of its declaration apply again")
+    assert "concurrency 2" not in later("control", "list").out
+    assert later("control", "limit", "five", "--reset").code == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "error"),
+    [
+        (["ap", "--rate", "5/s"], 5, "the app declares no limit 'ap'. Did you mean 'api'?"),
+        (["api"], 2, "give --rate, --burst or --concurrency, or else --reset"),
+        (["api", "--reset", "--burst", "1"], 2, "or else --reset"),
+        (["api", "--rate", "fast"], 4, "rate takes a text such as"),
+        (["five", "--rate", "5/s"], 4, "limit 'five' declares no rate, so none can be changed"),
+    ],
+)
+def test_a_change_of_a_limit_that_cannot_be_is_refused(limited, filled, given, code, error):
+    answer = limited("control", "limit", *given)
+    assert answer.code == code
+    assert error in answer.error
+
+
 @pytest.mark.parametrize("size", ["0", "-1", "1.5", "many", "10001", "99999999", "\u0663"])
 def test_what_is_no_concurrency_is_refused(cli, filled, size):
     answer = cli("control", "scale", "--", size)

@@ -1,4 +1,4 @@
-"""``aztask migrate check``: lines, JSON, exit codes, and the missing extra."""
+"""``aztask migrate check``: lines, JSON, exit codes, and how sure it is."""
 
 import json
 import sys
@@ -62,12 +62,56 @@ def test_nothing_to_read_is_not_found(cli, tmp_path):
     assert ended.code == 5 and "there is no Python file" in ended.err
 
 
+def test_names_that_the_table_does_not_have_are_listed_as_unknown(cli, project):
+    (project / "shop.py").write_text("from kombu.nowhere import thing\nthing()\n")
+    ended = cli("migrate", "check", "project")
+    assert ended.code == 1
+    assert ended.out.startswith("project/shop.py:2: kombu.nowhere.thing: no, because it is not in")
+    assert ended.out.endswith("(unknown)\n")
+    assert "1 without a counterpart, 1 of them unknown" in ended.err
+
+
+def test_a_use_that_is_judged_by_a_name_is_likely(cli, project):
+    (project / "shop.py").write_text(
+        "from elsewhere import app\n@app.task(throws=OSError)\ndef f(): ...\n"
+    )
+    (line,) = cli("migrate", "check", "project", "--json").out.splitlines()
+    assert json.loads(line)["sure"] == "likely"
+
+
+def test_a_rewrite_is_a_diff_and_changes_nothing(cli, project):
+    ended = cli("migrate", "rewrite", "project")
+    assert ended.code == 0
+    assert "--- a/project/shop.py\n+++ b/project/shop.py\n" in ended.out
+    assert (
+        "+from aztask import App\n" in ended.out and "+# aztask: throws: no, because" in ended.out
+    )
+    assert ended.err == "1 file to change\n"
+    assert (project / "shop.py").read_text() == SOURCE
+
+
+def test_a_rewrite_is_written_if_you_say_so(cli, project):
+    ended = cli("migrate", "rewrite", "project", "--write")
+    assert (ended.code, ended.out, ended.err) == (0, "", "1 file changed\n")
+    assert 'app = App("shop")' in (project / "shop.py").read_text()
+    assert cli("migrate", "rewrite", "project").err == "0 files to change\n"
+
+
+def test_a_rewrite_names_what_it_cannot_read(cli, project):
+    (project / "bad.py").write_text("import celery (\n")
+    ended = cli("migrate", "rewrite", "project")
+    assert ended.code == 1
+    assert "project/bad.py:1: not read: syntax error" in ended.out
+    assert "could not read 1 file" in ended.err
+
+
 def test_the_missing_extra_is_one_line(cli, project, monkeypatch):
     for name in [
         name for name in sys.modules if name.startswith(("libcst", "aztask.celery.migration"))
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "libcst", None)
-    ended = cli("migrate", "check", "project")
+    ended = cli("migrate", "rewrite", "project")
     assert ended.code == 4
     assert 'pip install "aztask[migrate]"' in ended.err and ended.err.count("\n") == 1
+    assert cli("migrate", "check", "project").code == 1

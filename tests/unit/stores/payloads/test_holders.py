@@ -36,6 +36,7 @@ from aztask.stores.payloads.store import (
     new_name,
 )
 from aztask.stores.records.base import Owned, RunKey, Start
+from aztask.stores.records.history import history_of
 from aztask.stores.records.local.scan import TABLES
 from aztask.stores.records.onceruns import once_runs_of
 from aztask.stores.records.workflows import DocumentChange
@@ -133,6 +134,7 @@ def test_every_column_of_every_table_of_a_local_store_is_read(app, tmp_path):
     app.results.heartbeat  # noqa: B018  # opens the store
     StepHome(app).store()  # which makes its tables when it is first used
     ledger_of(app.results)
+    history_of(app.results)
     once_runs_of(app.results)
     parts_of(app.results, app.codec)
     waits_of(app.results, app.codec)

@@ -6,7 +6,7 @@ import pytest
 
 from aztask import App
 from aztask.address.addresses import BlobAddress
-from aztask.address.payloads import place_of
+from aztask.address.urls import parse_payloads
 from aztask.errors import ConfigurationError
 from aztask.stores.payloads.opening import FolderPayloads
 
@@ -34,7 +34,7 @@ def test_off_is_off(tmp_path):
 
 
 def test_a_container_with_entra_or_an_account(monkeypatch):
-    address = place_of("blob://shop/payloads", None)
+    address = parse_payloads("blob://shop/payloads", None)
     assert isinstance(address, BlobAddress)
     assert address.uses_entra
     store = store_of("servicebus://shop-prod", payloads="large/here", payloads_account=ACCOUNT)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pipelinebench import Bench, Make
-from runtimes import make_runtime
+from runtimes import Noting, make_runtime
 
-from aztask.errors import BrokerUnavailable, ConfigurationError
-from aztask.limits.control import Pause, Scope
-from aztask.limits.declaration import Rate
+from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
+from aztask.limits.control import ControlState, Pause, Scope
+from aztask.limits.declaration import Rate, change_of
 from aztask.limits.holders import usage_of
-from aztask.limits.rates import AHEAD, SLACK, spacing
+from aztask.limits.rates import AHEAD, SLACK, WEIGHED_AHEAD, spacing
 from aztask.limits.slots import slots_of
 from aztask.settlement import DeadLetter, Hold
 from aztask.stores.records.base import State
 from aztask.stores.records.controls import controls_of
 from aztask.worker.limiting.slots import LOCAL_LEAD, RETURN_SECONDS, Parking, Slots
+from aztask.worker.limiting.stage import LimitStage
 from aztask.worker.pausing import FIRST_DELAY, SPREAD
 from aztask.worker.pipeline.work import ALWAYS, Stage, WorkItem, message_of
 from aztask.workflows.place import NodePlace
@@ -225,6 +227,20 @@ def test_with_several_limits_the_strictest_decides(limited: Any) -> None:
     assert item.window.opens - bench.clock.now == pytest.approx(1.0 + SLACK + LOCAL_LEAD - 0.5)
 
 
+def test_a_backlog_of_the_slower_rate_delays_nobody_who_needs_the_faster_one(limited: Any) -> None:
+    bench, gate = limited("api", "slow")
+    items = bench.items(*map(str, range(9)))
+    gate.admit(items)
+    assert sum(item.window is not None or item.waits_in_queue for item in items) == len(items)
+    free_at = gate._claims.free_at(bench.app.limits["api"].entry(""))
+    assert free_at - bench.clock.now < WEIGHED_AHEAD + 2.0
+    bench.pipeline.finish([item for item in items if item.waits_in_queue])
+    bench.clock.now += 60.0
+    back = [slots_of(message_of(item).slots) for item in bench.receive()]
+    # The first one stayed in hand, and its lease has ended.
+    assert sorted(map(len, back)) == [0] * 8 + [2], "those far ahead claim slots when they are back"
+
+
 def test_while_the_store_is_away_they_wait_as_they_are(limited: Any) -> None:
     bench, gate = limited()
     items = bench.items("a", "b")
@@ -238,6 +254,43 @@ def test_while_the_store_is_away_they_wait_as_they_are(limited: Any) -> None:
         (Stage.RECEIVED, None, 1)
     ] * 2
     assert gate_of(bench).on
+
+
+def test_numbers_that_an_operator_changed_count_from_the_next_delivery_on(limited: Any) -> None:
+    bench, gate = limited()
+    api = bench.app.limits["api"]
+    at = bench.app.results.controls.time().at
+    slow = change_of(bench.app.name, api, at, rate="2/s")
+    gate.obey(ControlState(limits={(bench.app.name, "api"): slow}))
+    items = bench.items("a", "b")
+    gate.admit(items)
+    assert times(bench, items) == pytest.approx([LOCAL_LEAD, LOCAL_LEAD + (1.0 + SLACK) / 2])
+    gate.obey(ControlState(limits={("other", "api"): slow}))
+    (demand,) = gate._demands(items[0])
+    assert demand.limit == api
+
+
+def test_what_the_store_refuses_for_one_key_holds_up_no_other(
+    limited: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, gate = limited(key=lambda values: values[0])
+    for value in range(3):
+        bench.app.send("shop.count", [[value]], task_id=str(value))
+    items = bench.receive()
+    claim = gate._claims.claim
+
+    def refusing(wanted: Any, earliest: float) -> Any:
+        if wanted.entry == bench.app.limits["api"].entry("0"):
+            raise AztaskError("the row of this key is refused")
+        return claim(wanted, earliest)
+
+    monkeypatch.setattr(gate._claims, "claim", refusing)
+    gate.admit(items)
+    assert {message_of(item).id: (item.window is None, item.tries) for item in items} == {
+        "0": (True, 1),
+        "1": (False, 0),
+        "2": (False, 0),
+    }
 
 
 def test_what_the_store_refuses_skips_no_permit(
@@ -346,6 +399,37 @@ def test_without_a_permit_a_delivery_is_parked_with_its_ticket(make: Make) -> No
     assert again.permits
 
 
+def test_permits_are_free_again_if_the_store_fails_before_all_are_taken(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make(task={"limits": ["first", "second"]})
+    bench.app.limit("first", concurrency=1)
+    bench.app.limit("second", concurrency=1)
+    gate = gate_of(bench)
+    (item,) = bench.items("a")
+    second, take = bench.app.limits["second"].permits_entry(""), gate.permits.take
+
+    def failing(entry: str, *given: Any) -> bool:
+        if entry == second:
+            raise BrokerUnavailable("away")
+        return take(entry, *given)
+
+    monkeypatch.setattr(gate.permits, "take", failing)
+    for tries in (1, 2):
+        gate.admit([item])
+        assert (item.tries, item.permits, item.window) == (tries, (), None)
+    monkeypatch.undo()
+    gate.admit([item])
+    assert len(item.permits) == 2
+    for entry in item.permits:
+        gate.permits.free(entry)
+    bench.clock.now += 1.0
+    gate.maintain()
+    limits = bench.app.limits.values()
+    held = [usage_of(controls_of(bench.app.results), limit).held for limit in limits]
+    assert held == [{}, {}], "none of them counts as used"
+
+
 def test_a_permit_is_taken_before_a_slot(make: Make) -> None:
     bench = make(task={"limits": ["both"]})
     bench.app.limit("both", concurrency=1, rate="10/s")
@@ -355,6 +439,32 @@ def test_a_permit_is_taken_before_a_slot(make: Make) -> None:
     assert items[0].window is not None
     assert items[0].window.timed
     assert items[1].parked is not None
+
+
+def test_a_worker_reports_what_changes_a_limit_and_no_reset_of_before_its_start(
+    limited: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    bench, _ = limited()
+    runtime = make_runtime(bench.app, clock=bench.clock, keeper=bench.keeper)
+    stage = LimitStage(runtime, bench.pipeline, cast(Any, Pauses()), Noting())
+    declared, name = bench.app.limits["api"], bench.app.name
+
+    def state(**numbers: Any) -> ControlState:
+        change = change_of(name, declared, bench.clock.now, by="ann", **numbers)
+        return ControlState(limits={(name, "api"): change})
+
+    nothing, slow, reset = ControlState(), state(rate="1/s"), state()
+    stage.obey(nothing, reset)
+    stage.obey(reset, nothing)
+    assert caplog.messages == []
+    stage.obey(nothing, slow)
+    stage.obey(slow, reset)
+    assert caplog.messages == [
+        "limit api has rate 1/1s, by ann",
+        "limit api has the numbers of its declaration again, by ann",
+    ]
+    stage.stop()
 
 
 # -- costs -----------------------------------------------------------------------------------
@@ -438,6 +548,39 @@ def test_a_cost_that_cannot_be_made_or_is_too_large_is_dead_lettered_alone(make:
         assert item.settlement.reason == "limit-cost"
         assert "the call costs 7" in item.settlement.description
     assert items[3].window is ALWAYS
+
+
+def changed(bench: Bench, **numbers: Any) -> ControlState:
+    """What operators changed: the limit of tokens, now."""
+    limit = bench.app.limits["tokens"]
+    change = change_of(bench.app.name, limit, bench.clock.now, **numbers)
+    return ControlState(limits={(bench.app.name, "tokens"): change})
+
+
+def test_what_was_sent_under_the_declared_burst_runs_under_a_smaller_one(weighed: Any) -> None:
+    bench, gate = weighed
+    items = sent(bench, a=60)
+    gate.obey(changed(bench, burst=10))
+    gate.admit(items)
+    assert times(bench, items) == pytest.approx([LOCAL_LEAD]), "it waits for a full burst alone"
+
+
+def test_what_a_run_used_too_much_is_owed_when_the_rate_changes(weighed: Any) -> None:
+    bench, gate = weighed
+    items = sent(bench, a=60)
+    gate.admit(items)
+    bench.pipeline.claim(items)
+    items[0].sent()
+    items[0].spent["tokens"] = 660
+    gate.ended(items[0])
+    gate.settle()
+    bench.clock.now += 1.0
+    gate.obey(changed(bench, rate="120/m"))
+    (item,) = sent(bench, b=1)
+    gate.admit([item])
+    assert item.window is None
+    free_at = gate._claims.free_at(bench.app.limits["tokens"].entry(""))
+    assert free_at - bench.clock.now == pytest.approx(300.0, rel=0.02), "at twice the rate"
 
 
 def test_what_a_run_says_it_has_used_is_corrected(weighed: Any) -> None:

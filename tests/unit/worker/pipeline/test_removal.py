@@ -63,7 +63,7 @@ def item(
         outcome=None if state is None else Outcome(state, settlement),
         settlement=settlement,
         settled=settled,
-        task=SimpleNamespace(delivery=delivery),
+        at_most_once=delivery == "at-most-once",
     )
 
 
@@ -103,7 +103,7 @@ def test_deliveries_that_cannot_be_read_or_have_no_payload_ask_for_nothing() -> 
         outcome=Outcome(State.SUCCEEDED, Complete()),
         settlement=Complete(),
         settled=True,
-        task=None,
+        at_most_once=False,
     )
     PayloadRemoval(payloads_in(store)).after([SimpleNamespace(opened=None), small])  # type: ignore[list-item]
     assert store.requests == 0

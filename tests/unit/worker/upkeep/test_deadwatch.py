@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from runtimes import make_runtime
@@ -18,7 +18,14 @@ from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.settlement import Abandon, DeadLetter
 from aztask.stores.records.base import State
-from aztask.worker.upkeep.housekeeping import PAGE, DeadWatch
+from aztask.worker.upkeep.housekeeping import (
+    DEAD_SECONDS,
+    LOOK_SECONDS,
+    OLD_PAGES,
+    PAGE,
+    DeadWatch,
+    Housekeeping,
+)
 
 NOW = 1_000_000.0
 
@@ -26,9 +33,10 @@ NOW = 1_000_000.0
 class Watch(DeadWatch):
     """A watch whose looks include the loop's turn after them."""
 
-    def look(self) -> None:
-        super().look()
+    def look(self) -> bool:
+        more = super().look()
         self._mailbox.run()
+        return more
 
 
 @dataclass
@@ -115,17 +123,55 @@ def test_one_that_is_older_than_results_are_kept_is_no_news(bench: Bench) -> Non
     assert bench.told == []
 
 
-def test_each_look_is_a_page_and_the_next_goes_on(bench: Bench) -> None:
-    bench.use_up(*map(str, range(PAGE + 2)))
+def test_a_look_reads_on_while_there_is_news_and_the_next_goes_on(bench: Bench) -> None:
+    count = (OLD_PAGES + 2) * PAGE + 2
+    bench.use_up(*map(str, range(count)))
     watch = bench.watch("missing", "default")
-    watch.look()
-    assert len(bench.told) == PAGE
-    watch.look()
-    assert len(bench.told) == PAGE + 2
+    assert watch.look() is False
+    assert len(bench.told) == count
     bench.use_up("later")
-    watch.look()
-    watch.look()
-    assert bench.told[-1][0] == "later"
+    looks = 0
+    while bench.told[-1][0] != "later":
+        assert watch.look() is False
+        looks += 1
+    assert looks == 2, "five pages that bring no news end a look"
+
+
+def test_a_look_ends_after_two_seconds_and_says_that_there_may_be_more_news(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.use_up(*map(str, range(4 * PAGE)))
+    peek = bench.app.broker.peek
+
+    def slow(*given: Any, **named: Any) -> Any:
+        bench.clock.now += 0.7 * LOOK_SECONDS
+        return peek(*given, **named)
+
+    monkeypatch.setattr(bench.app.broker, "peek", slow)
+    watch = bench.watch()
+    assert watch.look() is True
+    assert len(bench.told) == 2 * PAGE
+    assert watch.look() is True
+    assert len(bench.told) == 4 * PAGE
+    assert watch.look() is False, "the next page is empty"
+    assert watch.look() is False, "what was read is no news, however long it takes"
+
+
+def test_the_next_look_comes_at_once_while_there_is_news(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other chores have their turn in between: each look is a chore of its own."""
+    runtime = make_runtime(bench.app, clock=bench.clock)
+    chores = Housekeeping(runtime, cast(Any, None), cast(Any, None))
+    answers = [True, True, False]
+    monkeypatch.setattr(DeadWatch, "look", lambda watch: answers.pop(0))
+    due = []
+    for _ in range(3):
+        chores._dead_at = bench.clock.now + DEAD_SECONDS
+        chores._look_for_dead()
+        due.append(chores._dead_at - bench.clock.now)
+    assert due == [0.0, 0.0, DEAD_SECONDS]
+    chores.stop()
 
 
 def test_a_purge_between_two_looks_hides_no_later_one(bench: Bench) -> None:

@@ -7,8 +7,11 @@ from still import Still
 from aztask import App
 from aztask.message.message import TaskMessage
 from aztask.settlement import Complete, DeadLetter, Resubmit
-from aztask.stores.records.base import PARKED, Outcome, State
+from aztask.stores.records.base import PARKED, Outcome, RunKey, State
+from aztask.stores.records.onceruns import OnceRun
+from aztask.stores.records.tallies import Tally, bucket_of
 from aztask.worker.pipeline.work import Step
+from aztask.worker.upkeep.recording import Recorder
 
 
 class Bench:
@@ -150,3 +153,32 @@ def test_a_lost_lease_of_a_run_is_a_warning(bench, caplog):
             "its deadline passed",
         )
     ]
+
+
+def test_what_is_reported_is_counted_for_the_history(bench):
+    bench.journal.recorder = recorder = Recorder(bench.time)
+    bench.start()
+    bench.item.run.duration = 2.0
+    bench.item.note("lease_lost", "it ended")
+    bench.item.note("settle_failed", "refused")
+    bench.end(State.SUCCEEDED, Complete())
+    (tally,) = recorder.take().values()
+    assert tally == Tally(succeeded=1, lost=1, waits={bucket_of(3.0): 1}, runs={bucket_of(2.0): 1})
+
+
+def test_the_wait_of_a_retry_is_not_counted(bench):
+    bench.journal.recorder = recorder = Recorder(bench.time)
+    bench.item.open(TaskMessage("a", "shop.add", "default", b"", resubmit_count=1), None)
+    bench.start()
+    bench.item.run.duration = 2.0
+    bench.end(State.RETRYING, Resubmit(1.0))
+    (tally,) = recorder.take().values()
+    assert tally == Tally(retried=1, runs={bucket_of(2.0): 1})
+
+
+def test_an_at_most_once_run_that_was_lost_counts_as_failed(bench):
+    bench.journal.recorder = recorder = Recorder(bench.time)
+    run = OnceRun(RunKey("a"), "shop.add", "default", "gone", "x", 1.0, 60.0)
+    bench.journal.lost(run, "lost", "its worker ended")
+    ((key, tally),) = recorder.take().items()
+    assert (key[1:], tally) == (("default", "shop.add"), Tally(failed=1))

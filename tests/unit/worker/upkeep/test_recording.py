@@ -1,0 +1,237 @@
+"""What a worker counts, writes into the history, and merges once an hour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rowmodel import ModelStore
+from runtimes import Noting, make_runtime
+from still import Still
+
+from aztask import App
+from aztask.address.owner import NO_OWNER
+from aztask.errors import BrokerUnavailable
+from aztask.stores.records.base import State
+from aztask.stores.records.history import GRACE, LATE_HOURS, TASKS, HistoryStore
+from aztask.stores.records.tallies import HOUR, LONGEST_NAME, MOST_SERIES, OTHERS, Tally, total
+from aztask.stores.rows import Place, Values
+from aztask.worker.upkeep.heartbeat import Heartbeat
+from aztask.worker.upkeep.housekeeping import Housekeeping
+from aztask.worker.upkeep.recording import (
+    LOCAL_SECONDS,
+    SPREAD_SECONDS,
+    HistoryWriter,
+    Recorder,
+    Recording,
+)
+
+NOW = 1_800_000_000.0 // HOUR * HOUR + 600.0
+
+
+@dataclass
+class Bench:
+    """A recorder and a writer over rows in memory. away: the store does not answer."""
+
+    away: bool = False
+
+    def __post_init__(self) -> None:
+        self.time = Still(NOW)
+        self.store = ModelStore(self.time)  # type: ignore[arg-type]
+        self.history = HistoryStore(self.store, NO_OWNER)
+        self.put, self.history.rows.put = self.history.rows.put, self._put  # type: ignore[method-assign]
+        self.recorder = Recorder(self.time)  # type: ignore[arg-type]
+        self.writer = HistoryWriter(self.history, "w", "w!1", self.time)  # type: ignore[arg-type]
+        self.writes = 0
+
+    def _put(self, place: Place, values: Values) -> None:
+        if self.away:
+            raise BrokerUnavailable("the store is away")
+        self.writes += 1
+        self.put(place, values)
+
+    def write(self) -> None:
+        self.writer.give(self.recorder.take())
+        self.writer.write()
+
+    def stored(self) -> dict[tuple[str, str], Tally]:
+        found: dict[tuple[str, str], Tally] = {}
+        for each in self.history.hours(0, 10**7 - 1):
+            for name, tallies in each.hour.series.items():
+                found.setdefault(name, Tally()).add(total(tallies.values()))
+        return found
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_everything_is_counted_in_its_field(bench: Bench) -> None:
+    states = [State.SUCCEEDED, State.SUCCEEDED, State.FAILED, State.RETRYING]
+    for state in (*states, State.SNOOZED, State.CANCELLED, State.EXPIRED):
+        bench.recorder.ended("orders", "pay", state, 0.5)
+    bench.recorder.ended("orders", "pay", State.FAILED)  # it did not run
+    bench.recorder.waited("orders", "pay", 0.001)
+    bench.recorder.lost("orders", "pay")
+    bench.write()
+    assert bench.stored() == {("orders", "pay"): Tally(2, 2, 1, 3, 1, {1: 1}, {36: 7})}
+    assert not bench.recorder
+
+
+def test_a_slot_is_ten_seconds_and_a_row_an_hour(bench: Bench) -> None:
+    for seconds in (0.0, 9.9, 10.0, HOUR - 600.0):
+        bench.time.now = NOW + seconds
+        bench.recorder.ended("orders", "pay", State.SUCCEEDED)
+    bench.write()
+    found = bench.history.hours(0, 10**7 - 1)
+    slots = [
+        {int(at - NOW): tally.succeeded for at, tally in each.hour.series["orders", "pay"].items()}
+        for each in found
+    ]
+    assert slots == [{0: 2, 10: 1}, {HOUR - 600: 1}]
+    assert bench.writes == 2
+
+
+def test_a_row_has_what_was_counted_before(bench: Bench) -> None:
+    for number in range(3):
+        bench.recorder.ended("orders", "pay", State.SUCCEEDED)
+        bench.write()
+        assert bench.writes == number + 1
+    assert bench.stored()["orders", "pay"].succeeded == 3
+    bench.write()
+    assert bench.writes == 3  # it did nothing since
+
+
+def test_what_could_not_be_written_is_written_later(bench: Bench) -> None:
+    bench.away = True
+    for _ in range(2):
+        bench.recorder.ended("orders", "pay", State.SUCCEEDED)
+        with pytest.raises(BrokerUnavailable):
+            bench.write()
+    bench.time.now += 3 * HOUR
+    bench.recorder.ended("orders", "pay", State.FAILED)
+    with pytest.raises(BrokerUnavailable):
+        bench.write()
+    bench.away = False
+    bench.write()
+    assert bench.stored() == {("orders", "pay"): Tally(succeeded=2, failed=1)}
+
+
+def test_what_is_half_a_day_late_is_dropped(bench: Bench) -> None:
+    """The other rows of its hour may be deleted before it is merged again."""
+    bench.recorder.ended("orders", "pay", State.SUCCEEDED)
+    bench.time.now += LATE_HOURS * HOUR
+    bench.recorder.ended("orders", "pay", State.FAILED)
+    bench.write()
+    assert bench.stored() == {("orders", "pay"): Tally(failed=1)}
+
+
+def test_names_that_a_stranger_makes_up_do_not_fill_the_memory(bench: Bench) -> None:
+    for number in range(3 * MOST_SERIES):
+        bench.recorder.ended("orders", f"made-up-{number}" + "x" * 1000, State.FAILED)
+    bench.write()
+    (hour,) = bench.writer._hours.values()
+    assert len(hour.series) == 2 * MOST_SERIES + 1
+    assert max(len(name) for pair in hour.series for name in pair) == LONGEST_NAME
+    stored = bench.stored()
+    assert total(stored.values()).failed == 3 * MOST_SERIES
+    assert stored["orders", OTHERS].failed == 2 * MOST_SERIES
+
+
+class Nothing:
+    """A pool in which nothing runs."""
+
+    def running(self) -> Sequence[Any]:
+        return ()
+
+
+def test_housekeeping_writes_every_ten_seconds_and_merges_once_an_hour(tmp_path: Path) -> None:
+    time = Still(NOW)
+    app = App("shop", broker=f"local://{tmp_path}/q.db", results=f"local://{tmp_path}/q.db")
+    runtime = make_runtime(app, clock=time, queues=("default",), schedules=False)
+    runtime.journal.recorder = recorder = Recorder(time)  # type: ignore[arg-type]
+    heartbeat = Heartbeat(runtime, Nothing())  # type: ignore[arg-type]
+    chores = Housekeeping(runtime, heartbeat, Noting())
+    assert app.results is not None
+    history = HistoryStore(app.results.rows, app.owner)  # type: ignore[attr-defined]
+
+    def written() -> int:
+        hours = history.hours(0, 10**7 - 1)
+        return sum(sum(map(len, each.hour.series.values())) for each in hours)
+
+    def turn(seconds: float) -> None:
+        time.now += seconds
+        recorder.ended("orders", "pay", State.SUCCEEDED)
+        chores.tick(time.now)
+        while chores.busy:
+            runtime.mailbox.run()
+
+    try:
+        turn(0.0)
+        assert written() == 1
+        turn(LOCAL_SECONDS - 0.5)
+        assert written() == 1
+        turn(0.5)
+        assert written() == 2
+        turn(HOUR - 610.0 + GRACE - 1.0)  # the next hour has begun, and nothing is merged
+        assert history.following() == 0
+        turn(SPREAD_SECONDS + 2.0)
+        assert history.following() == NOW // HOUR + 1
+        (day,) = [day for _, day in history.days(TASKS, 0, 10**6 - 1)]
+        assert total(day.hours.values()).succeeded == 3
+        recorder.ended("orders", "pay", State.SUCCEEDED)
+        chores.stop()  # what is left is written
+        assert total(each for _, each in _tallies(history)).succeeded == 6
+    finally:
+        chores.stop()
+        runtime.mailbox.close()
+        app.close()
+
+
+def _tallies(history: HistoryStore) -> list[tuple[int, Tally]]:
+    hours = history.hours(0, 10**7 - 1)
+    series = [tallies for each in hours for tallies in each.hour.series.values()]
+    return [pair for tallies in series for pair in tallies.items()]
+
+
+class AwayStore:
+    """A result store whose rows cannot be opened while it is away."""
+
+    remote = False
+    owner = NO_OWNER
+
+    def __init__(self, store: ModelStore) -> None:
+        self.away = True
+        self._store = store
+
+    @property
+    def rows(self) -> AwayStore:
+        return self
+
+    def of(self, kind: Any) -> Any:
+        if self.away:
+            raise BrokerUnavailable("the store is away")
+        return self._store.of(kind)
+
+
+def test_the_loop_opens_no_store_and_nothing_is_lost_until_it_is_open() -> None:
+    bench = Bench()
+    results: Any = AwayStore(bench.store)
+    recording = Recording(bench.recorder, "w", "w!1", bench.time, 0.0)  # type: ignore[arg-type]
+    for number in range(2):
+        bench.recorder.ended("default", "step", State.SUCCEEDED, 0.5)
+        write = recording.write_due(results, number * LOCAL_SECONDS)
+        assert write is not None
+        with pytest.raises(BrokerUnavailable):
+            write()
+    merge = recording.merge_due(results, 0.0)
+    assert merge is not None
+    with pytest.raises(BrokerUnavailable):
+        merge()
+    results.away = False
+    write()
+    assert bench.stored()["default", "step"].succeeded == 2
