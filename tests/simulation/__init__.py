@@ -8,6 +8,8 @@ and the result store. What happens next is drawn from a seed.
     course      what a seed draws: the apps, what they are asked to do, and the faults
     programs    the random apps of a course
     flows       tasks with steps, waits and signals, and the assertions about them
+    releases    workers of the release before, which know neither
+    streams     tasks that emit, readers of what they emit, and the assertions about them
     world       the clock, the actors and the scheduler, which takes one step after the other
     watched     the broker and the result store of each actor: they tell the book what happened
     book        what happened, and the assertions about it, each with a name

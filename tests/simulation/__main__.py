@@ -137,6 +137,7 @@ class _Total:
         self.counts: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.points: Counter[str] = Counter()
+        self.courses: Counter[str] = Counter()
 
     def add(self, report: Report) -> None:
         self.seeds += 1
@@ -147,6 +148,7 @@ class _Total:
         self.counts += report.counts
         self.faults += report.faults
         self.points += report.points
+        self.courses.update(name for name, n in (report.counts + report.faults).items() if n)
 
     def print(self, seconds: float) -> None:
         runs, faults = self.counts["task runs"], sum(self.faults.values())
@@ -158,6 +160,8 @@ class _Total:
         )
         print("counted: " + ", ".join(f"{name} {n:,}" for name, n in sorted(self.counts.items())))
         print("faults: " + ", ".join(f"{name} {n:,}" for name, n in sorted(self.faults.items())))
+        shares = sorted((name, round(100 * n / self.seeds)) for name, n in self.courses.items())
+        print("courses with it, %: " + ", ".join(f"{name} {share}" for name, share in shares))
         print("points: " + ", ".join(f"{name} {n:,}" for name, n in sorted(self.points.items())))
 
 

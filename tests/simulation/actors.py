@@ -13,11 +13,14 @@ from aztask.worker.options import WorkerOptions
 
 from .pace import POLL
 from .points import Death
-from .stepped import START, Machine, Step, SteppedRun
+from .stepped import START, Machine, Step, SteppedOutbox, SteppedRun
+from .streams import SteppedReader
 from .watched import unavailable, watch
 
 if TYPE_CHECKING:
     from aztask.message.message import TaskMessage
+    from aztask.worker.pool.attempt import RunReader
+    from aztask.worker.pool.packets import Answers
 
     from .places import Site
     from .world import World
@@ -85,7 +88,24 @@ class Actor:
         """An app of this process."""
         if self.site.owner is not None:
             options["owner"] = self.site.owner
-        return App(name, broker=self.broker, results=self.results, **options)
+        options |= keys_of(self.world.course.keys, self.label, self.version)
+        app = App(name, broker=self.broker, results=self.results, **options)
+        self.world.book.learn_ids(app.codec)
+        return app
+
+
+def keys_of(keys: str, label: str, version: int) -> dict[str, Any]:
+    """The options of an app for its keys: each version of the code begins with another one."""
+    if not keys:
+        return {}
+    ring = [
+        f"{label}: key number {number} of this app, long enough"
+        for number in (version % 2, 1 - version % 2)
+    ]
+    if keys == "signed":
+        return {"signing_keys": ring}
+    id_key = f"{label}: the key of ids"
+    return {"signing_keys": ring, "encryption_keys": ring, "encrypt": True, "id_key": id_key}
 
 
 class Sender(Actor):
@@ -167,6 +187,10 @@ class SimulatedMachine(Machine):
             return
         # A turn begins with the wait; what it waits for is known already.
         self.box.until = self.clock.monotonic() + self.supervisor.core._patience()
+
+    def reader(self, outbox: SteppedOutbox, answers: Answers) -> RunReader:
+        """What reads the calls in a process; streams are written in its steps."""
+        return SteppedReader(self._worker, outbox, answers)
 
     def begun(self, run: SteppedRun) -> None:
         """A run has begun."""

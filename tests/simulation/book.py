@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
-from aztask.message.message import TaskMessage
+from aztask.message.message import TaskMessage, plain_name
 from aztask.queues.delivery import Delivery
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
 from aztask.stores.events.event import Event
 from aztask.stores.records.base import (
+    LOST,
     Cancelled,
     Finish,
     Outcome,
@@ -35,9 +37,12 @@ from aztask.stores.records.base import (
     StartAnswer,
     State,
 )
+from aztask.worker.pipeline.redelivery import UNKNOWN_TASK
 from aztask.workflows.repair import MEMBER_LOST
 
-from .programs import BURST, PERMITS, RETENTION, SPACING
+from .course import RETENTION
+from .programs import BURST, MOST_TOKENS, PERMITS, SPACING, TOKEN_SPACING, WEIGHTS
+from .releases import FORMER
 
 if TYPE_CHECKING:
     from .actors import Actor, Worker
@@ -75,6 +80,7 @@ class Run:
 
     * `copies`: its messages that wait or are held.
     * `again`: outcomes after which the same message comes again.
+    * `claimed_at`: when its owner asked for it; `recorded_at`: when its outcome was known.
     * `kept_until`: its row may be deleted from then on, and a late copy of it runs again.
     """
 
@@ -84,7 +90,9 @@ class Run:
     again: int = 0
     copies: int = 0
     owner: str | None = None
+    claimed_at: float = 0.0
     outcome: Outcome | None = None
+    recorded_at: float = math.inf
     kept_until: float = math.inf
 
 
@@ -92,6 +100,7 @@ class Run:
 class Life:
     """One task, from its acceptance to its end.
 
+    * `forgotten`: how often it ran again after its row was purged.
     * `order`: in its session, by acceptance; `place`: by the service's number, once it is received.
     """
 
@@ -109,6 +118,7 @@ class Life:
     cancelled_at: float = math.inf
     damaged: bool = False
     struck: bool = False
+    forgotten: int = 0
     states: list[State] = field(default_factory=list)
     ended_at: float | None = None
     events: Counter[str] = field(default_factory=Counter)
@@ -116,7 +126,7 @@ class Life:
     @property
     def kind(self) -> str:
         """The task's name without the app's."""
-        return self.task.partition(".")[2]
+        return plain_name(self.task).partition(".")[2]
 
 
 class Book:
@@ -139,8 +149,10 @@ class Book:
         self._unanswered: set[Delivery] = set()
         self._sessions: dict[tuple[str, str], list[Life]] = {}
         self._rates: dict[str, deque[float]] = {}
+        self._weighed: dict[str, deque[tuple[float, int]]] = {}
         self._kept: deque[Life] = deque(maxlen=400)
         self._uniques: dict[tuple[str, str], Life] = {}
+        self._ids: dict[str, str] = {}
 
     # -- tools -------------------------------------------------------------------------------
 
@@ -158,6 +170,22 @@ class Book:
         if found is None:
             found = self.runs[key] = Run()
         return found
+
+    def learn_ids(self, codec: Codec) -> None:
+        """Remember which message id stands behind each keyed one that this codec makes."""
+        keyed_id = codec.keyed_id
+
+        def remembered(message_id: str) -> str:
+            keyed = keyed_id(message_id)
+            if keyed != message_id:
+                self._ids[keyed] = message_id
+            return keyed
+
+        codec.keyed_id = remembered  # type: ignore[method-assign]
+
+    def key_of(self, message_id: str) -> tuple[Key, bool]:
+        """The key of the run that a message belongs to, and whether it is a pointer."""
+        return key_of(self._ids.get(message_id, message_id))
 
     def strike(self, actor: Actor) -> None:
         """A fault hits everything that the actor holds."""
@@ -184,7 +212,7 @@ class Book:
         """The broker has accepted these."""
         self._world.sent_to(actor.label, queue)
         for envelope in envelopes:
-            key, pointer = key_of(envelope.message_id)
+            key, pointer = self.key_of(envelope.message_id)
             if key is NO_RUN:
                 continue
             if pointer:
@@ -229,7 +257,7 @@ class Book:
         before, self._uniques[place] = self._uniques.get(place), life
         if before is None or before.ended_at is not None or before.cancelled:
             return
-        started = str(life.unique).startswith("started")
+        started = life.kind == "begun"
         if started and before.claimed:
             return
         if actor.site.remote:  # the answer of the one who recorded that may be on its way
@@ -250,7 +278,7 @@ class Book:
         now = self._time.now
         seat = seat_of(actor, delivery)
         before = self._latest.get(seat)
-        key, pointer = key_of(delivery.envelope.message_id)
+        key, pointer = self.key_of(delivery.envelope.message_id)
         if before is not None and now < self.until.get(before, 0.0) - 1e-6:
             self.complain(
                 "one-holder",
@@ -271,6 +299,8 @@ class Book:
         task = delivery.envelope.headers.get("task")
         if key is not NO_RUN and isinstance(task, str) and not pointer:
             self._born(actor, key, task, delivery.envelope)  # its sender may not know it yet
+            if actor.version == FORMER and task != plain_name(task):
+                self._world.flows.met(key[0], UNKNOWN_TASK)
             if actor.site.remote and self.lives[key[0]].place is None:
                 self.lives[key[0]].place = int(str(delivery.position).strip("m-") or 0)
         if self._world.outages:
@@ -305,7 +335,7 @@ class Book:
         """The broker has carried out a settlement."""
         if dead:
             return
-        key, pointer = key_of(delivery.envelope.message_id)
+        key, pointer = self.key_of(delivery.envelope.message_id)
         what = type(settlement).__name__
         self.note(actor.name, f"settled {delivery.envelope.message_id}: {what}", key[0])
         seat = seat_of(actor, delivery)
@@ -334,7 +364,7 @@ class Book:
         self._world.flows.settled(key)
         clone = NO_RUN
         if isinstance(settlement, Resubmit) and settlement.envelope is not None:
-            clone, _ = key_of(settlement.envelope.message_id)
+            clone, _ = self.key_of(settlement.envelope.message_id)
             self.run(clone).copies += 1
             self.note(actor.name, f"cloned as {settlement.envelope.message_id}", key[0])
         self._left(actor, key, run, clone, settlement)
@@ -345,11 +375,15 @@ class Book:
 
     def refused(self, actor: Actor, delivery: Delivery, settlement: Settlement) -> None:
         """A settlement was answered with Lost."""
-        key, _ = key_of(delivery.envelope.message_id)
+        key, _ = self.key_of(delivery.envelope.message_id)
         self.note(actor.name, f"lost: {type(settlement).__name__}", key[0])
         seat = seat_of(actor, delivery)
         gone = not actor.site.has(delivery.queue, delivery.position)
-        if gone and self._latest.get(seat) is delivery:
+        # An adapter whose requests all remained without an answer until the lease ended can only
+        # say so. What it was told while the lease lasted, it may not take for lost.
+        ended = actor.clock.monotonic() >= delivery.deadline
+        unknown = ended and delivery in self._unanswered
+        if gone and not unknown and self._latest.get(seat) is delivery:
             self.complain(
                 "settled-is-not-lost",
                 f"{key[0]} is gone, and no other worker received it: {actor.name} has settled it",
@@ -394,11 +428,13 @@ class Book:
                 continue
             if not start.task.startswith(f"{actor.label}."):
                 self.complain("foreign", f"{actor.name} owns {start.task}", key[0])
-            if run.outcome is not None and asked_at < run.kept_until:
+            # Answers may come late: after the record, or after a younger claim took the run over.
+            if run.outcome is not None and run.recorded_at <= asked_at < run.kept_until:
                 self.complain(
                     "recorded-is-not-run", f"{key} may run although its end is recorded", key[0]
                 )
-            run.owner = start.owner
+            if asked_at >= run.claimed_at:
+                run.owner, run.claimed_at = start.owner, asked_at
             life = self.lives.get(key[0])
             if life is None:
                 continue
@@ -429,7 +465,12 @@ class Book:
                 self.complain(
                     "recorded-by-its-owner", f"{actor.name} recorded {key}, another owns it", key[0]
                 )
-            if run.outcome is not None and run.outcome != outcome:
+            # Who replays may die before the dead letter is removed. Once the row of that replay is
+            # purged, another one of the same dead letter runs again.
+            kept = self._time.now < run.kept_until
+            if run.outcome is not None and not kept and key[0] in self.lives:
+                self.lives[key[0]].forgotten += 1
+            elif run.outcome is not None and run.outcome != outcome:
                 self.complain("one-outcome", f"{key} has two recorded outcomes", key[0])
             if outcome.state is State.SUCCEEDED and not run.bodies:
                 self.complain("outcome-of-a-run", f"{key} succeeded and never ran", key[0])
@@ -472,13 +513,15 @@ class Book:
         if outcome.again:
             run.again += 1
             return
-        run.outcome = outcome
+        run.outcome, run.recorded_at = outcome, self._time.now
         life = self.lives.get(key[0])
         if life is not None:
             run.kept_until = min(run.kept_until, self._time.now + RETENTION[life.app])
         if life is None or not outcome.state.final:
             return
         life.states.append(outcome.state)
+        if life.kind == "flow":
+            self._world.flows.ended(key, outcome)
         if key[1] >= life.generation:
             life.ended_at = self._time.now
             self.open.discard(key[0])
@@ -505,6 +548,8 @@ class Book:
             self._rate(worker, key)
         elif kind == "permitted":
             self._permits(worker, key)
+        elif kind in WEIGHTS:
+            self._tokens(worker, key, min(WEIGHTS[kind]))
 
     def _rate(self, worker: Worker, key: Key) -> None:
         now = self._time.now
@@ -516,6 +561,22 @@ class Book:
                     "rate",
                     f"{back + 1} starts within {now - starts[-1 - back]:.2f} s, one each "
                     f"{SPACING:g} s is allowed, {BURST} at once",
+                    key[0],
+                )
+
+    def _tokens(self, worker: Worker, key: Key, weight: int) -> None:
+        """A run of a limit with a cost: it uses no less than this, whatever is corrected later."""
+        now = self._time.now
+        starts = self._weighed.setdefault(worker.label, deque(maxlen=60))
+        starts.append((now, weight))
+        for count in (3, 6, 20):
+            window = list(starts)[-count:]
+            used, seconds = sum(weight for _, weight in window), now - window[0][0]
+            if seconds < (used - MOST_TOKENS) * TOKEN_SPACING - EARLY:
+                self.complain(
+                    "rate",
+                    f"{used} were used within {seconds:.2f} s, one each {TOKEN_SPACING:g} s is "
+                    f"allowed, {MOST_TOKENS} at once",
                     key[0],
                 )
 
@@ -538,7 +599,9 @@ class Book:
         self.counts["task runs"] += 1
         self.note(actor.name, f"ran {key[1:]}", key[0])
         run.bodies += 1
-        if run.outcome is not None and now < run.kept_until:
+        # A worker that stood still may run what another one has recorded as lost with it.
+        lost = run.outcome is not None and run.outcome.error_type == LOST
+        if run.outcome is not None and not lost and now < run.kept_until:
             self.complain("recorded-is-not-run", f"{key} ran after its end was recorded", key[0])
         if life is None:
             return 0

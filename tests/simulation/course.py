@@ -101,6 +101,12 @@ THEMES: Final = (
 )
 
 
+KEYS: Final = ("", "", "signed", "encrypted")
+"""What the messages and rows of a course are: half of them as they are without keys."""
+
+RETENTION: Final = {"a": 40_000.0, "b": 400_000.0}
+"""Seconds for which the store of each app keeps results."""
+
 DAY: Final = 86400.0
 LENGTHS: Final = (60.0, 600.0, 3600.0, DAY, 60 * DAY)
 """Seconds until the quiet time."""
@@ -118,15 +124,25 @@ COUNTS: Final = (1, 2, 5, 20, 60, 200, 200)
 BULK_COUNTS: Final = (1, 20, 200, 500, 1000, 1000)
 """How many tasks are sent at once."""
 
-FLOW_WEIGHTS: Final = (5, 2, 2, 2, 3, 1, 5, 3, 3, 3, 2)
+FLOW_LETTERS: Final = "srefzlwactnopxm"
+FLOW_WEIGHTS: Final = (5, 2, 2, 2, 3, 1, 5, 3, 3, 3, 2, 2, 2, 1, 3)
 FLOW_TIMEOUT: Final = 20.0
 """Seconds that a flow waits for a signal, see `flows`."""
+
+MEETS: Final = -1.0
+"""In the place of the seconds of a signal: it is sent as the time of a wait for it ends."""
 
 FLOW_POINTS: Final = (
     *("step-ran", "step-recorded", "renewed", "timed", "parked", "signalled", "woken"),
     *("recorded", "settle<", "settle>", "record>", "start>"),
 )
 """Where actors die or freeze around flows."""
+
+STREAM_POINTS: Final = ("append<", "append<", "append>", "record<", "record>", "settle<", "parked")
+"""Where they do around streams."""
+
+COST_POINTS: Final = ("claimed", "sent", "start>", "record<", "recorded", "settle>")
+"""Where they do around the tasks of a limit with a cost."""
 
 LONGEST_STORM: Final = 900.0
 """Seconds. While requests take long somewhere, time passes slowly for every worker."""
@@ -164,6 +180,7 @@ class Course:
     * `quiet_at`: from then on there are no faults.
     * `shuffled`: which actor steps next is drawn; else the first that can.
     * `skew`: seconds by which wall clocks of actors are ahead of the services', or behind, at most.
+    * `keys`: one of `KEYS`; those of each app, which each version of its code has in another order.
     """
 
     seed: int
@@ -178,19 +195,27 @@ class Course:
     kind: str = "local"
     skew: float = 0.0
     pool: str = "processes"
+    keys: str = ""
 
     def with_decisions(self, decisions: tuple[Decision, ...]) -> Course:
         """The same course with these decisions alone."""
         return replace(self, decisions=decisions)
 
+    @property
+    def clocks_apart(self) -> float:
+        """Seconds by which the wall clocks of two machines may differ, at most."""
+        jumps = (abs(each.what[1]) for each in self.decisions if each.kind == "clock-jumps")
+        return 2.0 * self.skew + sum(jumps)
+
     def __str__(self) -> str:
         store = "one file" if self.joint else "two files"
         store = store if self.kind == "local" else f"{self.kind} and tables"
+        keys = f", {self.keys}" if self.keys else ""
         order = "" if self.shuffled else ", steps in their plain order"
         return (
             f"seed {self.seed}: apps {', '.join(self.apps)}, {self.workers} workers each with "
             f"{self.slots} slots in {self.pool}, {store}, schedule every {self.every:g} s, "
-            f"quiet from {self.quiet_at:g} s{order}"
+            f"quiet from {self.quiet_at:g} s{keys}{order}"
         )
 
 
@@ -215,6 +240,8 @@ def draw(seed: int, *, flows: bool = True) -> Course:
         decisions += _jumps(dice, apps, length)
     if flows:
         decisions += _flows(random.Random(f"{seed} flows"), apps, length)
+        decisions += _costs(random.Random(f"{seed} costs"), apps, length)
+        decisions += _streams(random.Random(f"{seed} streams"), apps, length)
     decisions.sort(key=lambda each: each.at)
     return Course(
         seed,
@@ -228,6 +255,7 @@ def draw(seed: int, *, flows: bool = True) -> Course:
         kind=kind,
         skew=skew,
         pool="threads" if dice.random() < (0.25 if slots < BULK else 0.75) else "processes",
+        keys=random.Random(f"{seed} keys").choice(KEYS),
     )
 
 
@@ -277,21 +305,61 @@ def _programs(
 
 def _flows(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:
     """Flows, with signals before, during and after their waits, and faults at their points."""
-    for _ in range(dice.choice((0, 0, 5, 15, 40))):
-        plan = "".join(dice.choices("srefzlwactn", FLOW_WEIGHTS, k=dice.randint(1, 7)))
+    count = dice.choice((0, 0, 5, 15, 40))
+    if count:
+        yield from _releases(dice, apps, length)
+    for _ in range(count):
+        plan = "".join(dice.choices(FLOW_LETTERS, FLOW_WEIGHTS, k=dice.randint(1, 7)))
         signals = tuple(
-            (dice.choice((0.0, 1.0, 10.0, FLOW_TIMEOUT, dice.uniform(0.0, 100.0))), name)
+            (dice.choice((0.0, 1.0, 10.0, MEETS, MEETS, dice.uniform(0.0, 100.0))), name)
             for name in dice.choices(("go", "go", "stop"), k=dice.choice((0, 1, 1, 2, 4)))
         )
         app = dice.choice(apps)
         yield Decision(_time(dice, length), "flow", app, (plan, signals))
+        if "x" in plan:
+            yield Decision(_time(dice, length), "replay", app)
         if dice.random() < 0.2:
-            what = (dice.choice(FLOW_POINTS), dice.randint(1, 6))
-            if dice.random() < 0.5:
-                yield Decision(_time(dice, length), "die-at", app, what)
-            else:
-                pause = dice.choice((5.0, 40.0, 100.0))
-                yield Decision(_time(dice, length), "freeze-at", app, (*what, pause))
+            yield _strike(dice, app, _time(dice, length), FLOW_POINTS)
+
+
+def _strike(dice: random.Random, app: str, at: float, points: tuple[str, ...]) -> Decision:
+    """An actor dies or freezes at one of these points."""
+    what = (dice.choice(points), dice.randint(1, 6))
+    if dice.random() < 0.5:
+        return Decision(at, "die-at", app, what)
+    return Decision(at, "freeze-at", app, (*what, dice.choice((5.0, 40.0, 100.0))))
+
+
+def _streams(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:
+    """Tasks that emit, with readers, and faults at the points of their appends."""
+    for _ in range(dice.choice((0, 0, 4, 12, 30))):
+        at, app = _time(dice, length), dice.choice(apps)
+        what = (_plan(dice), dice.choice((0, 1, 4, 12)), dice.choice((0, 1, 2)))
+        yield Decision(at, "stream", app, what)
+        if dice.random() < 0.3:
+            yield _strike(dice, app, max(0.0, at - dice.uniform(0.0, 5.0)), STREAM_POINTS)
+
+
+def _costs(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:
+    """Tasks under a limit with a cost, and deaths while what they claimed is not corrected."""
+    for _ in range(dice.choice((0, 0, 2, 6))):
+        at, app = _time(dice, length), dice.choice(apps)
+        kind, count = dice.choice(("cost1", "cost2", "cost3")), dice.choice((1, 3, 10))
+        yield Decision(at, "send", app, (kind, count, _plan(dice), 0, 0.0))
+        if dice.random() < 0.3:
+            yield _strike(dice, app, at, COST_POINTS)
+
+
+def _releases(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:
+    """While flows wait, workers of the release before are there, or the other version comes."""
+    for _ in range(dice.choice((0, 1, 1, 3))):
+        at, app, seconds = _time(dice, length), dice.choice(apps), dice.choice((20.0, 100.0, 240.0))
+        if dice.random() < 0.6:
+            yield Decision(at, "former", app, (seconds, dice.choice((1, 1, 2))))
+        else:
+            yield Decision(at, "deploy", app)
+        for _ in range(dice.choice((0, 1, 2))):
+            yield Decision(at + dice.uniform(0.0, seconds), "kill", app, (dice.random(),))
 
 
 def _time(dice: random.Random, length: float) -> float:

@@ -7,24 +7,23 @@ from typing import Final
 
 from aztask.support.failpoint import STEPS
 
+POOL: Final = "pool-"
+"""What the names of the failpoints begin with at which a pool process starts."""
+
 ELSEWHERE: Final[Mapping[str, str]] = {
-    "stopping": "integration/test_drain_rounds.py",
-    "unindexed": "integration/test_tables_worker.py",
-    "noted": "integration/test_storage_deadletters.py",
-    "stored": "integration/test_storage_deadletters.py",
-    "cloned": "integration/test_servicebus_worker.py",
+    **{step: "integration/test_portable.py" for step in STEPS if step.startswith(POOL)},
+    "stopping": "integration/test_kills.py",
     "uploaded": "integration/test_payload_kills.py",
     "loaded": "integration/test_payload_kills.py",
     "result-stored": "integration/test_payload_kills.py",
-    "copied": "integration/test_kills.py",
+    "copied": "integration/test_workflow_unique.py",
     "removed": "integration/test_payload_kills.py",
-    "row-filled": "integration/test_workflow_kills.py",
-    "probed": "integration/test_clock_probe.py",
+    "row-filled": "simulation/test_simulation.py",
     "compact-written": "spark/test_compaction.py",
     "compact-published": "spark/test_compaction.py",
     "compact-removed": "spark/test_compaction.py",
 }
-"""Failpoints of what is not simulated, each with the file of the tests that kill there."""
+"""Failpoints that courses do not reach, each with the file of the tests that kill there."""
 
 
 def never_reached(points: Mapping[str, int]) -> list[str]:

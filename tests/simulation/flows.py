@@ -8,6 +8,10 @@ A flow carries out its plan, one letter after the other:
     w  it waits for the signal "go"       a  for "go" or "stop"
     c  it calls another task              t  it starts one, and waits for that or for "stop"
     n  it continues with the rest of the plan, in a new history
+    o  a step, a sleep, and a step; the second version of the code has these two the other way round
+    p  a step that the second version has replaced, with `context.patched`
+    x  it is dead-lettered, unless it was replayed
+    m  it emits some parts
 
 Rules
 1. A *place* is a task, how often it had continued, and the number of a letter of its plan.
@@ -18,6 +22,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -26,18 +31,25 @@ from aztask.context import Context
 from aztask.errors import (
     AztaskError,
     LeaseLost,
+    Reject,
+    Retry,
     TaskCancelled,
     TaskExpired,
     TaskFailed,
     WaitTimeout,
 )
 from aztask.retry import RetryPolicy
-from aztask.steps.suspension import Parked
+from aztask.steps.suspension import STEP_ORDER, OrderChanged, Parked, Renewal, StepsUnavailable
+from aztask.stores.records.base import Outcome, State
+from aztask.worker.pipeline.redelivery import UNKNOWN_TASK
 
-from .course import FLOW_TIMEOUT, Decision
+from . import streams
+from .course import FLOW_TIMEOUT, MEETS, RETENTION, Decision
+from .releases import FORMER, GRACE, HANDED_OVER
 
 if TYPE_CHECKING:
     from aztask.app import App
+    from aztask.message.message import TaskMessage
 
     from .actors import Actor, Sender, Worker
     from .book import Key
@@ -48,7 +60,19 @@ Place: TypeAlias = tuple[str, int, int]
 NAP: Final = 12.0
 LONG: Final = 900.0
 CLOCKS: Final = 2.0
-"""Seconds by which a timer may be early: then the run parks once more, for the rest."""
+"""Seconds by which a timer may be early, besides what a worker's clock is ahead that sends it again
+after another one: then the run parks once more, for the rest."""
+
+PURGES: Final = 4000.0
+"""Seconds by which a purge may be early, by the clock of the worker whose purge it is."""
+
+WAITS: Final = "wazlct"
+SIGNALLED: Final = "wat"
+PARTS: Final = 3
+NOT_YET: Final = "not before a replay"
+
+ONE, OTHER, PATCHED, OLD, NEW = range(100, 600, 100)
+"""Added to the number of a letter: the places of its two steps, of its patch, and its steps."""
 
 STEP_RETRY: Final = RetryPolicy(max_retries=3, delay=3.0, max_delay=20.0)
 
@@ -79,6 +103,10 @@ class Flows:
         self._tries: Counter[str] = Counter()
         self._signals: dict[str, Signal] = {}
         self._taken: dict[str, Place] = {}
+        self._left: dict[str, Key] = {}
+        self._dead_at: dict[str, float] = {}
+        self.to_meet: dict[str, list[str]] = {}
+        self._first_met: dict[tuple[str, str], float] = {}
         self.resting: set[Key] = set()
 
     def _complain(self, name: str, text: str, place: Place) -> None:
@@ -91,9 +119,48 @@ class Flows:
     def begun(self, context: Context, epoch: int) -> None:
         """A run of a flow has begun."""
         task_id = context.task_id
+        self._world.book.counts["runs of replayed flows"] += context.message.generation > 0
         if epoch < self._epochs.get(task_id, 0):
             self._complain("continues-once", "it has continued before", (task_id, epoch, -1))
         self._epochs[task_id] = epoch
+
+    def begun_before(self, message: TaskMessage) -> None:
+        """A worker of the release before has called its function for a flow."""
+        self._world.book.counts["flows at the release before"] += 1
+        left = self._left.get(message.id)
+        if left is not None and message.key > left:
+            self._complain(
+                "goes-on-where-it-is-known",
+                f"run {message.key[1:]} begins at the first line, and {left[1:]} has waited",
+                (message.id, 0, -1),
+            )
+
+    def left(self, key: Key) -> None:
+        """A run has ended in a wait, or to continue with other arguments."""
+        self._left[key[0]] = max(key, self._left.get(key[0], key))
+
+    def met(self, task_id: str, why: str) -> None:
+        """A worker has met what it cannot run, and another one can."""
+        self._world.book.counts[f"put off: {why}"] += 1
+        self._first_met.setdefault((task_id, why), self._world.time.now)
+
+    def ended(self, key: Key, outcome: Outcome) -> None:
+        """The end of a flow is recorded."""
+        task_id, generation, _ = key
+        why, place = outcome.error_type, (task_id, self._epochs.get(task_id, 0), -1)
+        if outcome.state in (State.SUCCEEDED, State.CANCELLED):
+            return
+        self._dead_at[task_id] = self._world.time.now
+        if outcome.state is State.FAILED and why in (STEP_ORDER, UNKNOWN_TASK):
+            met = self._first_met.get((task_id, why))
+            waited = 0.0 if met is None else self._world.time.now - met
+            # An unknown name is timed by the clocks of the workers that meet it.
+            exact = why == STEP_ORDER or not self._world.course.clocks_apart
+            self._world.book.counts[f"given up: {why}"] += 1
+            if met is None or (exact and waited < GRACE - CLOCKS):
+                self._complain("waits-for-the-grace", f"{why} after {waited:.1f} s", place)
+        elif generation or NOT_YET not in outcome.error:
+            self._complain("flow-ends-well", f"{outcome.state}, {why}: {outcome.error}", place)
 
     def called(self, context: Context, place: Place) -> int:
         """A step's function is called; returns how often it was before."""
@@ -131,21 +198,28 @@ class Flows:
 
     # -- waits and signals -------------------------------------------------------------------
 
-    def arrived(self, place: Place) -> None:
+    def arrived(self, place: Place, letter: str) -> None:
         """A run has come to a wait."""
-        self._arrived.setdefault(place, self._world.time.now)
+        if place in self._arrived:
+            return
+        self._arrived[place] = self._world.time.now
+        if letter in SIGNALLED and (names := self.to_meet.get(place[0])):
+            self._world.book.counts["signals as a wait ends"] += 1
+            app = self._world.book.lives[place[0]].app
+            self._world.later(FLOW_TIMEOUT, Decision(0.0, "signal", app, (place[0], names.pop())))
 
     def parked(self, context: Context, place: Place, seconds: float) -> None:
         """A run ends here, because it waits for so many seconds."""
         self._world.book.counts["parked runs"] += 1
         key: Key = context.message.key
         self._parks.add(key)
-        if seconds < CLOCKS:
+        self.left(key)
+        if seconds < CLOCKS + self._world.course.clocks_apart:
             return
         hops = self._parked.setdefault(place, set())
         hops.add(key)
         # A signal may wake it whose value it has just taken in an earlier wait.
-        if len(hops) > 1 + self._tries[place[0]]:
+        if len(hops) > 1 + self._tries[place[0]] + context.message.generation:
             self._complain("resumes-once", f"{sorted(hops)} have parked in one wait", place)
 
     def sent(self, task_id: str, name: str) -> str:
@@ -167,12 +241,21 @@ class Flows:
     def late(self, place: Place, names: tuple[str, ...]) -> None:
         """A wait has timed out: then no signal was there before its time."""
         due = self._arrived[place] + FLOW_TIMEOUT
-        if place in self._known:
+        if place in self._known or self._is_forgotten(place):
             return
         for value, signal in self._signals.items():
             mine = signal.task_id == place[0] and signal.name in names and value not in self._taken
             if mine and signal.at < due:
                 self._complain("signal-is-not-lost", f"{value} was there in time", place)
+
+    def _is_forgotten(self, place: Place) -> bool:
+        """Whether the flow was a dead letter for longer than its result, and its signals, are kept.
+
+        Its steps are kept as long as the dead letter.
+        """
+        dead_at = self._dead_at.get(place[0], math.inf)
+        kept = RETENTION[self._world.book.lives[place[0]].app] - PURGES
+        return self._arrived[place] > dead_at + kept
 
     def settled(self, key: Key) -> None:
         """A message has left the queue: a run that has parked rests from now on."""
@@ -208,41 +291,48 @@ def register(app: App, actor: Actor, retry: RetryPolicy) -> None:
     def flow(context: Context, plan: str, epoch: int = 0) -> str:
         book.ran(actor, context.message)
         flows.begun(context, epoch)
-        for number, letter in enumerate(plan):
-            place = (context.task_id, epoch, number)
-            _Letter(context, flows, place).do(letter, kid)
-            if letter == "n":
-                context.continue_with(plan[number + 1 :], epoch + 1)
+        try:
+            for number, letter in enumerate(plan):
+                place = (context.task_id, epoch, number)
+                _Letter(context, flows, place, actor.version).do(letter, kid)
+                if letter == "n":
+                    context.continue_with(plan[number + 1 :], epoch + 1)
+        except Renewal:
+            flows.left(context.message.key)
+            raise
+        except OrderChanged:
+            flows.met(context.task_id, STEP_ORDER)
+            raise
+        except StepsUnavailable:
+            book.counts["flows whose store is away"] += 1
+            raise
         return plan
 
-    app.task_with_context(name=f"{actor.label}.flow", retry=retry)(flow)
+    def former_flow(context: Context, plan: str, epoch: int = 0) -> str:
+        flows.begun_before(context.message)
+        raise Retry(HANDED_OVER)
+
+    body = former_flow if actor.version == FORMER else flow
+    app.task_with_context(name=f"{actor.label}.flow", retry=retry)(body)
 
 
 class _Letter:
     """One letter of a plan."""
 
-    def __init__(self, context: Context, flows: Flows, place: Place) -> None:
+    def __init__(self, context: Context, flows: Flows, place: Place, version: int) -> None:
         self._context = context
         self._flows = flows
         self._place = place
+        self._version = version
 
     def do(self, letter: str, kid: Any) -> None:
         """Carry it out, and note what it gave."""
-        value: Any = None
         try:
-            match letter:
-                case "s":
-                    value = self._context.step("s", self._step)
-                case "r":
-                    value = self._context.step("r", self._fails, retry=STEP_RETRY)
-                case "e":
-                    value = self._recorded_error()
-                case "f":
-                    if self._flows.once(self._place):
-                        raise ValueError("not yet")
-                case "w" | "a" | "z" | "l" | "c" | "t":
-                    self._flows.arrived(self._place)
-                    value = self._wait(letter, kid)
+            if letter in WAITS:
+                self._flows.arrived(self._place, letter)
+                value = self._wait(letter, kid)
+            else:
+                value = self._act(letter)
         except Parked as parked:
             # Who waits for a task looks for its end from time to time.
             alone = letter not in "ct"
@@ -250,8 +340,54 @@ class _Letter:
             raise
         self._flows.passed(self._place, value)
 
+    def _act(self, letter: str) -> Any:
+        match letter:
+            case "s":
+                return self._context.step("s", self._step)
+            case "r":
+                return self._context.step("r", self._fails, retry=STEP_RETRY)
+            case "e":
+                return self._recorded_error()
+            case "o":
+                self._two_steps()
+            case "p":
+                self._patched()
+            case "m":
+                for part in range(PARTS):
+                    self._context.emit([*self._place[1:], part])
+            case "f":
+                if self._flows.once(self._place):
+                    raise ValueError("not yet")
+            case "x":
+                if not self._context.message.generation:
+                    raise Reject(NOT_YET)
+        return None
+
     def _step(self) -> int:
         return self._flows.called(self._context, self._place)
+
+    def _named(self, name: str, more: int) -> None:
+        """A step with a place of its own, which is the same in each version."""
+        task_id, epoch, number = self._place
+        place = (task_id, epoch, number + more)
+        value = self._context.step(name, self._flows.called, self._context, place)
+        self._flows.passed(place, value)
+
+    def _two_steps(self) -> None:
+        steps = [("one", ONE), ("other", OTHER)]
+        first, second = steps if self._version == 1 else reversed(steps)
+        self._named(*first)
+        self._context.sleep(NAP)
+        self._named(*second)
+
+    def _patched(self) -> None:
+        if self._version == 1:
+            self._named("old", OLD)
+            return
+        task_id, epoch, number = self._place
+        new = self._context.patched("new")
+        self._flows.passed((task_id, epoch, number + PATCHED), new)
+        self._named(*(("new", NEW) if new else ("old", OLD)))
 
     def _fails(self) -> int:
         before = self._flows.called(self._context, self._place)
@@ -301,7 +437,12 @@ def start(world: World, sender: Sender, decision: Decision) -> None:
     """Start a flow; signals to it follow after so many seconds each."""
     plan, signals = decision.what
     task_id = sender.app.tasks[f"{sender.label}.flow"].delay(plan).id
+    if "m" in plan:
+        streams.listen(world, decision.app, task_id, 2)
     for seconds, name in signals:
+        if seconds == MEETS:
+            world.flows.to_meet.setdefault(task_id, []).append(name)
+            continue
         world.later(seconds, Decision(0.0, "signal", decision.app, (task_id, name)))
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from aztask.limits.control import Controls
 
+from .course import Decision
 from .points import Death
+from .releases import FORMER
 
 if TYPE_CHECKING:
     from .actors import Worker
-    from .course import Decision
     from .world import World
 
 
@@ -104,6 +105,28 @@ def deploy(world: World, decision: Decision) -> None:
     world.start_worker(decision.app, version)
 
 
+def former(world: World, decision: Decision) -> None:
+    """Workers of the release before are there for some time."""
+    seconds, count = decision.what
+    world.faults["release before"] += 1
+    for _ in range(count):
+        world.start_worker(decision.app, FORMER)
+    world.later(seconds, Decision(0.0, "former-ends", decision.app))
+
+
+def former_ends(world: World, decision: Decision) -> None:
+    """They are told to stop; those that stand still are dead."""
+    now = world.time.now
+    for worker in [each for each in world.workers if each.version == FORMER]:
+        if worker.label != decision.app:
+            continue
+        if worker.parked is not None or worker.frozen_until > now:
+            world.kill(worker)
+        else:
+            worker.supervisor.stop()
+            worker.wake_at = 0.0
+
+
 def jump(world: World, decision: Decision) -> None:
     """The wall clock of a worker's machine is set."""
     worker = _one(world, decision)
@@ -129,6 +152,8 @@ FAULTS: Final[dict[str, Callable[[World, Decision], None]]] = {
     "suspend": suspend,
     "drain": drain,
     "deploy": deploy,
+    "former": former,
+    "former-ends": former_ends,
     "weather": weather,
     "clock-jumps": jump,
 }
@@ -148,6 +173,7 @@ def end_all(world: World) -> None:
     for label in world.course.apps:
         sender = world.sender(label)
         Controls(sender.results.controls, world.clock).resume_all()
+        former_ends(world, Decision(0.0, "former-ends", label))
         world.start_worker(label)
 
 

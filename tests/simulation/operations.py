@@ -11,9 +11,9 @@ from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.view import DeadLetters, Selection
 from aztask.taskoptions import SendOptions
 
-from . import flows
+from . import flows, streams
 from .course import KINDS, Decision
-from .programs import graph_of
+from .programs import WEIGHTS, graph_of
 
 if TYPE_CHECKING:
     from .actors import Sender
@@ -52,6 +52,8 @@ def _send(sender: Sender, kind: str, plan: str, number: int, delay: float) -> st
     args: list[Any] = [plan]
     if kind in ("unique", "begun", "quiet"):
         args.append(number)
+    if kind in WEIGHTS:
+        args.append(WEIGHTS[kind][0])
     task = sender.app.tasks.get(name)
     if task is None:  # of the other version
         return sender.app.send(name, args, **options).id
@@ -105,7 +107,7 @@ def resume(world: World, sender: Sender, decision: Decision) -> None:
 def replay(world: World, sender: Sender, decision: Decision) -> None:
     """Send the dead letters of the default queue again."""
     letters = DeadLetters(sender.app, "default", clock=world.clock)
-    for task in ("plain", "abandon", "hold", "unique"):
+    for task in ("plain", "abandon", "hold", "unique", "flow"):
         letters.replay(Selection(task=f"{sender.label}.{task}"))
 
 
@@ -127,6 +129,8 @@ OPERATIONS: Final[dict[str, Callable[[World, Sender, Decision], None]]] = {
     "garbage": garbage,
     "flow": flows.start,
     "signal": flows.signal,
+    "stream": streams.start,
+    "read": streams.read,
 }
 
 
@@ -139,7 +143,7 @@ def probe(world: World) -> None:
         sender = world.sender(label)
 
         def all_kinds(sender: Sender = sender) -> None:
-            for kind in sorted(set(KINDS) - {"old"}):
+            for kind in sorted({*KINDS, *WEIGHTS} - {"old"}):
                 for number in range(3) if kind in ("unique", "begun", "quiet") else (0,):
                     known = set(world.book.lives)
                     task_id = _send(sender, kind, "o", number, 0.0)

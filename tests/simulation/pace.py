@@ -13,6 +13,7 @@ from typing import Any, Final
 import aztask.schedules.runner
 import aztask.worker.core
 import aztask.worker.pool.attempt
+import aztask.worker.runtime
 import aztask.worker.upkeep.controlwatch
 import aztask.worker.upkeep.housekeeping
 
@@ -29,9 +30,11 @@ SLOWER: Final[tuple[tuple[Any, str, float], ...]] = (
 )
 LEFT: Final[tuple[tuple[Any, str, Any], ...]] = (
     (aztask.worker.core, "watch_parts", lambda: None),
+    (aztask.worker.runtime, "Recorder", lambda clock: None),
     (aztask.worker.pool.attempt, "traceback_of", lambda error: f"{type(error).__name__}: {error}"),
 )
-"""What costs time and cannot differ here: threads that stand still, and long texts."""
+"""What costs time and cannot differ here: threads that stand still, long texts, and the history,
+which no task depends on."""
 
 POLL: Final = 5.0
 """Seconds between two receives from an empty queue; a message that is sent ends the wait."""

@@ -10,6 +10,7 @@ its key, so it stays the same when other parts of a course are left out.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
 from aztask.app import App
@@ -20,6 +21,8 @@ from aztask.retry import RetryPolicy
 from aztask.workflows.graphs import Chain, Chord, Graph, Group, Signature, chain, chord, group
 
 from . import flows
+from .course import RETENTION
+from .releases import FORMER, GRACE, FormerCodec
 from .stepped import Play
 
 if TYPE_CHECKING:
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from .world import World
 
 LEASE: Final = 30.0
-RETENTION: Final = {"a": 40_000.0, "b": 400_000.0}
 RETRY: Final = RetryPolicy(
     max_retries=3, delay=2.0, backoff=2.0, max_delay=60.0, give_up_on=(LookupError,), max_snoozes=5
 )
@@ -37,6 +39,9 @@ FOR_EVER: Final = RetryPolicy(max_retries=10_000, delay=1.0, max_delay=30.0)
 
 RATE, BURST, SPACING = "5/10s", 2, 2.0
 PERMITS: Final = 2
+TOKENS, MOST_TOKENS, TOKEN_SPACING = "12/60s", 6, 5.0
+WEIGHTS: Final = {"cost1": (1, 1), "cost2": (2, 4), "cost3": (3, 1)}
+"""Of each task of the limit with a cost: what it claims, and what its run says it has used."""
 SCHEDULE: Final = "shared.tick"
 """Both apps use this name, and each has a schedule of its own under it."""
 
@@ -59,13 +64,16 @@ class Program:
             max_lease=100_000.0,
             max_deliveries=10_000,
             result_retention=RETENTION[actor.label],
-            unknown_task_grace=600.0,
+            unknown_task_grace=GRACE,
         )
+        if actor.version == FORMER:
+            app.codec.__class__ = FormerCodec  # of all that have it
         if actor.broker.capabilities.sessions:
             app.queue("steps", sessions=True)
         app.queue("lanes", priorities={"high": 4, "normal": 2})
         app.limit("rate", rate=RATE, burst=BURST)
         app.limit("permits", concurrency=PERMITS)
+        app.limit("tokens", rate=TOKENS, burst=MOST_TOKENS, cost=lambda plan, weight: weight)
         _Tasks(app, actor).register()
         if self._course.every:
             tick = app.tasks[f"{actor.label}.tick"]
@@ -124,8 +132,11 @@ class _Tasks:
         add("urgent", queue="lanes", priority="high")
         add("expiring", expires=EXPIRES)
         add("tick")
-        add("old" if self._actor.version == 1 else "new")
+        add("old" if self._actor.version < 2 else "new")
+        for name in WEIGHTS:
+            self._add_costly(name)
         self._add_node()
+        self._add_stream()
         flows.register(self._app, self._actor, FOR_EVER)
 
     def _add(self, name: str, **options: Any) -> None:
@@ -137,6 +148,16 @@ class _Tasks:
 
         self._app.task_with_context(name=f"{actor.label}.{name}", **options)(body)
 
+    def _add_costly(self, name: str) -> None:
+        actor, (_, spent) = self._actor, WEIGHTS[name]
+
+        def costly(context: Context, plan: str, weight: int) -> str:
+            ends = actor.world.book.ran(actor, context.message)
+            context.spent("tokens", spent)
+            return _end(plan[min(ends, len(plan) - 1)], context)
+
+        self._app.task_with_context(name=f"{actor.label}.{name}", limits=["tokens"])(costly)
+
     def _add_node(self) -> None:
         actor = self._actor
 
@@ -146,6 +167,16 @@ class _Tasks:
             return [name, *args]
 
         self._app.task_with_context(name=f"{actor.label}.node", retry=FOR_EVER)(node)
+
+    def _add_stream(self) -> None:
+        actor = self._actor
+
+        def stream(context: Context, plan: str, count: int) -> Generator[int, None, str]:
+            ends = actor.world.book.ran(actor, context.message)
+            yield from range(count)
+            return _end(plan[min(ends, len(plan) - 1)], context)
+
+        self._app.task_with_context(name=f"{actor.label}.stream")(stream)
 
 
 def _unique_key(plan: str, key: int) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from .book import Violation
+from aztask.support.clock import SYSTEM_CLOCK
+
+from .book import Book, Violation
 from .course import Course, draw
 from .world import World
 
@@ -39,7 +43,8 @@ def run(course: Course) -> Report:
     report, began = Report(course), time.process_time()
     with _no_collections():
         world = World(course)
-        _run(world, report)
+        with _no_real_time(world.book):
+            _run(world, report)
     report.counts, report.faults, report.points = world.book.counts, world.faults, world.points
     report.virtual, report.steps = world.now, world.steps
     report.seconds = time.process_time() - began
@@ -59,6 +64,34 @@ def _no_collections() -> Iterator[None]:
     finally:
         gc.enable()
         gc.collect()
+
+
+@contextmanager
+def _no_real_time(book: Book) -> Iterator[None]:
+    """Complain if this thread reads the clock of the machine: a course would not repeat.
+
+    That clock is the default of whatever takes one, so a forgotten argument is not seen otherwise.
+    """
+    mine = threading.get_ident()
+
+    def guarded(read: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(*arguments: Any) -> Any:
+            if threading.get_ident() == mine:
+                where = "".join(traceback.format_stack(limit=3)[:-1])
+                book.complain("no-crash", f"the clock of the machine was read:\n{where}")
+            return read(*arguments)
+
+        return reading
+
+    names = ("monotonic", "wall", "sleep")
+    before = {name: getattr(SYSTEM_CLOCK, name) for name in names}
+    try:
+        for name, read in before.items():
+            object.__setattr__(SYSTEM_CLOCK, name, guarded(read))
+        yield
+    finally:
+        for name, read in before.items():
+            object.__setattr__(SYSTEM_CLOCK, name, read)
 
 
 def _run(world: World, report: Report) -> None:

@@ -88,7 +88,12 @@ class SteppedMailbox:
     @property
     def due(self) -> bool:
         """Whether the loop's wait ends now."""
-        return bool(self._calls) or self._woken or any(each.pending for each in self._watched)
+        if self._calls or self._woken:
+            return True
+        for each in self._watched:  # noqa: SIM110  # asked for before every step of the world
+            if each.pending:
+                return True
+        return False
 
     def post(self, call: Callable[[], None]) -> None:
         """Keep the call for the next turn."""
@@ -503,7 +508,7 @@ class SteppedProcess:
         self._replies = Answers()
         outbox = SteppedOutbox(self._answers, machine)
         self._ask = outbox.send
-        self._attempts = attempt.RunReader(machine.app, outbox, self._replies, os.getpid())
+        self._attempts = machine.reader(outbox, self._replies)
 
     @property
     def outbox(self) -> Any:
@@ -610,17 +615,18 @@ class SteppedProcess:
     def step(self) -> None:
         """Get ready, begin a run, or end one."""
         try:
-            self._step(self._clock.monotonic())
+            self._step()
         finally:
             self._next_at = None
 
-    def _step(self, now: float) -> None:
+    def _step(self) -> None:
         if not self._ready:
             self._ready = True
             self._answers.append(["ready"])
             return
         several, ended = self._machine.several(), False
         for number, run in list(self._runs.items()):
+            now = self._clock.monotonic()  # the worker may have stood still in the run before
             if not self.hung_up and self._ends_at(run) <= now:
                 self._end(number, run, now)
                 ended = True
@@ -631,7 +637,7 @@ class SteppedProcess:
         while self._inbox and not self.hung_up and (self._has_room() or not self._inbox[0]):
             packet = self._inbox.popleft()
             if packet:
-                self._begin(packet, now)
+                self._begin(packet, self._clock.monotonic())
             else:
                 self._retired += 1
                 if self._retired >= self._slots and not self._runs:
@@ -748,9 +754,10 @@ class SteppedScheduling(Scheduling):
 
 
 class Step(NamedTuple):
-    """Something that can be done now. name: the same in every course that comes here."""
+    """Something that can be done now: its kind, and of what, the same in every course."""
 
-    name: str
+    kind: str
+    of: str | int
     take: Callable[[], object]
 
 
@@ -861,6 +868,10 @@ class Machine:
         self.schedulings.append(made)
         return made
 
+    def reader(self, outbox: SteppedOutbox, answers: Answers) -> attempt.RunReader:
+        """What reads the calls in a process."""
+        return attempt.RunReader(self.app, outbox, answers, os.getpid())
+
     # -- what a pool asks of its starter -----------------------------------------------------
 
     def start(self, plan: PoolPlan) -> Link:
@@ -895,21 +906,21 @@ class Machine:
         now, found = self.time.now, list[Step]()
         for number, keeper in enumerate(self.keepers):
             if (at := keeper.due_at) is not None and at <= now:
-                found.append(Step(f"renew {number}", keeper.turn))
-        found += [
-            Step(f"receive {intake.queue}", intake.step)
-            for intake in self.intakes
-            if intake.next_at <= now
-        ]
-        found += [Step(f"lane {name}", lane.step) for name, lane in self.lanes.items() if lane.due]
+                found.append(Step("renew", number, keeper.turn))
+        for intake in self.intakes:
+            if intake.next_at <= now:
+                found.append(Step("receive", intake.queue, intake.step))
+        for name, lane in self.lanes.items():
+            if lane.due:
+                found.append(Step("lane", name, lane.step))
         for process in self.processes:
             if process.next_at <= now:
-                found.append(Step(f"process {process.pid}", process.step))
+                found.append(Step("process", process.pid, process.step))
         for each in self.schedulings:
             if each.next_at <= now:
-                found.append(Step("schedules", each.turn))
+                found.append(Step("schedules", "", each.turn))
         if self.supervisor is not None and (now >= self.box.until or self.box.due or self.dead):
-            found.append(Step("turn", self.turn))
+            found.append(Step("turn", "", self.turn))
         return found
 
     @property

@@ -9,16 +9,21 @@ from types import SimpleNamespace
 import pytest
 
 from aztask import Context
+from aztask.settlement import Complete
 from aztask.steps.records import StepStore
 from aztask.steps.signals import TaskSignals
+from aztask.stores.records.base import Outcome, State
+from aztask.worker.pipeline.redelivery import UNKNOWN_TASK
 
-from .course import Decision
+from .course import MEETS, Decision
 from .flows import Flows
+from .programs import Program
 from .running import run
+from .stepped import Play
 from .test_simulation import CALM
 from .world import World
 
-PLANS = ("s", "srsf", "e", "w", "a", "z", "l", "c", "t", "sns", "swecztnlrw")
+PLANS = ("s", "srsf", "e", "w", "a", "z", "l", "c", "t", "sns", "o", "p", "x", "swecztnlropw")
 ONE = ("task", 0, 1)
 OTHER = ("task", 0, 2)
 
@@ -54,6 +59,27 @@ def test_a_death_at_a_point_of_a_flow_loses_nothing(kind: str, point: str) -> No
     assert report.faults["death at a point"] == int(timers_have_numbers or point != "timed")
 
 
+@pytest.mark.parametrize("kind", ["local", "storage", "bus"])
+def test_a_signal_that_comes_as_the_time_ends_is_taken_once_or_waits(kind: str) -> None:
+    decisions = tuple(flow(plan, (MEETS, "go")) for plan in ("w", "aw", "ww", "tw", "sasws") * 3)
+    report = run(replace(CALM, kind=kind, workers=2, quiet_at=600.0, decisions=decisions))
+    assert report.text == ""
+    assert report.counts["signals as a wait ends"] == len(decisions)
+
+
+@pytest.mark.parametrize("kind", ["local", "storage", "bus"])
+def test_a_flow_whose_store_is_away_goes_on_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(Program, "script", lambda *_: Play(seconds=4.0))
+    away = [Decision(at, "outage", "a", ("results", 3.0)) for at in (3.0, 19.0, 47.0)]
+    decisions = (*[flow("srwzcs", (8.0, "go"))] * 6, *away)
+    report = run(replace(CALM, kind=kind, quiet_at=600.0, decisions=decisions))
+    assert report.text == ""
+    assert report.faults["outage of the results"] == len(away)
+    assert report.counts["flows whose store is away"]
+
+
 def test_a_run_that_does_not_know_its_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store gives it no records: it runs its steps again."""
     monkeypatch.setattr(StepStore, "read", lambda *_, **__: [])
@@ -66,6 +92,16 @@ def test_a_signal_that_wakes_nobody_is_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(TaskSignals, "signal", lambda *_: None)
     report = run(replace(CALM, decisions=(flow("w", (3.0, "go")),)))
     assert report.name == "signal-is-not-lost"
+
+
+@pytest.mark.parametrize(("skew", "found"), [(0.0, ["resumes-once"]), (60.0, [])])
+def test_a_timer_is_as_early_as_the_clock_is_ahead_of_who_sent_it(
+    skew: float, found: list[str]
+) -> None:
+    """A settlement that is repeated sends the timer again, by the clock of another worker."""
+    world = World(replace(CALM, kind="storage", skew=skew))
+    park_again(world.flows)
+    assert [each.name for each in world.book.violations] == found
 
 
 def accept(flows: Flows) -> None:
@@ -117,6 +153,15 @@ def start_twice(flows: Flows) -> None:
     flows.child("second", ("task", "0", "1"))
 
 
+def fail(flows: Flows) -> None:
+    flows.ended(("task", 0, 0), Outcome(State.FAILED, Complete(), error_type="ValueError"))
+
+
+def give_up_at_once(flows: Flows) -> None:
+    flows.met("task", UNKNOWN_TASK)
+    flows.ended(("task", 0, 0), Outcome(State.FAILED, Complete(), error_type=UNKNOWN_TASK))
+
+
 def rest_in_a_slot(flows: Flows) -> None:
     context = Context.for_testing(task_id="task")
     slot = SimpleNamespace(message=context.message)
@@ -138,6 +183,8 @@ def rest_in_a_slot(flows: Flows) -> None:
         ("continues-once", go_back),
         ("started-once", start_twice),
         ("parked-holds-nothing", rest_in_a_slot),
+        ("flow-ends-well", fail),
+        ("waits-for-the-grace", give_up_at_once),
     ],
 )
 def test_the_book_complains(name: str, broken: Callable[[Flows], None]) -> None:

@@ -120,6 +120,15 @@ def send(broker: Broker, *bodies: bytes) -> None:
     broker.send("default", [Envelope(body, message_id=body.decode()) for body in bodies])
 
 
+def test_a_timer_that_is_due_has_the_time_of_the_service(world: World) -> None:
+    """It had that of the machine, whose clock may be ahead: here it is years ahead."""
+    broker = world.broker("servicebus")
+    broker.declare("default", QueueOptions(lease=LEASE))
+    assert broker.send_timer("default", Envelope(b"a", message_id="a")) > 0
+    world.time.move(1.0)
+    assert len(broker.receiver("default", lease=LEASE).receive(1, 0.0)) == 1
+
+
 def one(broker: Broker, receiver: Receiver) -> Delivery:
     send(broker, b"a")
     (delivery,) = receiver.receive(1, 0.0)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
 import pytest
 
+from aztask.limits.declaration import Limit
+from aztask.message.envelope import Envelope
+from aztask.support.clock import SYSTEM_CLOCK
 from aztask.support.failpoint import STEPS
 from aztask.worker.upkeep.heartbeat import LostRuns
 
-from .book import key_of
+from . import operations, world
+from .actors import Actor, keys_of
+from .book import Book, key_of
 from .course import Course, Decision, draw
-from .coverage import ELSEWHERE
+from .coverage import ELSEWHERE, POOL, never_reached
 from .known import KNOWN, PATCHES, ROOT
 from .programs import Program
 from .running import run, run_seed
@@ -55,6 +63,29 @@ def test_a_failing_course_is_shortened_to_what_matters() -> None:
 
 def test_every_failpoint_is_simulated_or_has_a_test_of_its_own() -> None:
     assert ELSEWHERE.keys() <= set(STEPS)
+    for step, file in ELSEWHERE.items():
+        text = (ROOT / "tests" / file).read_text()
+        named = POOL if step.startswith(POOL) else step
+        assert re.search(rf"[\"']{named}[\"':]", text), f"{file} kills nobody at {step}"
+
+
+def test_a_failpoint_that_is_never_reached_is_named() -> None:
+    reached = dict.fromkeys(set(STEPS) - ELSEWHERE.keys(), 1)
+    assert never_reached(reached) == []
+    assert never_reached({**reached, "sent": 0}) == ["sent"]
+
+
+@pytest.mark.parametrize("kind", ["local", "storage", "bus"])
+def test_a_death_between_the_values_of_a_full_row_and_its_bit_loses_nothing(kind: str) -> None:
+    """Only a chord with more members than courses draw has full rows."""
+    shape = ("chord", tuple(("t", f"n{each}", "o") for each in range(300)), ("t", "body", "o"))
+    decisions = (
+        Decision(0.5, "die-at", "a", ("row-filled", 1)),
+        Decision(1.0, "workflow", "a", (shape, "f1")),
+    )
+    report = run(replace(CALM, kind=kind, slots=64, quiet_at=300.0, decisions=decisions))
+    assert report.text == ""
+    assert report.faults["death at a point"] == 1
 
 
 def test_each_patch_is_a_known_fault() -> None:
@@ -126,6 +157,7 @@ def test_an_at_most_once_run_that_is_lost_must_end(
     """Its worker is killed in it, and another one notices, unless that is taken away."""
     if not noticed:
         monkeypatch.setattr(LostRuns, "look", lambda *_: None)
+        monkeypatch.setattr(world, "STILL_OPEN", 3600.0)  # others are noticed within minutes
     monkeypatch.setattr(Program, "script", lambda *_: Play(seconds=5.0))
     decisions = (
         Decision(1.0, "send", "a", ("once", 3, "o", 0, 0.0)),
@@ -149,7 +181,76 @@ def test_an_at_most_once_run_that_was_given_up_has_one_end(kind: str) -> None:
     assert report.text == ""
 
 
+@pytest.mark.parametrize("kind", ["local", "storage", "bus"])
+def test_an_at_most_once_run_whose_end_was_not_recorded_ends_once(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Its worker stopped while the store was away: it said failed, and so did who found it."""
+    monkeypatch.setattr(Program, "script", lambda *_: Play(seconds=5.0))
+    decisions = (
+        Decision(1.0, "send", "a", ("once", 1, "x", 0, 0.0)),
+        Decision(3.0, "outage", "a", ("results", 300.0)),
+        Decision(4.0, "drain", "a", (0.0,)),
+    )
+    report = run(replace(CALM, kind=kind, workers=1, quiet_at=600.0, decisions=decisions))
+    assert report.faults["drain"] == 1
+    assert report.text == ""
+
+
+@pytest.mark.parametrize("kind", ["local", "storage", "bus"])
+def test_half_of_the_courses_have_keys_and_each_version_has_them_in_another_order(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    drawn = Counter(draw(seed).keys for seed in range(400))
+    assert drawn.keys() == {"", "signed", "encrypted"}
+    assert 150 < drawn[""] < 250
+    taken: list[Envelope] = []
+    accepted = Book.accepted
+
+    def noted(book: Book, actor: Actor, queue: str, envelopes: Sequence[Envelope]) -> None:
+        taken.extend(envelopes)
+        accepted(book, actor, queue, envelopes)
+
+    monkeypatch.setattr(Book, "accepted", noted)
+    decisions = (
+        Decision(1.0, "send", "a", ("plain", 3, "fo", 0, 0.0)),
+        Decision(1.0, "deploy", "a"),
+        Decision(2.0, "send", "a", ("plain", 3, "fo", 0, 0.0)),
+    )
+    for keys in ("signed", "encrypted"):
+        taken.clear()
+        report = run(replace(CALM, kind=kind, keys=keys, decisions=decisions))
+        assert report.text == ""
+        encrypted = keys == "encrypted"
+        assert all(each.message_id.startswith("keyed-") == encrypted for each in taken)
+        assert all("aztask-signature-2" in each.headers for each in taken)
+        rings = [keys_of(keys, "a", version)["signing_keys"] for version in (1, 2)]
+        assert rings[0] == rings[1][::-1] != rings[1]
+
+
+def test_more_tokens_than_the_limit_has_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    decisions = (Decision(1.0, "send", "a", ("cost3", 10, "o", 0, 0.0)),)
+    course = replace(CALM, slots=8, quiet_at=600.0, decisions=decisions)
+    report = run(course)
+    assert (report.text, report.counts["tasks"] > 10) == ("", True)
+    monkeypatch.setattr(Limit, "cost_of", lambda *_: 0)
+    assert run(course).name == "rate"
+
+
 @pytest.mark.parametrize("seed", [10, 596779215])
 def test_a_seed_that_failed_once_ends_well(seed: int) -> None:
     """On a model's faults: what is drawn from them changes with the programs."""
     assert run(draw(seed, flows=False)).text == ""
+
+
+def test_a_course_that_reads_the_clock_of_the_machine_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be another one on a slower machine."""
+    monkeypatch.setattr(operations, "probe", lambda world: world.act(world.sender("a"), read))
+
+    def read() -> None:
+        SYSTEM_CLOCK.monotonic()
+
+    assert run(CALM).name == "no-crash"
+    assert SYSTEM_CLOCK.monotonic() >= 0.0

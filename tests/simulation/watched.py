@@ -10,14 +10,19 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aztask.errors import BrokerUnavailable
 from aztask.message.envelope import Envelope
+from aztask.message.message import plain_name
 from aztask.queues.base import Position, Receiver
 from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.settlement import Settlement
 from aztask.stores.records.base import Finish, ReadRuns, RunKey, RunRecord, Start, StartAnswer
+from aztask.stores.rows import Kind, Rows, RowStore
+
+from .releases import FORMER
 
 if TYPE_CHECKING:
     from .actors import Actor
@@ -177,6 +182,8 @@ class WatchedRuns:
         actor.world.point("start<")
         actor.ask("results")
         asked_at = actor.world.time.now
+        if actor.version == FORMER:  # it did not compare the names of tasks
+            starts = [replace(each, task=plain_name(each.task)) for each in starts]
         answers: list[StartAnswer] = self._start(starts)
         book = actor.world.book
         actor.site.tell(lambda: book.claimed(actor, starts, answers, asked_at))
@@ -237,6 +244,33 @@ class WatchedRuns:
         self._heartbeat(worker)
 
 
+class WatchedRows:
+    """The port of rows of one actor: steps, waits, signals and parts are kept there."""
+
+    def __init__(self, actor: Actor, inner: RowStore) -> None:
+        self._actor = actor
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def of(self, kind: Kind) -> WatchedKind:
+        """The rows of one kind."""
+        return WatchedKind(self._actor, self._inner.of(kind))
+
+
+class WatchedKind:
+    """Rows that are away where the store is."""
+
+    def __init__(self, actor: Actor, inner: Rows) -> None:
+        self._actor = actor
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        self._actor.ask("results")
+        return getattr(self._inner, name)
+
+
 SENDS: Final = ("send", "receiver")
 RUNS: Final = ("start", "record", "bury", "disown", "expect", "cancel", "purge", "heartbeat")
 
@@ -248,6 +282,7 @@ def watch(actor: Actor, broker: Any, results: Any) -> tuple[Any, Any]:
         setattr(broker, name, getattr(sends, name))
     for name in RUNS:
         setattr(results, name, getattr(runs, name))
+    results.rows = WatchedRows(actor, results.rows)
     return broker, results
 
 

@@ -31,13 +31,14 @@ from aztask.worker.options import WorkerOptions
 from . import ending, harms, operations, pace
 from .actors import Actor, Sender, Worker
 from .book import Book, Life, Violation
-from .course import Course, Decision
+from .course import RETENTION, Course, Decision
 from .flows import Flows
 from .places import LocalSite, ServiceSite, Site, memory_file
 from .points import Death, Failpoints
-from .programs import RETENTION, Program
+from .programs import Program
 from .services import Blobs, ServiceBus, StorageQueues, Tables, Wire
 from .stepped import Time
+from .streams import Streams
 from .weather import Weather
 
 DEAD_SECONDS: Final = 300.0
@@ -67,6 +68,7 @@ class World:
         self.began = self.time.now
         self.book = Book(self)
         self.flows = Flows(self)
+        self.streams = Streams(self)
         self.program = Program(self, course)
         self.sites = self._sites()
         self.workers: list[Worker] = []
@@ -127,6 +129,9 @@ class World:
                 self._go(lambda: self.now > end or ending.is_still(self))
                 ending.check(self, "nothing-is-stuck")
                 ending.check_at_last(self)
+                self.streams.check_at_last()
+                if self.book.violations:
+                    raise self.book.violations[0]
             finally:
                 self._close()
 

@@ -21,6 +21,32 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
+class Ended(Future[Answer]):
+    """A future that has ended already: it needs none of the locks of one that is waited for."""
+
+    def __init__(self, call: Callable[[], Answer]) -> None:
+        self._value: Answer
+        self._error: Exception | None = None
+        try:
+            self._value = call()
+        except Exception as error:  # noqa: BLE001  # it belongs to the reader of the future
+            self._error = error
+
+    def done(self) -> bool:
+        """It is."""
+        return True
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """The call's error."""
+        return self._error
+
+    def result(self, timeout: float | None = None) -> Answer:
+        """The call's answer."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
 class InlinePool(ThreadPool):
     """Carries out each call before `submit` returns."""
 
@@ -33,12 +59,7 @@ class InlinePool(ThreadPool):
         """The call's answer, or its error."""
         if self._closed:
             raise RuntimeError(f"the pool {self._name} was closed; make another one")
-        future: Future[Answer] = Future()
-        try:
-            future.set_result(call())
-        except Exception as error:  # noqa: BLE001  # it belongs to the reader of the future
-            future.set_exception(error)
-        return future
+        return Ended(call)
 
     def map(self, call: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """The answers in order. All calls are made, then the first error is raised."""

@@ -43,7 +43,8 @@ class ModelTable:
             try:
                 return self._service.get(self._table, partition, row)
             finally:
-                dates.append(formatdate(int(self._service.clock.wall()), usegmt=True))
+                if raw_response_hook is not None:
+                    dates.append(formatdate(int(self._service.clock.wall()), usegmt=True))
 
         dates: list[str] = []
         try:

@@ -57,6 +57,13 @@ class StoredRow:
     tag: str
     at: float
 
+    def get(self, name: str) -> Any:
+        """A property as a filter sees it: an Int64 is a number, and the last write has a time."""
+        found = self.values.get(name)
+        if found is None:
+            return written_at(self) if name == "Timestamp" else None
+        return found.value if type(found) is EntityProperty else found
+
 
 @dataclass(slots=True)
 class StoredTable:
@@ -96,25 +103,32 @@ class StoredTable:
         """Rows whose keys are from the first to the second of each pair, in order."""
         if after is not None:
             partitions = (max(partitions[0], after[0]), partitions[1])
-        for partition in _slice(self.partitions, *partitions):
+        for partition in _between(self.partitions, *partitions):
             least = rows[0]
             if after is not None and partition == after[0]:
                 least = max(least, after[1])
             stored = self.rows[partition]
-            for key in _slice(self.keys[partition], least, rows[1]):
+            for key in _between(self.keys[partition], least, rows[1]):
                 yield stored[key]
 
     def __iter__(self) -> Iterator[StoredRow]:
-        return self.between(("", None), ("", None), None)
+        return iter(list(self.between(("", None), ("", None), None)))
 
     def __len__(self) -> int:
         return sum(map(len, self.rows.values()))
 
 
-def _slice(keys: list[str], least: str, greatest: str | None) -> list[str]:
-    """A copy of the keys in between, both included."""
-    end = len(keys) if greatest is None else bisect_right(keys, greatest)
-    return keys[bisect_left(keys, least) : end]
+def _between(keys: list[str], least: str, greatest: str | None) -> Iterator[str]:
+    """The keys in between, both included; they must not change meanwhile.
+
+    One key, as in most filters, is looked up. The others are not copied: an answer has a page.
+    """
+    start = bisect_left(keys, least)
+    if least == greatest:
+        found = keys[start : start + 1]
+        return iter(found if found == [least] else ())
+    end = len(keys) if greatest is None else bisect_right(keys, greatest, start)
+    return (keys[at] for at in range(start, end))
 
 
 class Action(Enum):
@@ -180,10 +194,11 @@ class Tables:
         partitions = condition.range_of("PartitionKey", parameters)[:2]
         keys = condition.range_of("RowKey", parameters)[:2]
         found: list[StoredRow] = []
+        passes, limit = condition.test(parameters), min(limit, PAGE)
         for looked_at, each in enumerate(stored.between(partitions, keys, after)):
-            if looked_at >= self.page or len(found) >= min(limit, PAGE):
+            if looked_at >= self.page or len(found) >= limit:
                 return found, (each.values["PartitionKey"], each.values["RowKey"])
-            if condition.passes(_Seen(each), parameters):
+            if passes(each):
                 found.append(each)
         return found, None
 
@@ -251,22 +266,6 @@ class Tables:
     def _tag(self) -> str:
         self._tags += 1
         return f'W/"{self._tags}"'
-
-
-class _Seen:
-    """A row as a filter sees it: the time of its last write is a property too."""
-
-    __slots__ = ("_row",)
-
-    def __init__(self, row: StoredRow) -> None:
-        self._row = row
-
-    def get(self, name: str) -> Any:
-        """The property; an Int64 is compared as a number."""
-        if name == "Timestamp":
-            return written_at(self._row)
-        found = self._row.values.get(name)
-        return found.value if isinstance(found, EntityProperty) else found
 
 
 def written_at(row: StoredRow) -> datetime:

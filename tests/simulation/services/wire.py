@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from itertools import count
 from math import inf
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
@@ -23,7 +23,7 @@ from aztask.support.clock import Clock
 Answer = TypeVar("Answer")
 
 
-class Service(Enum):
+class Service(StrEnum):
     """The modelled services."""
 
     QUEUES = "storage queues"
