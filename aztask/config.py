@@ -26,9 +26,8 @@ from aztask.address.addresses import (
     StorageQueueAddress,
     TablesAddress,
 )
-from aztask.address.payloads import place_of
 from aztask.address.priorities import check_priorities
-from aztask.address.urls import parse_broker, parse_container, parse_results
+from aztask.address.urls import parse_broker, parse_container, parse_payloads, parse_results
 from aztask.errors import ConfigurationError
 from aztask.message.bounds import MessageLimits
 from aztask.message.encryption import ContentCodec, check_codec
@@ -410,7 +409,7 @@ class Settings:
             raise ConfigurationError(
                 "payloads_account is given without payloads; name the container"
             )
-        place_of(self.payloads, self.payloads_account)
+        parse_payloads(self.payloads, self.payloads_account)
 
     @property
     def events_target(self) -> BlobAddress | None:

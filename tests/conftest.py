@@ -1,14 +1,17 @@
 """What holds for all tests: how hypothesis draws examples, that Ctrl-C ends what they start, and
-which share of a long suite runs.
+which tests take long, and which share of a long suite runs.
 
 Profiles: ``default`` as hypothesis has it, without a deadline, for this would be a test of speed;
 ``ci`` draws the same examples each time; ``fuzz`` draws many more, new each time.
 """
 
+import os
 import signal
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
+from long import MEASURED, Measure, ids
 from share import drawn, share_of_environment
 
 settings.register_profile("default", deadline=None)
@@ -18,12 +21,37 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
+LONG = ids()
+
 # A shell's background job ignores SIGINT and SIGQUIT, nohup SIGHUP; every process that they start
 # inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for ignored in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(ignored, signal.SIG_DFL)
+
+
+# tox lets nobody write byte code, for tests write modules. The tests' own is written: every process
+# of every suite collects all of them, and rewriting their assertions takes longer than the rest.
+forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
+
+def pytest_collection_finish() -> None:
+    """From here on what is imported may be a module that a test wrote."""
+    sys.dont_write_bytecode = forbidden
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure the tests, if a folder is given for that."""
+    if folder := os.environ.get(MEASURED):
+        config.pluginmanager.register(Measure(folder))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what takes long, before ``-m`` asks."""
+    if item.nodeid in LONG:
+        item.add_marker("long")
 
 
 @pytest.hookimpl(trylast=True)
@@ -34,6 +62,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = set(drawn(items, *share))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A share may be empty: of a few tests, one in 24 is often none."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and share_of_environment() is not None:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 def pytest_report_header() -> str | None:

@@ -24,6 +24,8 @@ from aztask.stores.records.base import (
     State,
     WorkerRecord,
 )
+from aztask.stores.records.history import history_of
+from aztask.stores.records.tallies import HOUR, SLOT, Author, Hour, Tally, bucket_of
 
 PAYLOAD = """<script>alert(1)</script>"'><img src=x onerror=alert(2)>{{7*7}}\x1b[31m\u202e"""
 """Markup, ends of attributes, a template, a terminal code and a change of direction."""
@@ -104,6 +106,10 @@ def fill(app):
     app.results.heartbeat(
         WorkerRecord(f"w {PAYLOAD}", now - 60, now, ("default",), 1, 5, tasks=(task,))
     )
+    hour = Hour(Author(PAYLOAD, int(now), PAYLOAD))
+    begins = int(now / HOUR) * HOUR
+    hour.series[PAYLOAD, PAYLOAD] = {int(now / SLOT) * SLOT: Tally(3, 1, runs={40: 4})}
+    history_of(app.results).write(PAYLOAD, begins, hour, now)
     controls.pause(app, controls.Names(queues=["default"]), checked=False).act(by=PAYLOAD)
     group([app.tasks["shop.add"].s(1, 2), app.tasks["shop.add"].s(3, 4)]).delay(workflow_id="w")
     every = {"queue": "default", "all": "yes"}
@@ -146,7 +152,30 @@ def morning(app):
         app.results.heartbeat(record)
     charge, close = app.tasks["shop.charge"], app.tasks["shop.close_month"]
     chord([charge.s(each) for each in orders[:4]], close.s()).delay(workflow_id="close-may")
+    did(app)
     start_schedules(app)
+
+
+def did(app):
+    """The history of an hour of that shop: payments fail for half an hour, after a deploy."""
+    now = time.time()
+    busy = {("mail", "shop.send_invoice"): (40, 0.25), ("payments", "shop.charge"): (12, 2.5)}
+    hours = {}
+    for number in range(300):
+        at = int(now / SLOT - 300 + number) * SLOT
+        begins = at - at % HOUR
+        hour = hours.setdefault(begins, Hour(Author("shop-7c9f-1", int(now - 2100), "0.2.0")))
+        for name, (most, spent) in busy.items():
+            count = int(most * (0.6 + 0.4 * abs((number % 60) / 30 - 1)))
+            bad = count // 3 if name[1] == "shop.charge" and number > 120 else 0
+            waits = {bucket_of(0.05 + number % 9 * 0.02 + bad * 0.6): count}
+            runs = {bucket_of(spent): count - bad, bucket_of(spent * 4): bad}
+            tally = Tally(count - bad, bad // 3, bad - bad // 3, waits=waits, runs=runs)
+            hour.series.setdefault(name, {})[at] = tally
+    for begins, hour in hours.items():
+        history_of(app.results).write("shop-7c9f-1!x", begins, hour, now)
+    controls.pause(app, controls.Names(queues=["payments"]), checked=False).act(by="ann")
+    controls.resume(app, controls.Names(queues=["payments"])).act(by="ann")
 
 
 def _record(app, task_id, task, queue, at, spent, state=State.SUCCEEDED, error=("", ""), hop=0):

@@ -119,9 +119,9 @@ def taken_as_it_is() -> Iterator[None]:
     """The emulator of this process takes and hands out messages that are malformed."""
     checked, complete = producer.new_message, stored.with_properties
 
-    def taken(namespace: Any, entity: Any, raw: bytes, now: float) -> NewMessage:
+    def taken(entity: Any, raw: bytes, now: float) -> NewMessage:
         try:
-            return checked(namespace, entity, raw, now)
+            return checked(entity, raw, now)
         except AmqpError:
             kept = StoredMessage(0, 255, NO_TTL, 0, 0, b"", raw)
             return NewMessage(kept.pack(), uuid4().hex, _sessions.get(raw), None, None)

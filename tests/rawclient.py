@@ -54,14 +54,20 @@ def attach_frame(
 
 
 def transfer_frame(
-    delivery_id: int, payload: bytes, *, handle: int = 0, channel: int = 0, more: bool = False
+    delivery_id: int,
+    payload: bytes,
+    *,
+    handle: int = 0,
+    channel: int = 0,
+    more: bool = False,
+    state: bytes = encode.NULL,
 ) -> bytes:
     tag = encode.binary(delivery_id.to_bytes(4))
     head = encode.fields(
         0x14,
         [
             *(encode.uint(handle), encode.uint(delivery_id), tag, encode.uint(0)),
-            *(encode.FALSE, encode.boolean(more)),
+            *(encode.FALSE, encode.boolean(more), encode.NULL, state),
         ],
     )
     return frame(channel, head + payload)

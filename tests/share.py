@@ -1,7 +1,7 @@
-"""A share of the long suites, which a commit draws: ``TESTS_SHARE=5`` runs a fifth of the tests.
+"""A share of the long suites, which a commit draws: ``TESTS_SHARE=24`` runs one in 24.
 
-`.ci/run` checks every change within half an hour, and kills, services, applications, features,
-other platforms, random faults and Spark together take longer than that. It runs a fifth of each,
+`.ci/run` checks every change, and kills, services, applications, features,
+other platforms, random faults and Spark together take longer than that. It runs one in 24 of each,
 drawn by the commit's hash, so that a few changes run everything; the environments themselves run
 whole without the variable.
 

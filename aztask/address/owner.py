@@ -17,6 +17,7 @@ Rules
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final, Protocol, runtime_checkable
 
@@ -54,15 +55,19 @@ class Owner:
 
         Two owners never share one in practice (64 bits of SHA-256).
         """
-        if not self.broker:
-            return ""
-        text = f"{self.broker}\0{self.app}".encode("utf-8", "surrogatepass")
-        return sha256(text).hexdigest()[:_MARK_DIGITS]
+        return _mark_of(self.broker, self.app) if self.broker else ""
 
     def __str__(self) -> str:
         if not self.broker:
             return "no owner"
         return f"{self.app} on {self.broker}" if self.app else self.broker
+
+
+@lru_cache(maxsize=256)
+def _mark_of(broker: str, app: str) -> str:
+    """The mark of an owner; the keys of every row and every query have it."""
+    text = f"{broker}\0{app}".encode("utf-8", "surrogatepass")
+    return sha256(text).hexdigest()[:_MARK_DIGITS]
 
 
 NO_OWNER: Final = Owner()

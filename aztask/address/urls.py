@@ -41,7 +41,8 @@ from aztask.address.addresses import (
 from aztask.address.connection_strings import STORAGE_SUFFIX, check_host, check_port, quoted, wrong
 from aztask.address.schemes import SCHEMES
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.support.display import printable
+from aztask.support.checks import shown
+from aztask.support.display import Secret, printable
 
 DEFAULT_FILE = ".aztask/queues.db"
 WINDOWS = os.name == "nt"
@@ -148,6 +149,23 @@ def parse_container(text: str, account: str | None = None) -> BlobAddress:
         )
     host = _azure_host(host, "blob", _ACCOUNT, f"blob.{STORAGE_SUFFIX}")
     return BlobAddress(host.partition(".")[0], f"https://{host}", container, prefix)
+
+
+def parse_payloads(payloads: str | None, account: Secret | None) -> BlobAddress | str | None:
+    """The container or the directory that the setting `payloads` names; None for neither.
+
+    Raises ConfigurationError.
+    """
+    if payloads is None or payloads == "off":
+        return None
+    if account is not None or payloads.startswith("blob://"):
+        return parse_container(payloads, account.reveal() if account else None)
+    if "://" in payloads or not {"/", os.sep}.intersection(payloads):
+        raise ConfigurationError(
+            f"payloads is {shown(payloads)}; write blob://ACCOUNT/CONTAINER, CONTAINER together "
+            "with payloads_account, a directory such as ./payloads, or off"
+        )
+    return payloads
 
 
 def _checked(text: object, what: str, forms: str) -> str:

@@ -21,6 +21,12 @@ PROGRAM = (
     "program or a notebook defines into a module of its own, which a worker can import."
 )
 
+CELERY = (
+    ": aztask queues, result, dlq, schedule and doctor work with a Celery app; its tasks are "
+    "run by celery worker, or name an App"
+)
+"""What to do with a Celery application that a command does not understand."""
+
 _OTHERS = (str(Path(__file__).parents[1]), str(Path(os.__file__).parent), "<frozen ")
 """How the files of aztask, of Python, and of its import system begin."""
 
@@ -34,8 +40,32 @@ class AppNotLoaded(ConfigurationError):
 def load_app(spec: str) -> App:
     """Import ``module:attribute`` and return the App there; the attribute is ``app`` by default.
 
-    The modules that the app includes are imported too. Modules in the working directory can be
-    imported.
+    The modules that the app includes are imported too. Raises what `find_object` raises.
+    """
+    found = find_object(spec)
+    if not isinstance(found, App):
+        kind = type(found).__name__
+        hint = CELERY if is_celery(found) else "; name the App object"
+        raise AppNotLoaded(f"{spec!r} is a {kind}, not an aztask.App{hint}")
+    for name in found.include:
+        try:
+            _imported(name)
+        except ConfigurationError as error:
+            error.args = (f"include of app {found.name!r}: {error}",)
+            raise
+    return found
+
+
+def is_celery(found: object) -> bool:
+    """Whether an object is a Celery application. Celery is not imported: its module has done so."""
+    module = sys.modules.get("celery.app.base")
+    return module is not None and isinstance(found, module.Celery)
+
+
+def find_object(spec: str) -> object:
+    """Import ``module:attribute`` and return what is there; the attribute is ``app`` by default.
+
+    Modules in the working directory can be imported.
 
     Raises the ConfigurationError that a setting in the module raised, with the file and line added
     to its text. Anything else that the module raises during its import, SystemExit included,
@@ -64,16 +94,6 @@ def load_app(spec: str) -> App:
             )
             raise AppNotLoaded(f"module {module_name!r} has no {name!r}.{hint}")
         found = getattr(found, name)
-    if not isinstance(found, App):
-        raise AppNotLoaded(
-            f"{spec!r} is a {type(found).__name__}, not an aztask.App; name the App object"
-        )
-    for name in found.include:
-        try:
-            _imported(name)
-        except ConfigurationError as error:
-            error.args = (f"include of app {found.name!r}: {error}",)
-            raise
     return found
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 import importlib
 import logging
 from collections.abc import Mapping
@@ -15,6 +13,7 @@ from azure.core.credentials import TokenCredential
 
 from aztask.errors import ConfigurationError
 from aztask.support.display import SecretFilter, safe_str
+from aztask.support.keyed import KeyedDigest
 from aztask.support.late import install_command
 
 _LOGGERS: Final = (
@@ -42,7 +41,7 @@ class SharedKey:
     def __init__(self, account: str, key: str) -> None:
         """key: as the portal shows it, base64. Raises ValueError if it is not."""
         self._account = account
-        self._keyed = hmac.new(base64.b64decode(key), digestmod=hashlib.sha256)
+        self._keyed = KeyedDigest(base64.b64decode(key))
 
     def authorization(
         self, method: str, url: str, headers: Mapping[str, str], length: int = 0
@@ -65,9 +64,8 @@ class SharedKey:
             f"/{self._account}{slash}{path}",
             *(f"{name.lower()}:{unquote(value)}" for name, _, value in asked),
         ]
-        mine = self._keyed.copy()
-        mine.update("\n".join(lines).encode())
-        return f"SharedKey {self._account}:{base64.b64encode(mine.digest()).decode()}"
+        mine = self._keyed.digest("\n".join(lines).encode())
+        return f"SharedKey {self._account}:{base64.b64encode(mine).decode()}"
 
 
 def default_credential() -> TokenCredential:

@@ -28,8 +28,9 @@ more, under the same task id.
 from __future__ import annotations
 
 import logging
+import math
+import sys
 import time
-import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -39,9 +40,15 @@ from celery.backends.base import KeyValueStoreBackend
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError, ImproperlyConfigured
 
-from aztask.celery.embedded.chords import ChordPart, Chords, ChordState
-from aztask.config import read_environment
-from aztask.errors import BrokerUnavailable, ConfigurationError, EncodeError, KeyMissing
+from aztask.celery.embedded.chords import ChordPart, Chords, ChordState, place_of
+from aztask.celery.transport.options import results_address
+from aztask.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    EncodeError,
+    KeyMissing,
+    QueueNotFound,
+)
 from aztask.message.codec import Codec
 from aztask.message.headers import VERSION
 from aztask.message.message import COUNTER_LIMIT
@@ -156,7 +163,11 @@ PREFIX: Final = "celery-"
 
 TRIES: Final = 16
 PAGE: Final = 500
-_WITHOUT_PLACE: Final = 1_000_000
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 30.0
+"""Seconds between two tries of a worker to store a result."""
+OUTSIDE_SECONDS: Final = 10.0
+"""Seconds for which what is no task tries to store one."""
 
 
 class Backend(KeyValueStoreBackend):
@@ -169,9 +180,7 @@ class Backend(KeyValueStoreBackend):
     def __init__(self, *args: Any, url: str | None = None, **kwargs: Any) -> None:
         """Called by Celery. Raises ImproperlyConfigured for a wrong address."""
         super().__init__(*args, url=url, **kwargs)
-        options = self.app.conf.get("result_backend_transport_options") or {}
-        named = url if url and not url.startswith("aztask:") else None
-        address = options.get("results") or named or read_environment("AZTASK_RESULTS")
+        address = results_address(url, self.app.conf.get("result_backend_transport_options"))
         if not address:
             raise ImproperlyConfigured(
                 "result_backend aztask:// names no store: write aztask+tables://ACCOUNT or"
@@ -247,14 +256,52 @@ class Backend(KeyValueStoreBackend):
         """Store a result; the end of a task that aztask sent is recorded for aztask, too.
 
         If the process dies in between, the redelivered task runs again and stores both.
+
+        A worker whose store is missing or unreachable waits for it: see `_when_there`.
         """
-        stored = super()._store_result(
-            task_id, result, state, traceback=traceback, request=request, **kwargs
-        )
-        record = record_of(request, result, state, str(traceback or ""), self._value)
-        if record is not None:
-            self.results.bury([record])
-        return stored
+
+        def store() -> Any:
+            stored = super(Backend, self)._store_result(
+                task_id, result, state, traceback=traceback, request=request, **kwargs
+            )
+            record = record_of(request, result, state, str(traceback or ""), self._value)
+            if record is not None:
+                self.results.bury([record])
+            return stored
+
+        if request is None or getattr(request, "is_eager", False):
+            return store()
+        return self._when_there(store, request)
+
+    def _when_there(self, action: Callable[[], Any], request: Any) -> Any:
+        """Call `action` until the store is there, as Celery's workers do for their brokers.
+
+        A task whose result cannot be stored has not ended: with `task_acks_late` its message stays
+        leased. The reason is logged once, and that the store is back. A cold shutdown ends the
+        wait, and a warm one of the worker whose own thread waits.
+
+        Outside of a task, as with `update_state` in a web process, nothing stays leased: there it
+        is tried for `OUTSIDE_SECONDS`, and then the store's error is raised.
+        """
+        left = OUTSIDE_SECONDS if request.id is None else math.inf
+        pause, said = _FIRST_PAUSE, left < math.inf
+        while True:
+            try:
+                done = action()
+            except (QueueNotFound, BrokerUnavailable) as error:
+                if _stops() or left <= 0.0:
+                    raise
+                if not said:
+                    logger.error("results cannot be stored: %s; waiting until they can", error)
+                    said = True
+                pause = min(pause, left)
+                time.sleep(pause)
+                left -= pause
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            else:
+                if said and left == math.inf:
+                    logger.warning("results can be stored again")
+                return done
 
     def _set_with_state(self, key: str, value: str | bytes, state: str) -> None:
         self.set(key, value)
@@ -291,14 +338,24 @@ class Backend(KeyValueStoreBackend):
         """Note how many members it has, before the last one is sent."""
         self.chords.start(str(group_id), chord_size)
 
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        """Note a member that a running member of the chord sends next (`Task.add_to_chord`).
+
+        If the process dies before that send, the chord waits for a member that never comes, as on
+        Redis; the redelivered member adds another one.
+        """
+        self.chords.add(str(chord_id), str(result.id))
+
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
         """Count a member; the last one sends the body, or fails the chord."""
-        if not request.group or not request.chord:
-            return
+        if request.group and request.chord:
+            self._when_there(lambda: self._count_member(request, state, result), request)
+
+    def _count_member(self, request: Any, state: str, result: Any) -> None:
         group, chords = str(request.group), self.chords
         index = request.group_index
         if index is None:
-            index = _WITHOUT_PLACE + zlib.crc32(str(request.id).encode())
+            index = place_of(str(request.id))
         if state == states.SUCCESS:
             part = ChordPart(int(index), str(request.id), self._value(result))
         else:
@@ -315,8 +372,10 @@ class Backend(KeyValueStoreBackend):
         callback = maybe_signature(request.chord, app=self.app)
         failed = next((part for part in chord.parts if part.value is None), None)
         if failed is not None:
-            error = ChordError(f"Dependency {failed.task_id} raised {failed.error}")
-            self.chord_error_from_stack(callback=callback, exc=error)
+            try:  # a body that is in a chord itself needs an error with a traceback
+                raise ChordError(f"Dependency {failed.task_id} raised {failed.error}")
+            except ChordError as error:
+                self.chord_error_from_stack(callback=callback, exc=error)
             return
         values = [self._codec.decode_value(part.value or b"\xc0") for part in chord.parts]
         self.app.amqp._retry_publish(callback.delay, values)
@@ -333,5 +392,14 @@ class Backend(KeyValueStoreBackend):
         return super().__reduce__(args, {**(kwargs or {}), "url": self.url})
 
 
+def _stops() -> bool:
+    """True if the worker of this process has been told to stop. A sender imports no worker."""
+    state = sys.modules.get("celery.worker.state")
+    return state is not None and (
+        state.should_stop is not None or state.should_terminate is not None
+    )
+
+
 def _text(error: Any) -> str:
-    return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+    """An error in a ChordError, as Celery's other backends write it."""
+    return repr(error) if isinstance(error, BaseException) else str(error)

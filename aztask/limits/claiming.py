@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from aztask.limits.declaration import Rate
@@ -64,12 +64,15 @@ class Wanted:
 
     * `rate`: this worker's; while workers with other numbers run, the newest ones count.
     * `ahead`: seconds within which the slots before it must end.
+    * `changed_at`: see `Limit`. `weighed`: it has a cost.
     """
 
     entry: str
     rate: Rate
     weights: Sequence[int] = (1,)
     ahead: float = HORIZON
+    changed_at: float | None = None
+    weighed: bool = False
 
 
 class RateCells:
@@ -118,7 +121,6 @@ class Claims:
         self._store = store
         self._clock = clock
         self._known: dict[str, Known] = {}
-        self._started_at: float | None = None
         self._lock = threading.Lock()
         self._corrections: dict[str, list[tuple[int, int]]] = {}  # by entry: (epoch, unused)
         self._applied: dict[str, int] = {}  # how many of them are in the state that is written next
@@ -141,7 +143,7 @@ class Claims:
             slots = [Slot(wanted.entry, after.epoch, at, weight) for at, weight in pairs]
             return New([SlotClaim(after, state)], slots)
 
-        return self._change([wanted], claimed)
+        return self._change([wanted], claimed) or self._refused([wanted])
 
     def claim_together(self, wanted: Sequence[Wanted], earliest: float) -> list[Slot]:
         """Claim one slot of each of these rates, all at the same time; none if one is too far.
@@ -165,7 +167,22 @@ class Claims:
                 slots.append(Slot(each.entry, after.epoch, times[0], each.weights[0]))
             return New(claims, slots)
 
-        return self._change(wanted, claimed)
+        return self._change(wanted, claimed) or self._refused(wanted)
+
+    def _refused(self, wanted: Sequence[Wanted]) -> list[Slot]:
+        """No slot was near enough. New numbers are written all the same: they count from now on."""
+        for each in wanted:
+            now = self._clock.now()
+
+            def renumbered(
+                known: list[Known], each: Wanted = each, now: float = now
+            ) -> New[list[SlotClaim], None] | Kept[None]:
+                state, _ = self._state_for(each, known[0], now)
+                same = state.epoch == known[0].state.epoch
+                return Kept(None) if same else New([SlotClaim(state, state)], None)
+
+            self._change([replace(each, weights=())], renumbered)
+        return []
 
     def correct(self, entry: str, epoch: int, unused: int) -> None:
         """Credit what a start of this epoch did not use; below 0: charge what it used more.
@@ -217,9 +234,13 @@ class Claims:
 
     def _state_for(self, wanted: Wanted, known: Known, now: float) -> tuple[RateState, Rate]:
         """The state to claim from, corrections included, and the rate that counts."""
-        if self._started_at is None:
-            self._started_at = now
-        state, used = known.state.under(wanted.rate, now, self._started_at)
+        state, used = known.state.under(
+            wanted.rate,
+            now,
+            self._clock.started_at,
+            wanted.changed_at,
+            weighed=wanted.weighed,
+        )
         return self._corrected(wanted.entry, state, now), used
 
     def _corrected(self, entry: str, state: RateState, now: float) -> RateState:

@@ -1,8 +1,9 @@
-"""What operators paused or scaled: one small document in the store, which every worker reads.
+"""What operators paused, scaled or limited: one small document that every worker reads.
 
 Rules
 1. A pause holds for all workers, and over their restarts, until it is resumed. So does a changed
-   concurrency (`Scale`), until it is reset.
+   concurrency (`Scale`), until it is reset, and so do changed numbers of a limit. A reset of these
+   stays for as long as the numbers before it might count.
 2. A change is a compare-and-set of the whole document, so no change is lost.
 3. Paused tenants have documents of their own, one for each sixteenth of them: the main document
    only says which of these have changed, so that workers read those, and none if no tenant is
@@ -32,6 +33,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from aztask.address.owner import NO_OWNER
 from aztask.errors import AztaskError, ConfigurationError
+from aztask.limits.declaration import Limit, LimitChange, read_change
+from aztask.limits.rates import LIVES_SECONDS
 from aztask.stores.records.controls import ENTRY_LIMIT, ControlStore, Entry, EntryCell
 from aztask.stores.rows import Kept, New, change
 from aztask.support import chance
@@ -140,11 +143,18 @@ class ControlState:
     """The state of the document. Empty: nothing is paused, and nothing is scaled.
 
     * `versions`: by the name of each document of tenants that is not empty.
+    * `limits`: by the names of apps and limits, the changed numbers; a reset has none.
     """
 
     pauses: Mapping[tuple[Scope, str], Pause] = field(default_factory=dict)
     scales: Mapping[tuple[Reach, str], Scale] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[tuple[str, str], LimitChange] = field(default_factory=dict)
+
+    def limit(self, app: str, declared: Limit) -> Limit:
+        """The limit of the app with the numbers that hold now."""
+        change = self.limits.get((app, declared.name))
+        return declared if change is None else change.applied(declared)
 
     def queue_paused(self, name: str) -> bool:
         """Whether no worker may receive from the queue."""
@@ -174,7 +184,7 @@ class ControlState:
 
     def __bool__(self) -> bool:
         """False if nothing is paused or scaled."""
-        return bool(self.pauses or self.scales or self.versions)
+        return bool(self.pauses or self.scales or self.versions or self.limits)
 
     def over(self, other: ControlState) -> ControlState:
         """Both states together; under the same name, this one's."""
@@ -184,10 +194,11 @@ class ControlState:
             {**other.pauses, **self.pauses},
             {**other.scales, **self.scales},
             {**other.versions, **self.versions},
+            {**other.limits, **self.limits},
         )
 
 
-Changed = TypeVar("Changed", Pause, Scale)
+Changed = TypeVar("Changed", Pause, Scale, LimitChange)
 _Edited: TypeAlias = tuple[list[Pause], int]
 
 
@@ -278,6 +289,14 @@ class Controls:
         ended = self._own.unscale(reach, wanted)
         return _joined(ended, () if self._unowned is None else self._unowned.unscale(reach, wanted))
 
+    def change_limit(self, change: LimitChange) -> list[LimitChange]:
+        """Give a limit these numbers; returns the change, or nothing if there is none to reset.
+
+        A release before this one that pauses or scales drops it.
+        """
+        by = change.by or operator_name()
+        return self._own.change_limit(replace(change, limit=_checked(change.limit), by=by))
+
     def resume_all(self) -> list[Pause]:
         """Resume everything. This also replaces documents that cannot be read."""
         ended = self._own.resume_all()
@@ -357,6 +376,23 @@ class ControlDocument:
             ended = [key for key in state.scales if reach is None or key in wanted]
             kept = {key: each for key, each in state.scales.items() if key not in ended}
             return replace(state, scales=kept), [state.scales[key] for key in ended]
+
+        return self._change(edited)
+
+    def change_limit(self, change: LimitChange) -> list[LimitChange]:
+        """Give a limit these numbers; returns the change, or nothing if there is none to reset."""
+
+        def edited(state: ControlState) -> tuple[ControlState, list[LimitChange]]:
+            key = change.app, change.limit
+            former = state.limits.get(key)
+            if not change.numbers and (former is None or not former.numbers):
+                return state, []
+            kept = {
+                name: each
+                for name, each in state.limits.items()
+                if each.numbers or change.at - each.at <= LIVES_SECONDS
+            }
+            return replace(state, limits={**kept, key: change}), [change]
 
         return self._change(edited)
 
@@ -496,6 +532,8 @@ def _data_of(state: ControlState) -> bytes:
         record["scales"] = [each.packed() for each in state.scales.values()]
     if state.versions:
         record["tenants"] = dict(state.versions)
+    if state.limits:
+        record["limits"] = [each.packed() for each in state.limits.values()]
     return _encoded(record)
 
 
@@ -535,6 +573,7 @@ def _state_of(entry: Entry | None) -> ControlState:
         pauses = [_pause_of(each) for each in record["pauses"]]
         scales = [read_scale(each) for each in record.get("scales", ())]
         versions = {str(name): str(each) for name, each in dict(record.get("tenants", {})).items()}
+        limits = [read_change(each) for each in record.get("limits", ())]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise UnreadableControls(
             "the entry in the result store that says what is paused is damaged; run "
@@ -544,6 +583,7 @@ def _state_of(entry: Entry | None) -> ControlState:
         {_key(each): each for each in pauses},
         {(each.reach, each.name): each for each in scales},
         versions,
+        {(each.app, each.limit): each for each in limits},
     )
 
 

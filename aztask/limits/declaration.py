@@ -5,6 +5,8 @@ Rules
 2. A limit with a key is one limit for each key. The key is made of the task's arguments.
 3. A limit with a cost counts a start as many times as the cost says, for example once for each
    token. The cost is made of the task's arguments by name.
+4. Operators change the numbers of a limit while workers run, until they reset it. What a limit does
+   not declare, a rate or a concurrency, it does not get.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Final
 
@@ -54,6 +56,8 @@ class Limit:
 
     `key`: makes the key of the task's arguments; None: one limit for all. `cost`: says how much of
     the rate a start uses; None: each start is one. `digests`: hide the keys, with encryption.
+    `changed_at`: since when it has an operator's numbers, or its own again, by the store's clock.
+    `largest`: what a call may cost, whatever burst an operator gave it; None: the burst.
     """
 
     name: str
@@ -62,6 +66,8 @@ class Limit:
     key: Callable[..., object] | None = None
     cost: Callable[..., object] | None = None
     digests: KeyDigests = PLAIN_DIGESTS
+    changed_at: float | None = None
+    largest: int | None = None
 
     def cost_of(self, named: Mapping[str, Any]) -> int:
         """What a call costs, rounded up: 1 without `cost`, and 0 if the rate does not apply to it.
@@ -82,10 +88,10 @@ class Limit:
             raise ConfigurationError(
                 f"limit {self.name!r}: a cost is a number from 0, not {shown(value)}"
             )
-        cost = math.ceil(value)
-        if cost > self.rate.burst:
+        cost, most = math.ceil(value), max(self.rate.burst, self.largest or 0)
+        if cost > most:
             raise CostTooLarge(
-                f"limit {self.name!r}: the call costs {cost:,}, but at most {self.rate.burst:,} "
+                f"limit {self.name!r}: the call costs {cost:,}, but at most {most:,} "
                 "may come at once; split the call, or give the limit a larger burst="
             )
         return cost
@@ -120,6 +126,106 @@ class Limit:
     def _digest(self, key: str) -> str:
         named = f"{len(self.name)}:{self.name}{key}".encode("utf-8", "surrogatepass")
         return sha256(named).hexdigest()[:40]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChange:
+    """Numbers that an operator gave a limit; None for those that it declares. All None: a reset.
+
+    * `app`: that declares it; "" for one without a name. `limit`: its name.
+    * `period`: seconds in which the rate's `count` starts happen.
+    * `at`: since when, UTC epoch seconds by the store's clock. `by`: the user and machine.
+    """
+
+    app: str
+    limit: str
+    count: int | None
+    period: float | None
+    burst: int | None
+    concurrency: int | None
+    at: float
+    by: str = ""
+
+    def __str__(self) -> str:
+        return f"limit {self.limit}"
+
+    @property
+    def numbers(self) -> str:
+        """What it changes, for people; empty for a reset."""
+        rate = None if self.count is None else f"{self.count}/{self.period:g}s"
+        named = {"rate": rate, "burst": self.burst, "concurrency": self.concurrency}
+        return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+
+    def applied(self, declared: Limit) -> Limit:
+        """The limit with these numbers.
+
+        A call that the declaration accepts stays accepted: senders know nothing of the change.
+        """
+        rate, held, largest = declared.rate, declared.concurrency, None
+        if rate is not None:
+            largest, count = rate.burst, self.count or rate.count
+            # With a cost, a burst that is not declared is the count, also of a changed rate.
+            follows = declared.cost is not None and rate.burst == rate.count
+            burst = self.burst or (count if follows else rate.burst)
+            rate = Rate(count, self.period or rate.period, burst)
+        if held is not None:
+            held = self.concurrency or held
+        return replace(declared, rate=rate, concurrency=held, changed_at=self.at, largest=largest)
+
+    def packed(self) -> list[Any]:
+        """The values that `read_change` takes."""
+        numbers = [self.count, self.period, self.burst, self.concurrency]
+        return [self.app, self.limit, *numbers, self.at, self.by]
+
+
+def read_change(record: Any) -> LimitChange:
+    """The change in a document. Raises TypeError and ValueError if it is damaged."""
+    app, name, count, period, burst, concurrency, at, by = record
+    if not all(isinstance(text, str) for text in (app, name, by)) or isinstance(at, bool):
+        raise TypeError
+    for number in (count, burst, concurrency):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+            raise TypeError
+        if number is not None and not 1 <= number <= MOST_COST:
+            raise ValueError
+    if (count is None) != (period is None) or not math.isfinite(at):
+        raise ValueError
+    if period is not None and not 0 < period <= LONGEST_PERIOD:
+        raise ValueError
+    return LimitChange(app, name, count, period, burst, concurrency, float(at), by)
+
+
+def change_of(
+    app: str,
+    declared: Limit,
+    at: float,
+    *,
+    rate: object = None,
+    burst: object = None,
+    concurrency: object = None,
+    by: str = "",
+) -> LimitChange:
+    """These numbers for the limit of the app, without any a reset. Raises ConfigurationError.
+
+    at: now, by the store's clock.
+    """
+    what = f"limit {declared.name!r}"
+    if declared.rate is None and (rate is not None or burst is not None):
+        raise ConfigurationError(f"{what} declares no rate, so none can be changed")
+    if declared.concurrency is None and concurrency is not None:
+        raise ConfigurationError(f"{what} declares no concurrency, so none can be changed")
+    most = MOST if declared.cost is None else MOST_COST
+    count, period = (None, None) if rate is None else _rate_of(rate, what, most)
+    at_once = None if burst is None else _count(burst, f"{what}: burst", most)
+    if at_once is not None and declared.rate is not None:
+        counted = count or declared.rate.count
+        if at_once > max(counted, declared.rate.burst):
+            raise ConfigurationError(
+                f"{what}: burst {at_once:,} is more than its rate counts, {counted:,}, and than "
+                f"the declared burst, {declared.rate.burst:,}; give it a smaller burst"
+            )
+    held = None if concurrency is None else _count(concurrency, f"{what}: concurrency")
+    return LimitChange(app, declared.name, count, period, at_once, held, at, by)
 
 
 def limit_of(

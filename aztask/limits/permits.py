@@ -9,6 +9,9 @@ Rules
    for longer than the deliveries here.
 4. After `deadline`, a permit may not be used; tasks that still run end themselves before another
    worker can get it.
+5. The limit may become lower while workers hold more than it allows. Then no permit that a task
+   gives back is used again, but goes back to the store, until all workers together hold no more.
+   No permit of before is used until the entry was written once under the lower limit.
 
 Crash window: a worker that dies keeps its permits for `LEASE_SECONDS` at most.
 """
@@ -46,11 +49,14 @@ class Stock:
     count: granted; used: by deliveries here; back: to be given back as soon as possible.
     ticket: since when the oldest delivery here waits, in the store's time.
     told: the deadline that `maintain` reported last.
+    most: the limit, as a delivery asked last. obeyed: that of the last write.
     """
 
     count: int = 0
     used: int = 0
     back: int = 0
+    most: int = 0
+    obeyed: int = 0
     deadline: float = 0.0
     told: float = 0.0
     renew_at: float = 0.0
@@ -83,13 +89,14 @@ class Permits:
         now = self._clock.monotonic()
         with self._lock:
             stock = self._stocks.setdefault(entry, Stock())
+            stock.most = most
             if self._use(stock, now):
                 return True
             former = stock.ticket
             stock.ticket = ticket if former is None else min(former, ticket)
             if now < stock.ask_at:
                 return False
-        self._write(entry, stock, most, wanted)
+        self._write(entry, stock, wanted)
         with self._lock:
             if not self._use(stock, self._clock.monotonic()):
                 return False
@@ -97,10 +104,16 @@ class Permits:
             return True
 
     def _use(self, stock: Stock, now: float) -> bool:
-        if stock.used + stock.back < stock.count and now < stock.deadline:
+        spare = stock.used + stock.back < stock.count and not self._above(stock)
+        if spare and now < stock.deadline:
             stock.used += 1
             return True
         return False
+
+    def _above(self, stock: Stock) -> bool:
+        """Whether the workers hold more than the limit, as far as this one knows (rule 5)."""
+        others = stock.state.valid(self._time.now()).others(self._worker)
+        return stock.most < max(stock.obeyed, others + stock.count - stock.back)
 
     def free(self, entry: str) -> None:
         """Note that a delivery no longer uses its permit."""
@@ -140,6 +153,7 @@ class Permits:
                 if spare > 0 and stock.ticket is None and now - stock.idle_since >= IDLE_SECONDS:
                     stock.back += spare
                 due = stock.back > 0 or (stock.count > 0 and now >= stock.renew_at)
+                due = due or (spare > 0 and self._above(stock))
                 gone = not stock.count and not stock.used and not stock.asked
                 if gone and stock.ticket is None:
                     del self._stocks[entry]
@@ -161,8 +175,8 @@ class Permits:
             if stock.count or stock.asked:
                 self._write(entry, stock)
 
-    def _write(self, entry: str, stock: Stock, most: int = 0, wanted: int = 0) -> None:
-        """Renew the row, give back what is to go back, and ask for `wanted` more, up to `most`."""
+    def _write(self, entry: str, stock: Stock, wanted: int = 0) -> None:
+        """Renew the row, give back what is to go back or is above the limit, and ask for more."""
 
         def asked(tag: str | None) -> New[Asked, None]:
             asked_at, now = self._clock.monotonic(), self._time.now()
@@ -171,11 +185,12 @@ class Permits:
                 # An expired row is gone: what runs under it ends itself, so it counts as given.
                 mine = state.rows.get(self._worker, HolderRow(0, 0.0)).count
                 count = min(mine, stock.count) - stock.back
-                back, ticket = stock.back, stock.ticket
-            count = max(0, count)
-            count += max(0, min(wanted, most - state.others(self._worker) - count))
+                back, ticket, used, most = stock.back, stock.ticket, stock.used, stock.most
+            count, free = max(0, count), most - state.others(self._worker)
+            count = max(free, used) if count > max(free, used) else count
+            count += max(0, min(wanted, free - count))
             row = HolderRow(count, now + LEASE_SECONDS, ticket if not count else None)
-            return New(Asked(state.with_row(self._worker, row), row, back, asked_at), None)
+            return New(Asked(state.with_row(self._worker, row), row, back, most, asked_at), None)
 
         change(StockCell(self, entry, stock), asked, "the permits of this limit", tries=TRIES)
 
@@ -188,7 +203,7 @@ class Permits:
         with self._lock:
             stock.state, stock.tag = asked.state, tag
             granted = row.count > stock.count - back
-            stock.count, stock.back = row.count, stock.back - back
+            stock.count, stock.back, stock.obeyed = row.count, stock.back - back, asked.most
             stock.deadline = asked.at + LEASE_SECONDS - STOP_SECONDS
             if not stock.used:  # the next delivery that takes one asks for the deadline
                 stock.told = stock.deadline
@@ -209,11 +224,15 @@ class Permits:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a worker writes: the new state with its row, what goes back, and when it began."""
+    """What a worker writes: the new state with its row, what goes back, and when it began.
+
+    most: the limit that it obeys.
+    """
 
     state: Holders
     row: HolderRow
     back: int
+    most: int
     at: float
 
 

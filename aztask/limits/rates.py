@@ -8,10 +8,13 @@ Rules
    so a half-open period never has more than `count` starts (with a burst: burst - 1 more).
 2. A slot that was not used stays unused.
 3. When the limit's numbers change, the epoch rises, and slots of earlier epochs are void. Those
-   that deliveries in hand hold may still be used, so new slots begin behind them.
+   that deliveries in hand hold may still be used, so new slots begin one new gap behind them: a
+   change never makes two starts come sooner after each other than both numbers allow. Of a limit
+   with a cost hardly any slot is void, and what calls were charged stays owed, in the new numbers.
 4. While old and new workers run together, they have different numbers for one limit. All of them
    use those whose *first* worker started last. Numbers that no worker claimed with for ten minutes
-   no longer count. So the epoch rises once, and not with each claim.
+   no longer count. So the epoch rises once, and not with each claim. Numbers that an operator set
+   count from that moment on, as if a worker had started then.
 5. An entry says which numbers live in a part that releases before 0.2 do not read. They drop it
    with each claim, so beside them the epoch changes as often as it did before.
 6. A claim has a weight: how much of the rate the start uses. Its slot comes when the whole weight
@@ -20,7 +23,9 @@ Rules
    free slot moves. Credits bring it at most one burst before the slots that are handed out, as an
    idle time does, so they never add up to more than a burst at once.
 8. Slots with weights are handed out while they begin within `WEIGHED_AHEAD`. Further ahead they
-   would be handed out by estimates, and no credit could bring them forward.
+   would be handed out by estimates, and no credit could bring them forward. So are slots of several
+   rates at one time: those of the faster rate before that time stay unused (rule 2), and tasks that
+   need the faster rate alone would wait behind the slower one.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ HORIZON: Final = 86400.0
 """Seconds from now within which slots are handed out."""
 
 WEIGHED_AHEAD: Final = 2.0
-"""As `HORIZON`, for slots of limits with a cost."""
+"""As `HORIZON`, for slots of limits with a cost, and of several rates at one time."""
 
 ENTRY_PREFIX: Final = "limit-"
 ENTRY_SECONDS: Final = 2 * HORIZON
@@ -75,14 +80,28 @@ class RateState:
     living: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     taken: float = 0.0
 
-    def under(self, rate: Rate, now: float, started_at: float = 0.0) -> tuple[RateState, Rate]:
+    def under(
+        self,
+        rate: Rate,
+        now: float,
+        started_at: float = 0.0,
+        changed_at: float | None = None,
+        *,
+        weighed: bool = False,
+    ) -> tuple[RateState, Rate]:
         """The state for a claim, and the rate that counts (rule 4): the next epoch if it is new.
 
         * `rate`: the numbers of the worker that claims; `started_at`: when it started.
+        * `changed_at`: when an operator gave it these numbers, or its own ones again.
+        * `weighed`: the limit has a cost, so its slots end soon and charges delay the next one.
         """
         own = str(rate)
         living = {key: at for key, at in self.living.items() if now - at[1] <= LIVES_SECONDS}
-        living[own] = (living[own][0] if own in living else started_at, now)
+        since = started_at if changed_at is None else changed_at
+        if own in living:
+            known = living[own][0]
+            since = known if changed_at is None else max(known, changed_at)
+        living[own] = (since, now)
         newest = max(living, key=lambda key: (living[key][0], key))
         found = rate if newest == own else _rate_of(newest)
         if found is None:  # damaged
@@ -91,8 +110,13 @@ class RateState:
             living = {newest: living[newest], own: living[own]}
         if not self.numbers or self.numbers == newest:
             return replace(self, numbers=newest, living=living), found
-        free_at = min(self.free_at, now + AHEAD + SLACK)
-        return RateState(free_at, self.epoch + 1, newest, living), found
+        free_at = min(self.free_at, now + AHEAD + SLACK + spacing(found))
+        former = _rate_of(self.numbers)
+        if weighed and former is not None:
+            owed = max(0.0, self.free_at - now) * spacing(found) / spacing(former)
+            free_at = max(free_at, min(now + owed, now + HORIZON))
+        taken = self.taken if self.taken > free_at else 0.0
+        return RateState(free_at, self.epoch + 1, newest, living, taken), found
 
     def claim(
         self,

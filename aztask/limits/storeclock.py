@@ -24,6 +24,7 @@ class StoreClock:
     def __init__(self, store: ControlStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
+        self._made_at = clock.monotonic()
         self._offset = 0.0
         self._read_at: float | None = None
         self.error = 0.0
@@ -63,6 +64,11 @@ class StoreClock:
     def now(self) -> float:
         """The store's time, in UTC epoch seconds. Call `refresh` first."""
         return self._clock.monotonic() + self._offset
+
+    @property
+    def started_at(self) -> float:
+        """When this was made, as the worker started; as `now`."""
+        return self._made_at + self._offset
 
     def deadline(self, at: float) -> float:
         """A time of the store on this machine's clock of the deadlines."""

@@ -14,7 +14,6 @@ Rules
 
 from __future__ import annotations
 
-import hmac
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +65,7 @@ from aztask.message.payload import (
 )
 from aztask.message.signatures import SignatureRules, Signatures, check_key
 from aztask.support.display import one_line
+from aztask.support.keyed import KeyedDigest
 
 # -- The keywords that the body of a message may hold.
 
@@ -132,7 +132,7 @@ class Codec:
         self._signatures = Signatures(signing_keys, signatures)
         if id_key is not None:
             check_key(id_key, "the id key")
-        self._id_key = id_key
+        self._id_key = None if id_key is None else KeyedDigest(id_key)
         self.digests = KeyDigests(id_key or b"") if cipher.encrypts else PLAIN_DIGESTS
         register_msgpack()
 
@@ -368,7 +368,7 @@ class Codec:
         if self._id_key is None:
             return message_id
         data = b"aztask-id:1" + message_id.encode("utf-8", "surrogatepass")
-        return "keyed-" + hmac.digest(self._id_key, data, "sha256").hex()
+        return "keyed-" + self._id_key.digest(data).hex()
 
     def from_envelope(
         self, envelope: Envelope, queue: str, *, any_age: bool = False, stored: str = ""

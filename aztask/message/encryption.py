@@ -24,7 +24,6 @@ A piece, encrypted with a key or by a codec::
 
 from __future__ import annotations
 
-import hmac
 import importlib
 import os
 import re
@@ -44,6 +43,7 @@ from aztask.errors import (
 )
 from aztask.message.payload import MARK, references_in
 from aztask.support.display import safe_str
+from aztask.support.keyed import KeyedDigest
 from aztask.support.late import install_command
 
 MARKER: Final = b"\xc1AZ\x01"
@@ -186,7 +186,7 @@ class Cipher:
         self._environment = environment
         self._codec = codec
         self._codec_head = b"" if codec is None else CODED + codec.name.encode().ljust(24, b"\0")
-        self._keys: dict[bytes, bytes] = {}
+        self._keys: dict[bytes, KeyedDigest] = {}
         self._first = b""
         self._sources = tuple(keys)
         """The keys, while one of them is wrapped; then none."""
@@ -211,7 +211,7 @@ class Cipher:
 
         Threads that do so at the same time come to the same keys.
         """
-        keys: dict[bytes, bytes] = {}
+        keys: dict[bytes, KeyedDigest] = {}
         names: list[bytes] = []
         trouble = ""
         sources = self._sources
@@ -222,8 +222,9 @@ class Cipher:
                 names.append(b"")
                 trouble = trouble or safe_str(error)
                 continue
-            secret = hmac.digest(_EXTRACT_SALT, key, "sha256")  # HKDF's first step, once per key
-            names.append(hmac.digest(secret, b"name", "sha256")[:8])
+            # HKDF's first step, once per key
+            secret = KeyedDigest(KeyedDigest(_EXTRACT_SALT).digest(key))
+            names.append(secret.digest(b"name")[:8])
             keys.setdefault(names[-1], secret)
         if sources:
             self._keys, self._first = keys, names[0]
@@ -374,9 +375,9 @@ class Cipher:
         return packed
 
 
-def _derived(secret: bytes, salt: bytes) -> bytes:
+def _derived(secret: KeyedDigest, salt: bytes) -> bytes:
     """The key of one piece: HKDF's second step."""
-    return hmac.digest(secret, salt + b"\x01", "sha256")
+    return secret.digest(salt + b"\x01")
 
 
 class _Packing(threading.local):
@@ -404,11 +405,11 @@ class KeyDigests:
     customer or order a key is. The secret is not rotated, since equal keys have to stay equal.
     """
 
-    __slots__ = ("_secret",)
+    __slots__ = ("_keyed",)
 
     def __init__(self, secret: bytes = b"") -> None:
         """secret: of the app, b"" without encryption: then digests need no key."""
-        self._secret = hmac.digest(secret, b"aztask-keys:1", "sha256") if secret else b""
+        self._keyed = KeyedDigest(KeyedDigest(secret).digest(b"aztask-keys:1")) if secret else None
 
     def of(self, data: bytes) -> str:
         """The digest of a key: 40 hexadecimal digits."""
@@ -416,13 +417,13 @@ class KeyDigests:
 
     def long(self, data: bytes) -> str:
         """The digest of a definition: 64 hexadecimal digits."""
-        if self._secret:
-            return hmac.digest(self._secret, data, "sha256").hex()
+        if self._keyed is not None:
+            return self._keyed.digest(data).hex()
         return sha256(data).hexdigest()
 
     def hidden(self, key: str) -> str:
         """The key as it is stored and shown: itself without encryption."""
-        if not self._secret or not key:
+        if self._keyed is None or not key:
             return key
         return f"{HIDDEN}{self.of(key.encode('utf-8', 'surrogatepass'))}"
 

@@ -41,6 +41,7 @@ from aztask.message.bounds import MessageLimits, check_size
 from aztask.message.envelope import Envelope
 from aztask.message.headers import SIGNATURE, SIGNATURE_2, check_before_signature
 from aztask.support import clock
+from aztask.support.keyed import KeyedDigest
 
 # -- the HMAC-SHA256 of a message's parts, with one or several keys --------------------------------
 #
@@ -69,7 +70,7 @@ class Signer:
             raise ConfigurationError("signing_keys must be a list of keys; write [key]")
         for number, key in enumerate(keys, start=1):
             check_key(key, f"signing key {number}")
-        self._keys = tuple(keys)
+        self._keys = tuple(KeyedDigest(key) for key in keys)
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -79,13 +80,13 @@ class Signer:
 
     def sign(self, parts: Sequence[bytes], version: int = 1) -> str:
         """The signature of `parts`: ``hmac-sha256:`` and 64 hexadecimal digits."""
-        return SCHEME + hmac.digest(self._keys[0], _frame(parts, version), "sha256").hex()
+        return SCHEME + self._keys[0].digest(_frame(parts, version)).hex()
 
     def matches(self, parts: Sequence[bytes], signature: str, version: int = 1) -> bool:
         """Whether one of the keys made `signature` over `parts`."""
         framed, given = _frame(parts, version), signature.encode("utf-8", "replace")
         found = [
-            hmac.compare_digest((SCHEME + hmac.digest(key, framed, "sha256").hex()).encode(), given)
+            hmac.compare_digest((SCHEME + key.digest(framed).hex()).encode(), given)
             for key in self._keys
         ]
         return any(found)

@@ -581,11 +581,20 @@ class Inspectable(Protocol):
 #    One that was not opened for `Mailboxes.lifetime` seconds is removed with its messages.
 # 2. Messages in a mailbox are copies for listeners, not work: they expire after `MESSAGE_SECONDS`.
 # 3. An exchange is a name. It exists where a mailbox is bound to it, in any process.
+# 4. Notes are short texts for mailboxes that are opened later. They are kept for `KEPT_SECONDS`, or
+#    until an exchange has more than `MOST_KEPT`: then the oldest go first. A note that cannot be
+#    read is skipped.
 
 PREFIX: Final = "aztask-mailbox-"
 """Names of queues that are mailboxes begin so, and are not listed among the queues."""
 
 MESSAGE_SECONDS: Final = 300.0
+
+KEPT_SECONDS: Final = 10_800.0
+"""As long as Celery's workers keep the ids of revoked tasks (`celery.worker.state`)."""
+
+MOST_KEPT: Final = 50_000
+"""As many as Celery's workers keep."""
 
 EXCHANGE: Final = "aztask-exchange"
 ROUTING_KEY: Final = "aztask-routing-key"
@@ -661,6 +670,20 @@ class Mailboxes(Protocol):
 
     def delete(self, name: str) -> None:
         """Remove the mailbox with its messages; nothing happens if there is none."""
+        ...
+
+    def keep(self, exchange: str, notes: Sequence[str]) -> None:
+        """Keep notes for mailboxes of the exchange that are opened later (rule 4).
+
+        Raises ConfigurationError without the permissions for it, and BrokerUnavailable.
+        """
+        ...
+
+    def kept(self, exchange: str) -> list[str]:
+        """The notes of the exchange. Raises as `keep`.
+
+        If you open a mailbox first, you miss none: a note is kept before it is published.
+        """
         ...
 
 

@@ -142,9 +142,14 @@ class Schedules:
         self.declared: dict[str, Plan] = {}
 
     @property
+    def results(self) -> ResultStore | None:
+        """The store of this process that keeps them; None if there is none."""
+        return self._connections.results()
+
+    @property
     def engine(self) -> ScheduleEngine:
         """The engine on this process's connections."""
-        results = self._connections.results()
+        results = self.results
         store = schedules_of(results)
         if results is None or store is None:
             raise ConfigurationError(NO_RESULTS)
@@ -214,7 +219,10 @@ class Schedules:
         Workers notice it within 2 seconds, and within 30 seconds on Azure Tables. Raises
         DuplicateTask if the code of an app declares a schedule of that name.
         """
-        plan = self.plan(name, call, **options)
+        self.make(self.plan(name, call, **options))
+
+    def make(self, plan: Plan) -> None:
+        """As `create`, for a schedule that was checked."""
         engine = self.engine
         definition = self._definition(plan)
         for _ in range(4):

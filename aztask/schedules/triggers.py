@@ -1,4 +1,4 @@
-"""When a schedule is due: by a cron expression, every so many seconds, or once.
+"""When a schedule is due: by a cron expression, every so many seconds, once, or with the sun.
 
 Times are UTC epoch seconds. Daylight saving is that of Debian's cron, which `cronsim` follows: a
 time in the hour that is skipped is due right after it, a time in the hour that is repeated is due
@@ -60,10 +60,14 @@ class Cron:
     """Times by a cron expression of five fields, or six with seconds first, in a time zone.
 
     One of `NAMES` becomes its expression.
+
+    * `days`: only on these days of the month, too. An expression that names days of the month and
+      of the week is due on either; Celery's crontab is due where both match.
     """
 
     expression: str
     tz: str = "UTC"
+    days: tuple[int, ...] = field(default=(), repr=False)
     zone: ZoneInfo = field(init=False, repr=False, compare=False)
     _iterate: Any = field(init=False, repr=False, compare=False)
 
@@ -76,6 +80,10 @@ class Cron:
         object.__setattr__(self, "_iterate", cronsim.CronSim)
         try:
             next(cronsim.CronSim(self.expression, datetime(2026, 1, 1, tzinfo=UTC)))
+            if self.days:  # `after` would look for the 30th of February without end
+                minute, hour, _, month, _ = self.expression.split()
+                both = f"{minute} {hour} {','.join(map(str, self.days))} {month} *"
+                next(cronsim.CronSim(both, datetime(2026, 1, 1, tzinfo=UTC)))
         except StopIteration:
             raise ConfigurationError(f"cron {shown(self.expression)} is never due") from None
         except (cronsim.CronSimError, AttributeError, TypeError, ValueError) as error:
@@ -96,16 +104,18 @@ class Cron:
         last = at
         for each in self._iterate(self.expression, start):
             due = each.timestamp()
-            if due > last:
+            if due > last and (not self.days or each.day in self.days):
                 last = due
                 yield due
 
     def packed(self) -> list[Any]:
-        """A list: ``["cron", expression, zone]``."""
-        return ["cron", self.expression, self.tz]
+        """A list: ``["cron", expression, zone]``, and the days if there are any."""
+        found = ["cron", self.expression, self.tz]
+        return [*found, list(self.days)] if self.days else found
 
     def __str__(self) -> str:
-        return f"{self.expression} {self.tz}"
+        days = f" on days {','.join(map(str, self.days))}" if self.days else ""
+        return f"{self.expression} {self.tz}{days}"
 
 
 @dataclass(frozen=True)
@@ -150,6 +160,79 @@ class At:
         return f"at {datetime.fromtimestamp(self.at, UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
+@dataclass(frozen=True)
+class Sun:
+    """Times of an event of the sun at a place, see `SUN_EVENTS`; degrees north and east.
+
+    Where the event does not happen on a day, as in a polar night, the next one counts.
+    """
+
+    event: str
+    latitude: float
+    longitude: float
+    _ephem: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError: an unknown event or place, a missing library."""
+        if self.event not in SUN_EVENTS or abs(self.latitude) > 90 or abs(self.longitude) > 180:
+            raise ConfigurationError(
+                f"an event of the sun is one of {', '.join(SUN_EVENTS)}, at -90 to 90 degrees "
+                f"north and -180 to 180 east, not {shown(self.event)} at {self.latitude:g}, "
+                f"{self.longitude:g}"
+            )
+        try:
+            object.__setattr__(self, "_ephem", import_module("ephem"))
+        except ImportError:
+            raise ConfigurationError(
+                "a schedule by the sun needs a package that is missing (ephem); install it with: "
+                "pip install ephem"
+            ) from None
+
+    def after(self, at: float) -> Iterator[float]:
+        """The times that are more than a second after `at`, in whole seconds."""
+        method, horizon, centre = SUN_EVENTS[self.event]
+        place = self._ephem.Observer()
+        place.lat, place.lon, place.horizon = str(self.latitude), str(self.longitude), horizon
+        place.elev, place.pressure = 0, 0  # as the almanacs have it
+        options = {"use_center": True} if centre else {}
+        start = self._ephem.Date(datetime.fromtimestamp(at, UTC).replace(tzinfo=None))
+        # From another start, ephem finds the event of `at` again, a fraction of a second later.
+        last = at + 1.5
+        while last < _LATEST:
+            try:
+                found = getattr(place, method)(self._ephem.Sun(), start=start, **options)
+            except self._ephem.CircumpolarError:
+                start = place.next_antitransit(self._ephem.Sun(), start=start)
+                continue
+            due = float(round(found.datetime().replace(tzinfo=UTC).timestamp()))
+            start = self._ephem.Date(found + self._ephem.minute)
+            if due > last:
+                last = due
+                yield due
+
+    def packed(self) -> list[Any]:
+        """The list ``["sun", event, latitude, longitude]``, as `read_trigger` takes it."""
+        return ["sun", self.event, self.latitude, self.longitude]
+
+    def __str__(self) -> str:
+        return f"{self.event} at {self.latitude:g}, {self.longitude:g}"
+
+
+SUN_EVENTS: Final = {
+    "dawn_astronomical": ("next_rising", "-18", True),
+    "dawn_nautical": ("next_rising", "-12", True),
+    "dawn_civil": ("next_rising", "-6", True),
+    "sunrise": ("next_rising", "-0:34", False),
+    "solar_noon": ("next_transit", "0", False),
+    "sunset": ("next_setting", "-0:34", False),
+    "dusk_civil": ("next_setting", "-6", True),
+    "dusk_nautical": ("next_setting", "-12", True),
+    "dusk_astronomical": ("next_setting", "-18", True),
+}
+"""The events by Celery's names: the method of ephem's observer, the height of the horizon in
+degrees, and whether the centre of the sun counts instead of its edge."""
+
+
 def trigger_of(
     where: str, cron: str | None, every: object | None, at: object | None, tz: str
 ) -> Trigger:
@@ -172,10 +255,14 @@ def read_trigger(packed: object) -> Trigger:
     match packed:
         case ["cron", str() as expression, str() as tz]:
             return Cron(expression, tz)
+        case ["cron", str() as expression, str() as tz, [*days]] if days:
+            return Cron(expression, tz, tuple(day for day in days if isinstance(day, int)))
         case ["every", int() | float() as seconds] if seconds >= SHORTEST_SECONDS:
             return Every(seconds)
         case ["at", int() | float() as at] if 0 <= at < _LATEST:
             return At(at)
+        case ["sun", str() as event, int() | float() as north, int() | float() as east]:
+            return Sun(event, north, east)
     raise Damaged("its times are unknown; a newer aztask may know them")
 
 

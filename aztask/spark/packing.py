@@ -39,7 +39,9 @@ OPTIONAL_PARTS: Final = frozenset(
 """Distributions that also run without their compiled parts, only slower."""
 COMPILED: Final = (".so", ".pyd", ".dylib", ".dll")
 _USELESS: Final = (*COMPILED, ".pyc", ".pyi")
-_HERE_ONLY: Final = re.compile(r"""extra\s*==\s*["'](test|reload|django|migrate|top)["']""")
+_CLUSTER: Final = "blob|crypto|identity|keyvault|otel|schedules|spark|tables|tls|websockets"
+"""The extras that an application may use on a cluster; pages, servers and tools stay here."""
+_THERE: Final = re.compile(rf"""extra\s*==\s*["']({_CLUSTER})["']""")
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 Files: TypeAlias = dict[str, Path | bytes]
@@ -236,7 +238,7 @@ def _requirements(found: Distribution, *, extras: bool) -> Iterator[str]:
     """
     for text in found.requires or ():
         optional = "extra" in text.partition(";")[2]
-        if not optional or (extras and not _HERE_ONLY.search(text)):
+        if not optional or (extras and _THERE.search(text)):
             match = _NAME.match(text)
             if match is not None:
                 yield re.sub(r"[-_.]+", "-", match[0]).lower()

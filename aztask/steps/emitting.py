@@ -14,6 +14,10 @@ Rules
 7. A delivery of a run that was delivered before may emit nothing, where the one before did. So it
    looks for such a take at its end, and begins an empty one. A run that is given back does the
    same at once, because some services then count the next delivery under the same number.
+8. A run that continues with other arguments takes the mark back: what the new history emits is a
+   stream of its own, and has its own numbers. So does a run that was delivered before, if it ends
+   without a mark of its own: the delivery before may have left one for a wait that was never
+   recorded, and the next run would go on behind parts that only that delivery has emitted.
 
 Crash window: a worker that is killed leaves a take without its last parts. The next start of the
 task begins another take, which readers see as a reset.
@@ -24,7 +28,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Protocol
@@ -33,7 +37,7 @@ from aztask.errors import BrokerUnavailable, EncodeError, ResultDamaged, StepErr
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.steps.parts import PartStore, Take, parts_of, place_of, take_of
-from aztask.steps.suspension import Parked, StepsUnavailable
+from aztask.steps.suspension import Parked, Renewal, StepsUnavailable
 from aztask.support import clock
 from aztask.support.parts import Part
 
@@ -83,7 +87,11 @@ def part_data(codec: Codec, value: Any) -> bytes:
 
 
 class Emission:
-    """The stream of one run. A context manager around the run."""
+    """The stream of one run. A context manager around the run.
+
+    Its thread is `start`, `write` and `wait` alone: a simulation takes the steps of these itself.
+    `begun`: whether a part of its take is known to be stored.
+    """
 
     def __init__(
         self, app: PartApp, message: TaskMessage, delivery_count: int, lease: Held
@@ -98,8 +106,8 @@ class Emission:
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._count = 0
-        self._closed = self._ending = self._parked = False
-        self._begun = self._branched = False
+        self._closed = self._ending = self._parked = self._renewed = False
+        self.begun = self._branched = False
         self._continues = message.continued
         self._again = delivery_count > 1
         self._part: Part | None = None
@@ -114,9 +122,9 @@ class Emission:
             raise EncodeError(f"a task emits at most {MOST_PARTS:,} parts; emit larger ones")
         with self._changed:
             if self._part is None and not self._closed:
-                self._start()
+                self._open()
             # In turns: what ends a lease does not know who waits here.
-            while not self._changed.wait_for(self._has_room, LOOK_SECONDS):
+            while not self.wait(self._has_room, LOOK_SECONDS):
                 pass
             if self._closed:  # a thread of the task's own outlives it
                 raise StepError("the run has ended, so it emits no further part")
@@ -129,21 +137,69 @@ class Emission:
     def _has_room(self) -> bool:
         return self._bytes < MOST_BYTES or self._lease.lost or self._closed
 
-    def _start(self) -> None:
+    def _open(self) -> None:
         self._store = parts_of(self._app.results, self._app.codec)
         if self._store is None:
             raise StepError('emit needs a result store; give the App results="local://"')
         self._part = Part("stream")
-        self._part.thread(self._write, "aztask-stream").start()
+        self.start(self._part)
+
+    def _is_written(self) -> bool:
+        return not (self._waiting or self._parked) or self._lease.lost
+
+    # -- the thread --------------------------------------------------------------------------
+
+    def start(self, part: Part) -> None:
+        """Let the parts be written from now on. part: for the thread that does."""
+        part.thread(self._write, "aztask-stream").start()
+
+    def wait(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Wait until this is true, at most so long, while parts are written; whether it is."""
+        return self._changed.wait_for(done, seconds)
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._parked or self._ending)
+            began, first = clock.monotonic(), not self.begun
+            if not self.write():
+                return
+            with self._changed:
+                # The first write asks for the clock and a mark before it makes its own request.
+                since = clock.monotonic() if first else began
+                pause = since + BATCH_SECONDS - clock.monotonic()
+                self._changed.wait_for(lambda: self._closed, max(0.0, pause))
+
+    def write(self) -> bool:
+        """Write one batch, or the mark of a run that waits; False if no other one may follow."""
+        with self._changed:
+            if self._ending or self._lease.lost:
+                return False
+            batch = self._batch()
+        try:
+            self.append(batch)
+        except BrokerUnavailable:
+            if not self._ending:
+                clock.current().sleep(RETRY_SECONDS)
+            return not self._ending
+        with self._changed:
+            if self._ending:
+                return False
+            for _ in batch:
+                self._bytes -= len(self._waiting.popleft()[1])
+            self._parked = self._parked and bool(batch)
+            self._changed.notify_all()
+        return True
+
+    # -- the end of the run ------------------------------------------------------------------
 
     def flush(self) -> None:
         """Wait until all parts are written. Raises StepsUnavailable (rule 3)."""
         give_up_at = clock.monotonic() + END_SECONDS
         with self._changed:
-            while (self._waiting or self._parked) and not self._lease.lost:
+            while not self.wait(self._is_written, LOOK_SECONDS):
                 if clock.monotonic() >= give_up_at:
                     raise StepsUnavailable("the parts that the task emitted cannot be written")
-                self._changed.wait(LOOK_SECONDS)
 
     def __enter__(self) -> Emission:
         """The function is about to be called."""
@@ -174,10 +230,13 @@ class Emission:
             self._closed = True
             if error is None:
                 self._begin_empty()
+            else:
+                self._take_back()
             return
         waits = isinstance(error, Parked)
         with self._changed:
-            self._closed, self._parked = True, waits and not self._branched
+            self._renewed = isinstance(error, Renewal) and self._message.continued
+            self._closed, self._parked = True, (waits and not self._branched) or self._renewed
             self._changed.notify_all()
         try:
             self.flush()
@@ -189,7 +248,9 @@ class Emission:
         if isinstance(error, WorkerStopping):
             with suppress(StepsUnavailable):
                 self._begin_empty()
-        elif waits and self._branched:
+        elif error is not None and (self._branched or not (waits or self._renewed)):
+            self._take_back()
+        if waits and self._branched:
             raise StepError(
                 f"the task waits ({error}), and branches of gather have emitted parts: in each run "
                 "they do so in another order, so the next one could not go on behind them; emit "
@@ -213,30 +274,22 @@ class Emission:
         except BrokerUnavailable as error:
             raise StepsUnavailable(f"its stream cannot be read: {error}") from None
 
-    def _write(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._parked or self._ending)
-                if self._ending or self._lease.lost:
-                    return
-                batch = self._batch()
-            began = clock.monotonic()
-            try:
-                self._append(batch)
-            except BrokerUnavailable:
-                if self._ending:
-                    return
-                clock.current().sleep(RETRY_SECONDS)
-                continue
-            with self._changed:
-                if self._ending:
-                    return
-                for _ in batch:
-                    self._bytes -= len(self._waiting.popleft()[1])
-                self._parked = self._parked and bool(batch)
-                self._changed.notify_all()
-                pause = began + BATCH_SECONDS - clock.monotonic()
-                self._changed.wait_for(lambda: self._closed, max(0.0, pause))
+    def _take_back(self) -> None:
+        """Take back the mark of an earlier delivery of this run, if there is one (rule 8).
+
+        One request, and only for a run that was delivered before. Raises StepsUnavailable.
+        """
+        store = parts_of(self._app.results, self._app.codec) if self._again else None
+        if store is None or self._lease.lost:
+            return
+        try:
+            base, _ = store.marked(self._message.id)
+            if base.startswith(place_of(self._message.generation, self._message.hop)):
+                store.mark(self._message.id, "", 0)
+        except ResultDamaged as error:  # the next run begins anew
+            logger.warning("task %s: %s", self._message.id, error)
+        except BrokerUnavailable as error:
+            raise StepsUnavailable(f"its stream cannot be read: {error}") from None
 
     def _batch(self) -> list[tuple[int, bytes]]:
         found: list[tuple[int, bytes]] = []
@@ -248,21 +301,23 @@ class Emission:
             found.append((number, data))
         return found
 
-    def _append(self, batch: list[tuple[int, bytes]]) -> None:
+    def append(self, batch: list[tuple[int, bytes]]) -> None:
+        """Store these parts, each with its number; none: the mark. Raises BrokerUnavailable."""
         assert self._store is not None  # noqa: S101  # the thread starts with it
         task_id = self._message.id
         if self._continues:
             self._take = self._continued(self._store, self._take)
             self._continues = False
         if not batch:
-            whole = self._take.name if self._begun else self._take.base
-            self._store.mark(task_id, whole, max(self._count, self._take.kept))
+            whole = self._take.name if self.begun else self._take.base
+            mark = ("", 0) if self._renewed else (whole, max(self._count, self._take.kept))
+            self._store.mark(task_id, *mark)
             return
         new = [(number, data) for number, data in batch if number > self._take.kept]
         if new:
             parts = [data for _, data in new]
-            self._store.append(task_id, self._take, new[0][0], parts, new=not self._begun)
-            self._begun = True
+            self._store.append(task_id, self._take, new[0][0], parts, new=not self.begun)
+            self.begun = True
 
     def _continued(self, store: PartStore, take: Take) -> Take:
         """The take with the one that it continues: that of the run which ended in the wait."""

@@ -6,7 +6,8 @@ blob takes at most 50,000 of them, and the store of a result is there anyway.
 Rows
 * ``t:TAKE``: a take began. It says which take it continues, and after how many parts.
 * ``p:TAKE:FIRST``: parts in the order of their numbers, the first of which has the number FIRST.
-* ``m``: the mark of the newest run that ended in a wait: its take, and after how many parts.
+* ``m``: the mark of the newest run that ended in a wait: its take, and after how many parts; none
+  once the task has continued with other arguments.
 
 Rules
 1. Each start of a run writes a take of its own, whose name is (generation, hop, delivery), the time

@@ -18,6 +18,7 @@ Rules
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -137,7 +138,8 @@ class TaskSignals:
         """Send one signal to each task; see `App.signal_all`.
 
         Crash window: as `signal`, for `TOGETHER` tasks at a time. If the process dies, the tasks
-        before have the signal.
+        before have the signal. If it stands still for longer than `KEPT_SECONDS` between the row
+        and its look at the task, and the task starts in the meantime, the signal is lost.
         """
         results, store = self._results()
         check_name(name)
@@ -162,6 +164,8 @@ class TaskSignals:
         sent = store.add_all(tasks, name, data)
         hit("signalled", len(sent))
         for task_id, signal in zip(tasks, sent, strict=True):
+            if signal is None:
+                continue
             parked, before = store.beside(task_id, signal)
             try:
                 self._admit(results, task_id, name, parked, before)
@@ -459,6 +463,11 @@ class TaskSignals:
         record, found = results.get(task_id), store.read(task_id)
         if record is not None and record.state is State.UNREADABLE:
             raise ResultDamaged(f"its row is damaged ({record.damage})")
+        newest = max((signal.at for signal in found.signals), default=-math.inf)
+        if record is None and store.now() < newest + KEPT_SECONDS:
+            # Its signaller may stand still, and find it started when it goes on.
+            self._keep(store, found, newest + KEPT_SECONDS)
+            return
         if record is None or (record.state.final and not _parks(record)):
             dead = record is not None and _is_dead(record)
             self.ended(task_id, dead=dead)

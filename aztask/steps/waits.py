@@ -273,13 +273,8 @@ class WaitStore:
 
     # -- signals -----------------------------------------------------------------------------
 
-    def add(self, task_id: str, name: str, value: bytes) -> Signal:
-        """Store a signal: one request."""
-        (made,) = self.add_all([task_id], name, value)
-        return made
-
-    def add_all(self, task_ids: Sequence[str], name: str, value: bytes) -> list[Signal]:
-        """Store a signal for each task: one request for each."""
+    def add_all(self, task_ids: Sequence[str], name: str, value: bytes) -> list[Signal | None]:
+        """Store a signal for each task: one request for each. None: its task has taken it."""
         at = self._last = max(self.now(), self._last + 1e-6)
         key = f"s:{digest_of(name)}:{at:017.6f}-{chance.below(2**32):08x}"
         changes = list[Change]()
@@ -289,8 +284,11 @@ class WaitStore:
             values = {"due": at + UNSENT_SECONDS, "data": self._signed.closed(task_id, place, data)}
             changes.append(Change(place, values))
         made = self._rows.write_all(changes)
-        # No other row has this key.
-        return [Signal(name, value, at, row) for row in made if row is not None]
+        # No other row has this key: one that was there is of a request whose answer was lost.
+        there = [change.place for change, row in zip(changes, made, strict=True) if row is None]
+        found = iter(self._rows.get(there) if there else ())
+        rows = [next(found) if row is None else row for row in made]
+        return [None if row is None else Signal(name, value, at, row) for row in rows]
 
     def before(self, task_id: str, signal: Signal) -> int:
         """How many older signals of its name are stored, at most `MOST_SIGNALS`.

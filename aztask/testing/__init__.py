@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aztask.emulator.broker.access import Right, Rule
+    from aztask.emulator.faults import Faults
     from aztask.queues.servicebus.admin import administration_client
     from aztask.sending.sent import Sent
     from aztask.testing.inline import Inline, task_context
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from aztask.testing.worker import BackgroundWorker, background_worker
 
 __all__ = [
+    "Faults",
     "Inline",
     "Sent",
     "BackgroundWorker",
@@ -40,6 +42,7 @@ _HOMES = {
     "Sent": "aztask.sending.sent",
     "BackgroundWorker": "aztask.testing.worker",
     "background_worker": "aztask.testing.worker",
+    "Faults": "aztask.emulator.faults",
     "Right": "aztask.emulator.broker.access",
     "Rule": "aztask.emulator.broker.access",
     "RunningEmulator": "aztask.testing.servicebus",

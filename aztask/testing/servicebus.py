@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from aztask.emulator.broker.access import Rule
-from aztask.emulator.broker.entities import Entity
+from aztask.emulator.broker.entities import Entity, Tier
 from aztask.emulator.config import Options
 from aztask.emulator.emulator import Emulator
+from aztask.emulator.faults import NO_FAULTS, Faults
 from aztask.errors import AztaskError, BrokerUnavailable
 from aztask.queues.servicebus.admin import administration_client
 from aztask.support.clock import Clock
@@ -117,6 +118,8 @@ def emulator(
     clock_offset: float | timedelta = 0.0,
     tls: bool = False,
     config: Path | None = None,
+    tier: Literal["standard", "premium"] | None = None,
+    faults: Faults = NO_FAULTS,
     port: int = 0,
     admin_port: int = 0,
     clock: Clock | None = None,
@@ -132,6 +135,9 @@ def emulator(
       default, below 0 it is behind.
     * `tls`: True encrypts the connections with a self-signed certificate.
     * `config`: a configuration file of Microsoft's emulator, see docs/emulator.md.
+    * `tier`: has the limits of a tier of the service, for example locks of 5 seconds and more; by
+      default locks may be shorter, which makes tests of lost locks fast.
+    * `faults`: what goes wrong on purpose, for example ``Faults(busy=0.1, drop=0.01)``.
     * `port`, `admin_port`: 0, the default, takes free ones.
     * `clock`: a clock of your own, for tests that move time.
 
@@ -149,6 +155,8 @@ def emulator(
         tls=tls,
         config=config,
         queues=tuple(queues),
+        faults=faults,
+        tier=None if tier is None else Tier(tier.capitalize()),
     )
     with BackgroundEmulator(options, clock=clock) as background:
         running = background.emulator

@@ -1,8 +1,9 @@
 """Azurite's services, each a child process, for the tests and for developers.
 
 It is installed with npm into this folder when it is missing (`package.json` pins the version), and
-runs on a free port of 127.0.0.1 with its data in a folder of the caller's. A test may move its
-clock. A developer starts it with ``python -m tests.azurite``.
+each service is put into one file (`launch.js` says why). It runs on a free port of 127.0.0.1 with
+its data in a folder of the caller's. A test may move its clock. A developer starts it with
+``python -m tests.azurite``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import fcntl
 import http.client
 import os
 import random
+import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +27,9 @@ except ModuleNotFoundError:  # ``python -m tests.azurite`` starts one folder abo
     from tests.programs import need_node
 
 HERE = Path(__file__).parent
-SERVICES = HERE / "node_modules" / "azurite" / "dist" / "src"
+SOURCES = HERE / "node_modules" / "azurite" / "dist" / "src"
+BUNDLED = HERE / "node_modules" / ".bundled"
+SERVICES = ("queue", "table", "blob")
 ACCOUNT = "devstoreaccount1"
 # the published key of the development account
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -37,12 +42,24 @@ def install() -> None:
     need_node()
     with (HERE / ".install.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not SERVICES.exists():
-            subprocess.run(
-                ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"],
-                cwd=HERE,
-                check=True,
-            )
+        if BUNDLED.exists():
+            return
+        subprocess.run(
+            ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"],
+            cwd=HERE,
+            check=True,
+        )
+        made = HERE / "node_modules" / ".bundling"
+        entries = [f"{service}={SOURCES / service / 'main.js'}" for service in SERVICES]
+        esbuild = HERE / "node_modules" / ".bin" / "esbuild"
+        options = ["--bundle", "--platform=node", "--log-level=error", f"--outdir={made}"]
+        # of a database that Azurite could use, and that is not installed
+        options.append("--external:pg-hstore")
+        subprocess.run([esbuild, *options, *entries], check=True)
+        for service in SERVICES:
+            command = ["node", HERE / "launch.js", "--compile", made / f"{service}.js"]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        made.rename(BUNDLED)
 
 
 def free_port() -> int:
@@ -87,7 +104,7 @@ class Azurite:
         self.service = service
         self.port = port or free_port()
         self.scheme = "https" if certificate else "http"
-        self._folder = folder
+        self.folder = folder
         self._offset = clock_offset
         self._extra: list[str] = []
         if certificate:
@@ -120,8 +137,8 @@ class Azurite:
 
     def start(self) -> None:
         """Start it, on the same port and data as before."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        log = self._folder / "azurite.log"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / "azurite.log"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 self._command(),
@@ -144,12 +161,13 @@ class Azurite:
         return [
             "node",
             *(("--require", str(HERE / "clock.js")) if self._movable else ()),
-            str(SERVICES / self.service / "main.js"),
+            str(HERE / "launch.js"),
+            str(BUNDLED / f"{self.service}.js"),
             *(f"--{self.service}Host", "127.0.0.1", f"--{self.service}Port", str(self.port)),
             *(
                 ("--inMemoryPersistence",)
                 if self._in_memory
-                else ("--location", str(self._folder / "data"))
+                else ("--location", str(self.folder / "data"))
             ),
             "--skipApiVersionCheck",
             "--disableTelemetry",
@@ -209,3 +227,24 @@ def account_of(*services: Azurite, **ports: int) -> str:
     )
     scheme = services[0].scheme
     return f"DefaultEndpointsProtocol={scheme};AccountName={ACCOUNT};AccountKey={KEY};{endpoints}"
+
+
+_kept: dict[str, Azurite] = {}
+
+
+def kept(service: str) -> Azurite:
+    """A service that stays until `stop_kept`: for tests that name what is theirs, and leave its
+    clock alone. Every start costs half a second of processor time, and much longer waits.
+    """
+    if service not in _kept:
+        folder = Path(tempfile.mkdtemp(prefix="aztask-azurite-"))
+        _kept[service] = Azurite(folder, service=service)
+    return _kept[service]
+
+
+def stop_kept() -> None:
+    """Stop those that stayed, and remove their data."""
+    while _kept:
+        _, azurite = _kept.popitem()
+        azurite.stop()
+        shutil.rmtree(azurite.folder, ignore_errors=True)

@@ -23,6 +23,8 @@ BEFORE_ROWS = "c4bc0580df2e892daddaa27947c88ae03c2dc7cd"
 """The last revision that had code of its own for each kind of row and each store."""
 BEFORE_STORED = "7d7a5fe09cf01b9d61df921e264d8c1af66cf472"
 """The last revision that signed what it stored as it signed what it sent."""
+WITH_ENCRYPTION = "52dea1a75d19a345edbe939fb304b87b0e49fbe2"
+"""One of the first revisions that encrypt."""
 
 
 class MissingRelease(Exception):

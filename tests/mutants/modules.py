@@ -91,7 +91,6 @@ MODULES = (
     "aztask.stores.payloads.opening",
     "aztask.stores.payloads.store",
     "aztask.stores.payloads.payloads",
-    "aztask.address.payloads",
     "aztask.sending.asyncsend",
     "aztask.app.workflows",
     "aztask.support.chance",

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import certifi
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from aztask.emulator.broker.entities import Tier
 from aztask.emulator.config import Options
 from aztask.emulator.emulator import CERTIFICATE_FILE, Emulator, server_context
 from aztask.testing import Right, Rule
@@ -69,7 +70,13 @@ def service() -> Iterator[None]:
     """The emulator runs, and is reached, for the block."""
     folder = Path(os.environ[CERTIFICATES])
     options = Options(
-        port=0, admin_port=0, tls=True, certificate=folder, shared_access_key=KEY, rules=RULES
+        port=0,
+        admin_port=0,
+        tls=True,
+        certificate=folder,
+        shared_access_key=KEY,
+        rules=RULES,
+        tier=Tier.STANDARD,  # the one that the suite expects
     )
     with BackgroundEmulator(options) as background, _reached(background.emulator):
         yield

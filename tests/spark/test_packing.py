@@ -1,14 +1,17 @@
 """``aztask spark pack``: a Python without aztask can import everything from the zip."""
 
+import configparser
 import json
 import subprocess
 import zipfile
+from pathlib import Path
 
 import pytest
 from cluster import SPARK, bare_python
 
 from aztask.errors import ConfigurationError
 from aztask.operate.cli import main
+from aztask.spark import packing
 from aztask.spark.packing import pack, wheel_files
 
 IMPORTS = (
@@ -120,3 +123,13 @@ def test_what_cannot_be_packed_is_said(here, target, source, words):
 
 def test_the_files_of_a_wheel(here):
     assert list(wheel_files(here / wheel(here / "a.whl", ["a.py"]))) == ["a.py"]
+
+
+def test_each_extra_is_for_the_cluster_or_stays_here():
+    """A new one has to be sorted: what is forgotten is not packed."""
+    settings = configparser.ConfigParser()
+    settings.read(Path(__file__).parents[2] / "setup.cfg")
+    extras = set(settings["options.extras_require"])
+    here = {"dashboard", "django", "mcp", "migrate", "prometheus", "reload", "test", "top"}
+    there = {name for name in extras if name in packing._CLUSTER.split("|")}
+    assert (there | here, there & here) == (extras, set())

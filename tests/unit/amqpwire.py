@@ -142,7 +142,9 @@ class Wire:
             encode.uint(more_fields.get("message_format", 0)),
             encode.boolean(more_fields.get("settled", False)),
             encode.boolean(more),
-            *[encode.NULL] * 3,
+            encode.NULL,
+            more_fields.get("state", encode.NULL),
+            encode.NULL,
             encode.boolean(more_fields.get("aborted", False)),
         ]
         self.feed(frame(0, encode.fields(0x14, items) + payload))

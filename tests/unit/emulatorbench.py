@@ -55,7 +55,7 @@ class Bench:
     def put(self, path, *raw):
         """Store encoded messages as if a client had sent them; return their sequence numbers."""
         entity = self.namespace.get(path)
-        new = [new_message(self.namespace, entity, each, self.now) for each in raw]
+        new = [new_message(entity, each, self.now) for each in raw]
         return self.engine.send(path, new)
 
     def turn(self):
@@ -92,7 +92,9 @@ class BenchClient(Wire):
         self.flow(credit, handle=handle)
         return [each for each in self.frames() if isinstance(each, Transfer)]
 
-    def request(self, node, operation, body=encode.NULL, *, handle=4, **properties):
+    def request(
+        self, node, operation, body=encode.NULL, *, handle=4, state=encode.NULL, **properties
+    ):
         """Send a request to a node over links of its own; return (status, condition, body)."""
         name = f"answers-{handle}"
         for receive in (True, False):
@@ -112,6 +114,7 @@ class BenchClient(Wire):
             )
             + encode.described(sections.AMQP_VALUE, body),
             handle=handle + 1,
+            state=state,
         )
         (response,) = [each for each in self.frames() if isinstance(each, Transfer)]
         for number in (handle, handle + 1):

@@ -62,7 +62,7 @@ LIBRARIES = {
     "textual": ("operate.top",),
     "rich": ("operate.top",),
     "libcst": ("celery.migration",),
-    "celery": ("celery.backend",),
+    "celery": ("celery.backend", "operate.celerybeat"),
     "cryptography": ("message.encryption", "emulator.emulator"),
     "django": ("django",),
     "django_tasks": ("django",),
@@ -74,7 +74,7 @@ EMULATOR_MAY_IMPORT = ("emulator", "queues.engine", "errors", "support", "versio
 COMMANDS = ("operate.cli", "spark.cli")
 
 # What a layer offers from above it (`aztask.support.late`), and nothing else.
-LATE = {("app", "aztask.testing.inline")}
+LATE = {("app", "aztask.testing.inline"), ("celery", "aztask.operate.celerybeat")}
 
 FILE_LINES = 445
 """Lines of code: docstrings, comments and blank lines do not count, so that none is left out."""

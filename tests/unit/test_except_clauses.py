@@ -106,6 +106,13 @@ GIVEN_UP = "the connection is given up already, and the error behind that was to
 TABLE = "the module tells by type and place what is a broken connection, and raises the rest"
 
 ALLOWED = {
+    "aztask.operate.celeryapp:CeleryApp._named": SHOWN,
+    "aztask.operate.celeryapp:_open_backend": SHOWN,
+    "aztask.operate.celeryapp:_seconds": PARSED,
+    "aztask.operate.celerybeat:cron_of": PARSED,
+    "aztask.operate.celeryschedules:CelerySends._is_known": "then the task is sent",
+    "aztask.operate.celeryschedules:CelerySends.route": "the send raises it, too",
+    "aztask.operate.celeryschedules:CelerySends.send_occurrence": SHOWN,
     "aztask.operate.stepcheck:main": SHOWN,
     "aztask.operate.stepcheck:replayed": SHOWN,
     "aztask.azure.access:default_credential": "azure-identity's constructor; told as configuration",
@@ -137,6 +144,8 @@ ALLOWED = {
     "aztask.queues.servicebus.wire:message_of": ENCODES,
     "aztask.queues.servicebus.wire:sequence_number": PARSED,
     "aztask.queues.storagequeue.inspection:StorageInspector.surroundings": PARSED,
+    "aztask.queues.servicebus.mailboxes:_notes": FROM_BYTES,
+    "aztask.queues.storagequeue.mailboxes:_notes": FROM_BYTES,
     "aztask.queues.storagequeue.mailboxes:_read": FROM_BYTES,
     "aztask.queues.storagequeue.messages:_messages_of": FROM_BYTES,
     "aztask.queues.storagequeue.messages:_shared_key": PARSED,

@@ -21,6 +21,8 @@ NO: Final = "no, because"
 NOT_NEEDED: Final = "not needed:"
 """How the answer begins for a part that you can delete."""
 
+NAMES: Final = "names"
+
 OLD_SETTINGS: Final = "old_settings"
 
 SECTIONS: Final = {
@@ -99,6 +101,8 @@ class Use:
     * `line`: from 1.
     * `section`, `name`: the part, see `Answer`.
     * `text`: what to write instead, or why not.
+    * `sure`: "certain"; "likely" if something was judged by its name; "unknown" for a name of
+      Celery, Kombu or a package around them that the table does not have.
     """
 
     file: str
@@ -107,11 +111,12 @@ class Use:
     name: str
     text: str
     missing: bool
+    sure: str = "certain"
 
     @classmethod
-    def of(cls, file: str, line: int, answer: Answer) -> Use:
+    def of(cls, file: str, line: int, answer: Answer, sure: str = "certain") -> Use:
         """The use of the part that `answer` is about."""
-        return cls(file, line, answer.section, answer.name, answer.text, answer.missing)
+        return cls(file, line, answer.section, answer.name, answer.text, answer.missing, sure)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,50 +1,80 @@
 """The first look at a project: which apps, tasks and settings its modules define.
 
-Rules: see `aztask.celery.migration.definitions`.
+Rules
+1. No code of the project runs: the source is parsed, nothing is imported.
+2. A module is named as its own project imports it: from the highest folder above it that is part
+   of a package.
+3. What a project defines is collected from all its modules first, so that ``from shop.celery
+   import app`` means the same app everywhere.
+4. No syntax tree is kept: those of a large project do not fit in memory. A file that is worth it is
+   parsed once for each look, which costs little beside walking through it.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import decode_source
 from pathlib import Path
 from typing import Final
 
-import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedName, QualifiedNameProvider
-
 # -- Modules ---------------------------------------------------------------------------------------
-#
-# The Python modules of a project: their names, their syntax trees, and what they define.
-#
-# Rules
-# 1. No code of the project runs: the source is parsed, nothing is imported.
-# 2. A module is named as its own project imports it: from the highest folder above it that is part
-#    of a package.
-# 3. What a project defines is collected from all its modules first, so that ``from shop.celery
-#    import app`` means the same app everywhere.
 
 APP_CLASSES: Final = frozenset({"celery.Celery", "celery.app.base.Celery", "celery.app.Celery"})
 SKIPPED_FOLDERS: Final = frozenset(
     {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 )
 WORTH_PARSING: Final = re.compile(
-    rb"celery|apply_async|send_task|chunks|starmap|\.(task|control)\b|\.(delay|retry|s|si)\("
-    rb"|^\w*(task|worker|beat|broker|result|import|include|accept|timezone|security)\w* *[:=]",
-    re.IGNORECASE | re.MULTILINE,
+    rb"celery|kombu|redbeat|apply_async|send_task|chunks|starmap|\.(task|control)\b"
+    rb"|\.(delay|retry|s|si)\("
+    rb"|^[A-Z\w]*(TASK|WORKER|BEAT|BROKER|RESULT|IMPORTS|INCLUDE|ACCEPT_CONTENT)\w* *[:=]"
+    rb"|^(task|worker|beat|broker|result|event|control|security)_\w+ *[:=]"
+    rb"|^(imports|include|accept_content|timezone|enable_utc) *[:=]",
+    re.MULTILINE,
 )
-"""A file without any of these uses nothing of Celery. Parsing is the slow part."""
+"""A file without any of these uses nothing of Celery. Walking through a file is the slow part."""
+
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+@dataclass
+class NameScope:
+    """The names that a module, class or function binds, and the full names that they mean."""
+
+    parent: NameScope | None
+    prefix: str
+    is_class: bool = False
+    names: dict[str, str] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)
+    """Modules whose names a ``from ... import *`` brings in."""
+
+    def bind(self, name: str) -> None:
+        """A name that an assignment, a definition or a parameter binds. An import comes first."""
+        self.names.setdefault(name, f"{self.prefix}.{name}")
+
+    def find(self, name: str) -> str | None:
+        """The full name that `name` means here; None for one that nothing here binds."""
+        scope: NameScope | None = self
+        while scope is not None:
+            if name in scope.names and (scope is self or not scope.is_class):
+                return scope.names[name]
+            if scope.parent is None and scope.stars:
+                return f"{scope.stars[-1]}.{name}"
+            scope = scope.parent
+        return None
 
 
 @dataclass
 class Module:
-    """One parsed file.
+    """One file, and its syntax tree for one look.
 
     * `path`, `shown`: where it is, and how messages name it.
     * `root`: the folder from which it is imported.
     * `name`, `package`: its dotted name, and what its relative imports start from.
+    * `scope`: of the place that is looked at.
     """
 
     path: Path
@@ -52,78 +82,116 @@ class Module:
     shown: str
     name: str
     package: str
-    tree: cst.Module
-    positions: Mapping[cst.CSTNode, object]
-    qualified: Mapping[cst.CSTNode, object]
+    tree: ast.Module
+    scope: NameScope
+    scopes: Mapping[ast.AST, NameScope]
 
-    def line(self, node: cst.CSTNode) -> int:
-        """The line on which `node` begins."""
-        return int(self.positions[node].start.line)  # type: ignore[attr-defined]  # CodeRange
-
-    def full_name(self, node: cst.CSTNode) -> str | None:
+    def full_name(self, node: ast.AST | None) -> str | None:
         """The dotted name that `node` means: through imports, or this module's own; else None."""
-        found = self.qualified.get(node)
-        if callable(found):  # libcst computes it when it is asked
-            found = found()
-        names: set[QualifiedName] = found or set()  # type: ignore[assignment]
-        return min((self._absolute(each) for each in names), default=None)
+        if isinstance(node, ast.Name):
+            return self.scope.find(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.full_name(node.value)
+            return None if owner is None else f"{owner}.{node.attr}"
+        return None
 
-    def code(self, node: cst.CSTNode) -> str:
-        """The source text of `node`."""
-        return self.tree.code_for_node(node)
-
-    def _absolute(self, name: QualifiedName) -> str:
-        text = name.name
-        if name.source.name == "LOCAL":
-            return f"{self.name}.{text}"
-        if not text.startswith("."):
-            return text
-        return self.relative(text)
-
-    def relative(self, text: str) -> str:
-        """The absolute name of ``.celery.app`` in this module."""
-        rest = text.lstrip(".")
-        levels = len(text) - len(rest) - 1
-        parts = self.package.split(".") if self.package else []
-        kept = parts[: len(parts) - levels]
-        return own_name(".".join([*kept, rest] if rest else kept))
+    def own(self, name: str) -> str:
+        """The full name of what is defined in the present scope under this name."""
+        return f"{self.scope.prefix}.{name}"
 
 
-@dataclass
-class Definitions:
-    """What the modules of a project define, by full names."""
+def read_module(path: Path, source: bytes, shown: str) -> Module:
+    """Parse one file. Raises SyntaxError, ValueError, RecursionError or MemoryError."""
+    tree = ast.parse(decode_source(source))  # in bytes, comments would not be checked
+    parts = [] if path.stem == "__init__" else [path.stem]
+    folder = path.parent
+    packages: list[str] = []
+    while (folder / "__init__.py").exists() and folder.name:
+        packages.insert(0, folder.name)
+        folder = folder.parent
+    name, package = own_name(".".join([*packages, *parts])), ".".join(packages)
+    top = NameScope(None, name)
+    scopes: dict[ast.AST, NameScope] = {tree: top}
+    _bind_all(tree.body, top, scopes, package)
+    return Module(path, folder, shown, name, package, tree, top, scopes)
 
-    apps: set[str] = field(default_factory=set)
-    others: set[str] = field(default_factory=set)
-    """Variables that a call made: an ``app`` among them is the app of another library."""
-    aliases: dict[str, str] = field(default_factory=dict)
-    tasks: set[str] = field(default_factory=set)
-    config_objects: set[str] = field(default_factory=lambda: {"celeryconfig"})
-    namespaces: set[str] = field(default_factory=lambda: {"CELERY"})
 
-    def add(self, other: Definitions) -> None:
-        """Add what another module defines."""
-        self.apps |= other.apps
-        self.others |= other.others
-        self.aliases.update(other.aliases)
-        self.tasks |= other.tasks
-        self.config_objects |= other.config_objects
-        self.namespaces |= other.namespaces
+def _bind_all(
+    nodes: Iterable[ast.AST], scope: NameScope, scopes: dict[ast.AST, NameScope], package: str
+) -> None:
+    """Note what `nodes` bind in `scope`, and the scopes below it."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                scope.bind(node.id)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            _bind_import(node, scope, package)
+        elif isinstance(node, ast.ClassDef):
+            scope.bind(node.name)
+            waiting += [*node.decorator_list, *node.bases, *(each.value for each in node.keywords)]
+            inner = scopes[node] = NameScope(scope, f"{scope.prefix}.{node.name}", is_class=True)
+            _bind_all(node.body, inner, scopes, package)
+        elif isinstance(node, _FUNCTIONS):
+            waiting += _bind_function(node, scope, scopes, package)
+        elif isinstance(node, _COMPREHENSIONS):
+            inner = scopes[node] = NameScope(scope, f"{scope.prefix}.<locals>")
+            _bind_all(ast.iter_child_nodes(node), inner, scopes, package)
+        else:
+            if isinstance(node, ast.ExceptHandler) and node.name:
+                scope.bind(node.name)
+            waiting += ast.iter_child_nodes(node)
 
-    def resolve(self, name: str) -> str:
-        """Follow ``from .celery import app as celery_app`` to where the name is defined."""
-        for _ in range(20):  # a circular import in the project must not keep us here
-            head, rest = name, ""
-            while head and head not in self.aliases:
-                head, _, last = head.rpartition(".")
-                rest = f".{last}{rest}"
-            if not head:
-                break
-            target = self.aliases[head] + rest
-            if target == name:
-                break
-            name = target
+
+def _bind_import(node: ast.ImportFrom | ast.Import, scope: NameScope, package: str) -> None:
+    source = source_of(node, package) if isinstance(node, ast.ImportFrom) else ""
+    for each in node.names:
+        if isinstance(node, ast.Import):
+            first = each.name.partition(".")[0]
+            scope.names[each.asname or first] = each.name if each.asname else first
+        elif each.name == "*":
+            scope.stars.append(source)
+        else:
+            scope.names[each.asname or each.name] = f"{source}.{each.name}"
+
+
+def _bind_function(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
+    scope: NameScope,
+    scopes: dict[ast.AST, NameScope],
+    package: str,
+) -> list[ast.AST]:
+    """Note a function, and what it binds; returns what belongs to the scope around it."""
+    name = "<lambda>" if isinstance(node, ast.Lambda) else node.name
+    inner = scopes[node] = NameScope(scope, f"{scope.prefix}.{name}.<locals>")
+    for each in parameters(node):
+        inner.bind(each)
+    outside: list[ast.AST] = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+    if isinstance(node, ast.Lambda):
+        _bind_all([node.body], inner, scopes, package)
+        return outside
+    scope.bind(name)
+    _bind_all(node.body, inner, scopes, package)
+    return [*outside, *node.decorator_list]
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
+    """The names of all parameters, in order."""
+    given = node.args
+    found = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+    found += [each for each in (given.vararg, given.kwarg) if each is not None]
+    return [each.arg for each in found]
+
+
+def source_of(node: ast.ImportFrom, package: str) -> str:
+    """The absolute name of the module that names are imported from."""
+    name = node.module or ""
+    if not node.level:
         return name
+    parts = package.split(".") if package else []
+    kept = parts[: len(parts) - node.level + 1]
+    return own_name(".".join([*kept, name] if name else kept))
 
 
 def own_name(name: str) -> str:
@@ -148,35 +216,7 @@ def project_files(root: Path) -> Iterator[Path]:
             yield path
 
 
-def read_module(path: Path, source: bytes, shown: str) -> Module:
-    """Parse one file. Raises SyntaxError, ValueError, RecursionError or MemoryError.
-
-    Python's own parser goes first: libcst overflows the stack, and ends the process, where that one
-    raises an error (thousands of brackets in one another).
-    """
-    ast.parse(source)
-    wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
-    found = wrapper.resolve_many([PositionProvider, QualifiedNameProvider])
-    parts = [] if path.stem == "__init__" else [path.stem]
-    folder = path.parent
-    packages: list[str] = []
-    while (folder / "__init__.py").exists() and folder.name:
-        packages.insert(0, folder.name)
-        folder = folder.parent
-    return Module(
-        path,
-        folder,
-        shown,
-        own_name(".".join([*packages, *parts])),
-        ".".join(packages),
-        wrapper.module,
-        found[PositionProvider],
-        found[QualifiedNameProvider],
-    )
-
-
 # -- Definitions -----------------------------------------------------------------------------------
-
 
 _APP_NAMES = frozenset({"app", "celery", "celery_app"})
 """Names of a Celery app that is not found, for example because another package defines it."""
@@ -184,146 +224,217 @@ _APP_NAMES = frozenset({"app", "celery", "celery_app"})
 _SHARED = frozenset({"celery.shared_task", "celery.app.shared_task", "celery.task"})
 
 
-def collect(modules: Sequence[Module]) -> dict[Path, Definitions]:
-    """What the modules of each import root see: apps and imports first, then what they decorate.
+@dataclass
+class Definitions:
+    """What the modules of a project define, by full names.
+
+    * `modules`: the names of the project's own files and folders.
+    * `guessed`: tasks whose app was not found, and was judged by its name.
+    * `decorated`: functions, and their decorators.
+    """
+
+    apps: set[str] = field(default_factory=set)
+    others: set[str] = field(default_factory=set)
+    """Variables that a call made: an ``app`` among them is the app of another library."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    tasks: set[str] = field(default_factory=set)
+    modules: frozenset[str] = frozenset()
+    guessed: set[str] = field(default_factory=set)
+    decorated: list[tuple[str, str]] = field(default_factory=list)
+    config_objects: set[str] = field(default_factory=lambda: {"celeryconfig"})
+    namespaces: set[str] = field(default_factory=lambda: {"CELERY"})
+
+    def add(self, other: Definitions) -> None:
+        """Add what another module defines."""
+        self.apps |= other.apps
+        self.others |= other.others
+        self.aliases.update(other.aliases)
+        self.decorated += other.decorated
+        self.config_objects |= other.config_objects
+        self.namespaces |= other.namespaces
+
+    def find_tasks(self) -> None:
+        """Decide which of the decorated functions are tasks."""
+        for decorator, function in self.decorated:
+            kind = self.makes_task(decorator)
+            if kind:
+                self.tasks.add(function)
+            if kind == GUESSED:
+                self.guessed.add(function)
+
+    def makes_task(self, decorator: str | None) -> str:
+        """How sure it is that a decorator makes a Celery task: `CERTAIN`, `GUESSED` or ""."""
+        if decorator is None:
+            return ""
+        name = self.resolve(decorator)
+        if name in _SHARED:
+            return CERTAIN
+        owner, _, last = name.rpartition(".")
+        if last not in ("task", "periodic_task"):
+            return ""
+        if owner in self.apps or owner == "celery.current_app":
+            return CERTAIN
+        known = owner in self.others or owner.rpartition(".")[2] not in _APP_NAMES
+        return "" if known else GUESSED
+
+    def resolve(self, name: str) -> str:
+        """Follow ``from .celery import app as celery_app`` to where the name is defined."""
+        for _ in range(20):  # a circular import in the project must not keep us here
+            head, rest = name, ""
+            while head and head not in self.aliases:
+                head, _, last = head.rpartition(".")
+                rest = f".{last}{rest}"
+            if not head:
+                break
+            target = self.aliases[head] + rest
+            if target == name:
+                break
+            name = target
+        return name
+
+
+CERTAIN: Final = "certain"
+GUESSED: Final = "likely"
+
+
+def define(module: Module) -> Definitions:
+    """What one module defines. Raises RecursionError if it is too deeply nested."""
+    found = Definitions()
+    _Defining(module, found).walk(module.tree)
+    for name, target in module.scopes[module.tree].names.items():
+        here = f"{module.name}.{name}"
+        if target != here:
+            found.aliases[here] = target
+    return found
+
+
+def merged(
+    seen: Sequence[tuple[Path, str, Definitions]], modules: frozenset[str]
+) -> dict[Path, Definitions]:
+    """What the modules of each import root see.
+
+    * `seen`: root, name and definitions of each module.
+    * `modules`: the names of the project's own files and folders.
 
     A root sees its own modules. It also sees those of other roots, unless it has a module of the
     same name: two folders may both hold a ``tasks.py``.
     """
-    own: dict[Path, Definitions] = {}
-    for module in modules:
-        visit(module, _Names(module, own.setdefault(module.path, Definitions())))
-    seen = _by_root(modules, own)
-    for module in modules:
-        visit(module, _Tasks(module, seen[module.root], own[module.path]))
-    return _by_root(modules, own)
-
-
-def visit(module: Module, visitor: cst.CSTVisitor) -> bool:
-    """Walk through a module; False if it is too deeply nested."""
-    try:
-        module.tree.visit(visitor)
-    except RecursionError:
-        return False
-    return True
-
-
-def _by_root(modules: Sequence[Module], own: Mapping[Path, Definitions]) -> dict[Path, Definitions]:
     names: dict[Path, set[str]] = {}
-    for module in modules:
-        names.setdefault(module.root, set()).add(module.name)
-    merged = {root: Definitions() for root in names}
-    for module in modules:
+    for root, name, _ in seen:
+        names.setdefault(root, set()).add(name)
+    found = {root: Definitions(modules=modules) for root in names}
+    for home, name, own in seen:
         for root, taken in names.items():
-            if root == module.root or module.name not in taken:
-                merged[root].add(own[module.path])
-    return merged
+            if root == home or name not in taken:
+                found[root].add(own)
+    for each in found.values():
+        each.find_tasks()
+    return found
 
 
-class _Names(cst.CSTVisitor):
-    """Collects apps, imports under other names, and where settings are."""
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+class Walk:
+    """Walks through a module, and keeps the scope of the place.
+
+    A subclass has a method for each class XX
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    def step(self, node: ast.AST) -> None:
+        """Look at one node, before what is in it."""
+
+    def walk(self, node: ast.AST) -> None:
+        """Look at a node, and at everything in it. Decorators and defaults belong outside."""
+        self.step(node)
+        inner = self.module.scopes.get(node)
+        if inner is None or isinstance(node, ast.Module):
+            for child in ast.iter_child_nodes(node):
+                self.walk(child)
+            return
+        inside: list[ast.AST] = []
+        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for name, value in ast.iter_fields(node):
+            nodes = [each for each in _listed(value) if isinstance(each, ast.AST)]
+            if name == "body" or not named:
+                inside += nodes
+            else:
+                for child in nodes:
+                    self.walk(child)
+        outer, self.module.scope = self.module.scope, inner
+        for child in inside:
+            self.walk(child)
+        self.module.scope = outer
+        self.leave(node)
+
+    def leave(self, node: ast.AST) -> None:
+        """A function or class has been walked through."""
+
+
+class _Defining(Walk):
+    """Collects apps, decorated functions, and where settings are."""
 
     def __init__(self, module: Module, found: Definitions) -> None:
-        self._module = module
+        super().__init__(module)
         self._found = found
 
-    def visit_Assign(self, node: cst.Assign) -> None:
-        """Remember ``app = Celery(...)``, and variables of other libraries."""
-        if not isinstance(node.value, cst.Call):
+    def step(self, node: ast.AST) -> None:
+        """Remember apps and variables of other libraries, functions, and settings' modules."""
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            self._assigned(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for each in node.decorator_list:
+                func = each.func if isinstance(each, ast.Call) else each
+                if name := self.module.full_name(func):
+                    self._found.decorated.append((name, self.module.own(node.name)))
+        elif isinstance(node, ast.Call):
+            self._called(node)
+
+    def _assigned(self, node: ast.Assign | ast.AnnAssign) -> None:
+        if not isinstance(node.value, ast.Call):
             return
-        kind = self._module.full_name(node.value.func)
-        for target in node.targets:
-            name = self._module.full_name(target.target)
+        kind = self.module.full_name(node.value.func)
+        for target in targets(node):
+            name = self.module.full_name(target)
             if name and kind in APP_CLASSES:
                 self._found.apps.add(name)
             elif name and kind:
                 self._found.others.add(name)
 
-    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
-        """Remember that ``from .celery import app as celery_app`` makes an alias here."""
-        if isinstance(node.names, cst.ImportStar):
-            return
-        dots = "." * len(node.relative)
-        source = dots + (_dotted(node.module) if node.module else "")
-        if dots:
-            source = self._module.relative(source)
-        for each in node.names:
-            name = _dotted(each.name)
-            alias = _dotted(each.asname.name) if each.asname else name
-            here = f"{self._module.name}.{alias}"
-            if f"{source}.{name}" != here:
-                self._found.aliases[here] = f"{source}.{name}"
-
-    def visit_Call(self, node: cst.Call) -> None:
+    def _called(self, node: ast.Call) -> None:
         """Remember what ``config_from_object("proj.conf", namespace="CELERY")`` names."""
-        if not (
-            isinstance(node.func, cst.Attribute) and node.func.attr.value == "config_from_object"
-        ):
+        if not isinstance(node.func, ast.Attribute) or node.func.attr != "config_from_object":
             return
         for argument in node.args:
-            text = text_of(argument.value)
-            if argument.keyword is not None and argument.keyword.value == "namespace":
-                if text:
-                    self._found.namespaces.add(text)
-            elif text is not None:
+            text = text_of(argument)
+            if text is not None:
                 self._found.config_objects.add(text.replace(":", "."))
-            elif name := self._module.full_name(argument.value):
+            elif name := self.module.full_name(argument):
                 self._found.config_objects.add(name)
+        for keyword in node.keywords:
+            if keyword.arg == "namespace" and (text := text_of(keyword.value)):
+                self._found.namespaces.add(text)
 
 
-class _Tasks(cst.CSTVisitor):
-    """Collects the functions that are tasks."""
-
-    def __init__(self, module: Module, seen: Definitions, own: Definitions) -> None:
-        self._module = module
-        self._seen = seen
-        self._own = own
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        """Remember a function under ``@app.task`` or ``@shared_task``."""
-        for decorator in node.decorators:
-            if is_task_decorator(decorator.decorator, self._module, self._seen):
-                self._own.tasks.add(self._module.full_name(node) or "")
+def targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    """What an assignment assigns to."""
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
-def is_task_decorator(node: cst.BaseExpression, module: Module, found: Definitions) -> bool:
-    """Whether a decorator makes a Celery task of a function."""
-    if isinstance(node, cst.Call):
-        node = node.func
-    name = module.full_name(node)
-    if name is None:
-        return False
-    name = found.resolve(name)
-    if name in _SHARED:
-        return True
-    owner, _, last = name.rpartition(".")
-    if last not in ("task", "periodic_task"):
-        return False
-    return owner in found.apps or (
-        owner.rpartition(".")[2] in _APP_NAMES and owner not in found.others
-    )
-
-
-def is_bound(node: cst.BaseExpression) -> bool:
+def is_bound(node: ast.expr) -> bool:
     """Whether the decorator has ``bind=True``."""
-    return isinstance(node, cst.Call) and any(
-        each.keyword is not None
-        and each.keyword.value == "bind"
-        and isinstance(each.value, cst.Name)
-        and each.value.value == "True"
-        for each in node.args
+    return isinstance(node, ast.Call) and any(
+        each.arg == "bind" and isinstance(each.value, ast.Constant) and each.value.value is True
+        for each in node.keywords
     )
 
 
-def text_of(node: cst.BaseExpression) -> str | None:
+def text_of(node: ast.AST | None) -> str | None:
     """The text of a string literal, else None."""
-    if isinstance(node, cst.SimpleString | cst.ConcatenatedString):
-        value = node.evaluated_value
-        return value if isinstance(value, str) else None
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
     return None
-
-
-def _dotted(node: cst.BaseExpression | None) -> str:
-    if isinstance(node, cst.Attribute):
-        return f"{_dotted(node.value)}.{node.attr.value}"
-    return node.value if isinstance(node, cst.Name) else ""

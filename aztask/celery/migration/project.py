@@ -6,20 +6,18 @@ Rules: files that cannot be read are reported and skipped; no code of the projec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
-
-import libcst as cst
 
 from aztask.celery.migration.answers import Answer, Unread, Use, answers
 from aztask.celery.migration.definitions import (
     WORTH_PARSING,
-    Module,
-    collect,
+    Definitions,
+    define,
+    merged,
     project_files,
     read_module,
-    visit,
 )
 from aztask.celery.migration.visitor import UsesVisitor
 
@@ -127,7 +125,6 @@ _UNREADABLE = (
     SyntaxError,
     RecursionError,
     MemoryError,
-    cst.ParserSyntaxError,
 )
 
 
@@ -143,37 +140,53 @@ class Reading(NamedTuple):
     """How many files were looked at."""
 
 
-def read_project(root: Path) -> Reading:
+def read_project(root: Path, progress: Callable[[int], None] = lambda count: None) -> Reading:
     """Every use of a part of Celery below `root`, a folder or one file.
+
+    * `progress`: called with the number of files that were looked at, each time it grows.
 
     Raises OSError if `root` itself cannot be read.
     """
-    modules: list[Module] = []
-    unread: list[Unread] = []
+    unread: dict[str, Unread] = {}
     uses: set[Use] = set()
+    worth: list[Path] = []
+    own: set[str] = set()
+    defined: list[tuple[Path, str, Definitions]] = []
     count = 0
     for path in project_files(root):
         is_python = path.suffix == ".py"
         if not (is_python or is_command_file(path)):
             continue
         count += 1
-        shown = str(path)
+        progress(count)
         try:
             source = path.read_bytes()
             if not is_python:
-                uses |= command_uses(source.decode(errors="replace"), shown)
-            elif WORTH_PARSING.search(source):
-                modules.append(read_module(path, source, shown))
+                uses |= command_uses(source.decode(errors="replace"), str(path))
+                continue
+            own |= {path.stem, *path.parent.parts[len(root.parts) :]}
+            if WORTH_PARSING.search(source):
+                module = read_module(path, source, str(path))
+                defined.append((module.root, module.name, define(module)))
+                worth.append(path)
         except _UNREADABLE as error:
-            line = error.lineno if isinstance(error, SyntaxError) else None
-            unread.append(Unread(shown, line or 1, _reason(error)))
-    found = collect(modules)
-    for module in modules:
-        visitor = UsesVisitor(module, found[module.root])
-        if not visit(module, visitor):
-            unread.append(Unread(module.shown, 1, TOO_DEEP))
-        uses |= visitor.uses
-    return Reading(sorted(uses), unread, count)
+            unread[str(path)] = _unread(path, error)
+    seen = merged(defined, frozenset(own))
+    for path in worth:
+        try:
+            module = read_module(path, path.read_bytes(), str(path))
+            visitor = UsesVisitor(module, seen[module.root])
+            visitor.walk(module.tree)
+            visitor.finish()
+            uses |= visitor.uses
+        except _UNREADABLE as error:
+            unread[str(path)] = _unread(path, error)
+    return Reading(sorted(uses), list(unread.values()), count)
+
+
+def _unread(path: Path, error: Exception) -> Unread:
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    return Unread(str(path), line or 1, _reason(error))
 
 
 def _reason(error: Exception) -> str:
@@ -183,6 +196,4 @@ def _reason(error: Exception) -> str:
         return TOO_DEEP
     if isinstance(error, SyntaxError):
         return f"syntax error: {error.msg}"
-    if isinstance(error, cst.ParserSyntaxError):
-        return f"syntax error: {error.message.splitlines()[0]}"
     return " ".join(str(error).split())

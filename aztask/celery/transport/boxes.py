@@ -10,15 +10,22 @@ Rules
 3. A worker that may not create its mailbox goes on without remote control, and says so. A client
    that may not create one for its replies gets the error: no answer would look like no worker.
 4. After a fork the parent's mailboxes are the parent's.
+5. Tasks that are revoked while no worker runs, or before a worker starts, are revoked for it, too:
+   see the end of this module.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
+
+from kombu.exceptions import KombuError
+from kombu.serialization import loads
 
 from aztask.errors import AztaskError, BrokerUnavailable, CapabilityError
 from aztask.message.envelope import Envelope
@@ -166,6 +173,41 @@ class Boxes:
         copy = replace(envelope, headers=headers)
         return self.mailboxes.publish(exchange, key, copy, recent=recent)
 
+    def keep_revoked(self, exchange: str, message: Mapping[str, Any]) -> None:
+        """If the message revokes tasks, keep that for workers that start later.
+
+        It comes before the message is published, so a worker that starts in between is told.
+        """
+        if not self._enabled or not exchange.endswith(CONTROL):
+            return
+        notes = revoked_by(message)
+        if notes and isinstance(self._broker, Broadcaster):
+            try:
+                self.mailboxes.keep(exchange, notes)
+            except BrokerUnavailable:
+                raise
+            except AztaskError as error:
+                logger.warning("only workers that run now are told what is revoked: %s", error)
+
+    def revoked(self, queue: str) -> list[dict[str, Any]]:
+        """For a Celery worker's mailbox for commands: the commands that revoke what was kept."""
+        # A plain kombu program may have a mailbox for commands, which are its own.
+        celery = "celery.worker.control" in sys.modules
+        if not (celery and self.is_control(queue) and self.usable(queue)):
+            return []
+        try:
+            notes = [
+                note
+                for binding in sorted(self._boxes[queue].bindings)
+                for note in self.mailboxes.kept(binding.exchange)
+            ]
+        except BrokerUnavailable:
+            raise
+        except AztaskError as error:
+            logger.warning("not known which tasks were revoked before this worker: %s", error)
+            return []
+        return commands_for(notes)
+
     # -- keeping -----------------------------------------------------------------------------
 
     def _keep(self) -> None:
@@ -248,3 +290,75 @@ class Pump:
                 if not self._stop.is_set():
                     logger.exception("mailbox %s: the receive failed; trying again", self._queue)
                     self._stop.wait(PAUSE_SECONDS)
+
+
+# -- What was revoked ------------------------------------------------------------------------------
+#
+# Celery tells only the workers that run what is revoked, and a worker that starts asks the others,
+# but only on Redis, RabbitMQ and Google's Pub/Sub. Here a starting worker is told by the transport.
+#
+# Rules
+# 1. Commands to all workers that revoke by id or by stamps are kept, as notes (`Mailboxes.keep`),
+#    for as long as a worker would know them. Commands to named workers are for these.
+# 2. A worker is told all ids in one command, ``hello``, with which Celery's workers tell each other
+#    their ids. The command ``revoke`` would cost a request to the result backend for each id, and
+#    end tasks.
+# 3. It is told before its mailbox is read, and so before it takes a task: Celery starts remote
+#    control first. With gevent and eventlet it starts both side by side, so a task may come first.
+# 4. Two applications with one broker are told each other's ids, as on Redis.
+
+LONGEST: Final = 200
+"""Characters of an id or a stamp; longer ones are not kept."""
+
+
+def revoked_by(message: Mapping[str, Any]) -> list[str]:
+    """The notes of a message that revokes tasks for all workers; [] for any other."""
+    kind = message["content-type"]
+    try:  # this program has just encoded it: every type may be read
+        command = loads(message["body"], kind, message["content-encoding"], accept={kind})
+        if command["destination"] or command["pattern"]:
+            return []
+        method, arguments = command["method"], command["arguments"]
+        if method in ("revoke", "terminate"):
+            found = [[each] for each in _listed(arguments["task_id"])]
+        elif method == "revoke_by_stamped_headers":
+            headers = arguments["headers"]
+            pairs = (
+                headers.items()
+                if isinstance(headers, dict)
+                else [each.split("=")[:2] for each in headers]
+            )
+            found = [[header, each] for header, stamps in pairs for each in _listed(stamps)]
+        else:
+            return []
+    except (KombuError, LookupError, TypeError, ValueError, AttributeError):
+        return []  # not a command as Celery writes them
+    return [json.dumps(each) for each in found if _short(each)]
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple | set) else [value]
+
+
+def _short(texts: Sequence[Any]) -> bool:
+    return all(isinstance(each, str) and len(json.dumps(each)) <= LONGEST for each in texts)
+
+
+def commands_for(notes: Sequence[str]) -> list[dict[str, Any]]:
+    """The commands that tell a worker what the notes say; damaged ones are skipped."""
+    ids: list[str] = []
+    stamps: dict[str, list[str]] = {}
+    for note in notes:
+        try:
+            found = json.loads(note)
+        except ValueError:
+            continue
+        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+            continue
+        if len(found) == 1:
+            ids.append(found[0])
+        elif len(found) == 2:
+            stamps.setdefault(found[0], []).append(found[1])
+    hello = {"method": "hello", "arguments": {"from_node": "earlier commands", "revoked": ids}}
+    stamped = {"method": "revoke_by_stamped_headers", "arguments": {"headers": stamps}}
+    return [hello] * bool(ids) + [stamped] * bool(stamps)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from time import time
 from typing import Any, Final
 
@@ -48,7 +48,15 @@ REJECTED: Final = "rejected"
 BATCH: Final = 32
 """Messages that one request may fetch, unless the prefetch count is lower."""
 
+PART: Final = "\0"
+"""What follows it in a tag is ours: the number of one of several queues of a consumer."""
+
 _REMOTE_WAIT = 1.0
+
+
+def _own_tag(consumer_tag: str) -> str:
+    """The tag that the program gave."""
+    return consumer_tag.partition(PART)[0]
 
 
 class Channel(RoutingChannel):
@@ -61,7 +69,7 @@ class Channel(RoutingChannel):
         super().__init__(connection, **kwargs)
         self.no_ack_consumers: set[str] = set()
         self._sources: dict[str, QueueConsumer] = {}
-        self._getters: dict[tuple[str, bool], QueueConsumer] = {}
+        self._getters: dict[tuple[str, bool], list[QueueConsumer]] = {}
         self._retired: list[QueueConsumer] = []
         self._pumps: dict[str, Pump] = {}
         self._feeding: set[str] = set()
@@ -95,11 +103,29 @@ class Channel(RoutingChannel):
     ) -> None:
         """Deliver messages of `queue` to `callback`; with `no_ack` they are deleted at receipt."""
         self._declare_undecided(queue)
-        source = self._source(queue, no_ack, consumer_tag, callback)
         if no_ack:
             self.no_ack_consumers.add(consumer_tag)
-        self._add(consumer_tag, source)
+        served = self.link.least_served()
+        for source in self._sources_for(queue, no_ack, consumer_tag, callback):
+            source.served = served
+            for command in self.link.boxes.revoked(queue):
+                self._tell(source, command)
+            self._add(source.consumer_tag, source)
         self.link.consuming()
+
+    def _tell(self, source: QueueConsumer, command: dict[str, Any]) -> None:
+        """Deliver a command that no other program has sent."""
+        message = self.Message(
+            b"", delivery_tag=next(self._tags), channel=self, content_type="application/json",
+            content_encoding="utf-8", delivery_info={}, properties={}, headers={},
+        )  # fmt: skip
+        message._decoded_cache = command
+        source.callback(message)
+
+    def served(self) -> list[float]:
+        """What its consumers of queues have had, see `QueueConsumer`; mailboxes are not counted."""
+        found = list(self._sources.values())
+        return [each.served for each in found if not isinstance(each, MailboxConsumer)]
 
     def _add(self, tag: str, source: QueueConsumer) -> None:
         """Receive for a consumer from now on, on a thread if it is a mailbox that needs one.
@@ -170,6 +196,10 @@ class Channel(RoutingChannel):
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Stop the consumer; messages that were received but not delivered are given back."""
+        for tag in [each for each in self._sources if _own_tag(each) == consumer_tag]:
+            self._cancel(tag)
+
+    def _cancel(self, consumer_tag: str) -> None:
         source = self._sources.pop(consumer_tag, None)
         if source is None:
             return
@@ -191,15 +221,15 @@ class Channel(RoutingChannel):
         """Receive one message, or None if there is none."""
         found: list[Any] = []
         key = (queue, bool(no_ack))
-        source = self._getters.get(key)
-        if source is None:
-            source = self._getters[key] = self._source(queue, no_ack, "", nothing)
-        source.callback = found.append
+        if key not in self._getters:
+            self._getters[key] = self._sources_for(queue, no_ack, "", nothing)
         remote = self.link.broker.capabilities.remote
         wait = _REMOTE_WAIT if remote else 0.0
-        # Past `_ready`, to which another thread may add a consumer's message in between.
-        while not found and (holdings := self._receive(source, wait, 1)):
-            self._hand_out(source, holdings[0])
+        for source in self._getters[key]:  # the most urgent first
+            source.callback = found.append
+            # Past `_ready`, to which another thread may add a consumer's message in between.
+            while not found and (holdings := self._receive(source, wait, 1)):
+                self._hand_out(source, holdings[0])
         return found[0] if found else None
 
     def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
@@ -363,29 +393,37 @@ class Channel(RoutingChannel):
             self.unacked.hold(source.receiver, holdings, source.source.lease)
         return holdings
 
-    def _source(
+    def _sources_for(
         self, queue: str, no_ack: bool, consumer_tag: str, callback: Callable[[Any], Any]
-    ) -> QueueConsumer:
+    ) -> list[QueueConsumer]:
+        """A consumer of the queue, or one for each of its priorities, the most urgent first."""
         broker, boxes = self.link.broker, self.link.boxes
         accepted = Accepted.by(callback, self.link.options.accept)
         if boxes.has(queue):
-            return MailboxConsumer(
-                boxes,
+            return [
+                MailboxConsumer(
+                    boxes,
+                    broker,
+                    queue,
+                    no_ack=bool(no_ack),
+                    consumer_tag=consumer_tag,
+                    callback=callback,
+                    accepted=accepted,
+                )
+            ]
+        options = self.link.options
+        return [
+            QueueConsumer(
                 broker,
-                queue,
+                source_of(broker, options, queue, address),
                 no_ack=bool(no_ack),
-                consumer_tag=consumer_tag,
+                consumer_tag=f"{consumer_tag}{PART}{number}" if number else consumer_tag,
                 callback=callback,
                 accepted=accepted,
+                weight=weight,
             )
-        return QueueConsumer(
-            broker,
-            source_of(broker, self.link.options, queue, self.link.address(queue)),
-            no_ack=bool(no_ack),
-            consumer_tag=consumer_tag,
-            callback=callback,
-            accepted=accepted,
-        )
+            for number, (address, weight) in enumerate(options.queues_of(self.link.address(queue)))
+        ]
 
     def _hand_out(self, source: QueueConsumer, holding: UnackedDelivery) -> bool:
         """Deliver one message to its consumer, unless no consumer may get it now."""
@@ -407,7 +445,7 @@ class Channel(RoutingChannel):
         info = {
             "exchange": headers.pop(EXCHANGE, ""),
             "routing_key": headers.pop(ROUTING_KEY, source.source.queue),
-            "consumer_tag": holding.consumer_tag,
+            "consumer_tag": _own_tag(holding.consumer_tag),
             "redelivered": delivery.delivery_count > 1,
             "delivery_count": delivery.delivery_count,
         }
@@ -446,8 +484,10 @@ class Channel(RoutingChannel):
             fields["content"] = self.link.decoded(fields["body"], fields["content_type"])
         except CodecError as error:
             return DeadLetter(UNDECODABLE, one_line(f"{type(error).__name__}: {error}", 1000))
-        if early is not None and "task" in envelope.headers:
-            del fields["headers"]["eta"]  # its time has come: Celery's timer would start it late
+        # Its time has come. An event loop's timer starts it at once and leaves the eta to the task;
+        # the thread that is the timer of Celery's blocking loop would start it up to a second late.
+        if early is not None and "task" in envelope.headers and not self.link.looped:
+            del fields["headers"]["eta"]
         return fields
 
     def _keep_back(self, holding: UnackedDelivery, settlement: Settlement) -> None:
@@ -479,11 +519,11 @@ class Channel(RoutingChannel):
         if not self.closed:
             self._notice_fork()
             for tag in list(self._sources):
-                self.basic_cancel(tag)
+                self._cancel(tag)
             if self._unacked is not None:
                 self.basic_recover(requeue=True)
                 self._unacked.close()
-            for source in (*self._retired, *self._getters.values()):
+            for source in (*self._retired, *chain.from_iterable(self._getters.values())):
                 source.close()
             for queue in self.mailboxes:
                 self.link.boxes.delete(queue)

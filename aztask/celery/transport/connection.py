@@ -279,7 +279,7 @@ class Transport(virtual.Transport):
         try:
             turns = self._turns()
             if self._loop_may_receive(turns):  # a consumer may have come since
-                received = any(channel.fetch(source, 0.0) for channel, source in turns)
+                received = self._first_that_gives(turns)
                 more = received and self._loop_may_receive(turns)
         finally:
             if not more:
@@ -297,18 +297,38 @@ class Transport(virtual.Transport):
         )
 
     def _turns(self) -> list[Turn]:
-        """The consumers that may receive now; another one is the first each time."""
+        """The consumers that may receive now.
+
+        With priorities, the one comes first that has had the least for its weight; else another one
+        is the first each time.
+        """
         sources = [(ch, source) for ch in list(self.channels) for source in ch.open_sources()]
+        if self.options.priorities:
+            return sorted(sources, key=lambda turn: turn[1].served)
         self._turn += 1
         first = self._turn % len(sources) if sources else 0
         return sources[first:] + sources[:first]
+
+    @staticmethod
+    def _first_that_gives(turns: Sequence[Turn]) -> bool:
+        """Receive from the first of these queues that has messages; False if none has.
+
+        The empty ones before it do not save up what they did not take.
+        """
+        for number, (channel, source) in enumerate(turns):
+            before = source.served
+            if channel.fetch(source, 0.0):
+                for _, empty in turns[:number]:
+                    empty.served = max(empty.served, before)
+                return True
+        return False
 
     def _receive(self, turns: list[Turn], wait: float) -> bool:
         """Receive from the consumers' queues in turns, waiting at most `wait` seconds in all."""
         if any(channel.may_wake for channel in list(self.channels)):
             wait = min(wait, _SHARED_WAIT)
         if len(turns) > 1:
-            if any(channel.fetch(source, 0.0) for channel, source in turns):
+            if self._first_that_gives(turns):
                 return True
             share = _LOCAL_WAIT if not self.broker.capabilities.remote else wait / len(turns)
             wait = min(wait, share)
@@ -339,6 +359,14 @@ class Transport(virtual.Transport):
         """True if an event loop of this process delivers this connection's messages."""
         self._notice_fork()
         return self._looped is not None
+
+    def least_served(self) -> float:
+        """What the consumer has had that comes next; a further one starts there.
+
+        From 0 it would get all turns, until it has had as much as the others in all their time.
+        """
+        served = (each for channel in list(self.channels) for each in channel.served())
+        return min(served, default=0.0)
 
     def consuming(self) -> None:
         """There is a further consumer: have the event loop's thread receive for it."""

@@ -151,8 +151,12 @@ class QueueConsumer:
         consumer_tag: str,
         callback: Callable[[Any], Any],
         accepted: Accepted = WHATEVER,
+        weight: int = 1,
     ) -> None:
+        """weight: how many messages it gets for one of a consumer of weight 1; see `served`."""
         self.source = source
+        self.weight = weight
+        self.served = 0.0  # messages it has had, divided by its weight: the least comes next
         self.no_ack = no_ack
         self.consumer_tag = consumer_tag
         self.callback = callback
@@ -196,6 +200,7 @@ class QueueConsumer:
             self._adopt(error)
             return []
         self.waited = monotonic() - thread_time() - began
+        self.served += len(deliveries) / self.weight
         self.gave_all = len(deliveries) >= limit and not self.source.sessions
         if self.source.sessions and deliveries and deliveries[0].session != self._session:
             self._session, self._session_since = deliveries[0].session or "", monotonic()

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from aztask.config import mask
+from aztask.address.priorities import MOST_PRIORITIES, check_priorities, priority_queue
+from aztask.config import mask, read_environment
 from aztask.errors import ConfigurationError
 from aztask.message.bounds import MessageLimits
 from aztask.message.foreign import CONTENT_TYPES
@@ -16,6 +17,9 @@ from aztask.stores.connections import Connections
 from aztask.support.durations import to_seconds
 
 SHORTEST_LEASE: Final = 0.1
+LEVELS: Final = 10
+"""The numbers that Celery's `priority` takes: 0 to 9."""
+ORDERS: Final = ("rabbitmq", "redis")
 
 _DANGEROUS = frozenset({"application/x-python-serialize", "application/x-yaml", "pickle", "yaml"})
 
@@ -32,6 +36,9 @@ class TransportOptions:
       read the queue's settings, and to create such a queue.
     * `declare`: True if missing queues are created, with the lease and sessions given here.
     * `remote_control`: True if workers can be controlled and events are sent to all who listen.
+    * `priorities`: weights by name, the most urgent first, such as ``{"high": 4, "low": 1}``: each
+      queue has a queue for each of them, and ten levels of `priority` are spread over these.
+    * `order`: which level is the most urgent: 9 with "rabbitmq", 0 with "redis".
     * `translate_names`: True if a queue name that the service does not allow is translated into one
       that it allows; see `aztask.celery.transport.names`. False: such a name is refused.
     * `accept`: content types that consumers receive in addition to those that they accept.
@@ -44,6 +51,8 @@ class TransportOptions:
     sessions: frozenset[str] = frozenset()
     declare: bool = True
     remote_control: bool = True
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    order: str = ""
     translate_names: bool = False
     accept: frozenset[str] = frozenset()
     limits: MessageLimits = field(default_factory=MessageLimits)
@@ -63,6 +72,7 @@ class TransportOptions:
             )
         given = options.get("broker")
         lease = options.get("lease")
+        priorities, order = _priorities(options)
         return cls(
             broker=broker if given is None else given,
             lease=None if lease is None else _lease(lease, "lease"),
@@ -70,10 +80,26 @@ class TransportOptions:
             sessions=_names(options.get("sessions", ()), "sessions"),
             declare=_flag(options, "declare", default=True),
             remote_control=_flag(options, "remote_control", default=True),
+            priorities=priorities,
+            order=order,
             translate_names=_flag(options, "translate_names", default=False),
             accept=_accepted(options.get("accept", ())),
             limits=limits,
         )
+
+    def queues_of(self, address: str) -> list[tuple[str, int]]:
+        """The queues of one queue, the most urgent first, with the weights of their consumers."""
+        return [
+            (priority_queue(address, name), weight) for name, weight in self.priorities.items()
+        ] or [(address, 1)]
+
+    def queue_for(self, address: str, level: Any) -> str:
+        """The queue for a task of this `priority`, 0 to 9; a task without one has 0."""
+        if not self.priorities:
+            return address
+        known = min(LEVELS - 1, max(0, level)) if isinstance(level, int) else 0
+        rank: int = known if self.order == "redis" else LEVELS - 1 - known
+        return self.queues_of(address)[rank * len(self.priorities) // LEVELS][0]
 
     def open(self) -> tuple[Broker, Callable[[], None]]:
         """(the broker that the options name, a function that closes it). Raises ConfigurationError.
@@ -115,6 +141,25 @@ def _leases(given: object) -> dict[str, float]:
             'the transport option leases must be a dict of seconds by queue, such as {"slow": 300}'
         )
     return {name: _lease(value, f"leases[{name!r}]") for name, value in given.items()}
+
+
+def _priorities(options: Mapping[str, Any]) -> tuple[dict[str, int], str]:
+    """The priorities, the most urgent first, and their order. Raises ConfigurationError."""
+    given, order = options.get("priorities"), options.get("order")
+    if given is None and order is None:
+        return {}, ""
+    if given is None or order not in ORDERS:
+        raise ConfigurationError(
+            "the transport options priorities and order belong together: order says which number "
+            'is the most urgent, "rabbitmq" (9 is) or "redis" (0 is)'
+        )
+    weights = check_priorities("the transport option priorities", given)
+    if len(weights) > MOST_PRIORITIES:
+        raise ConfigurationError(
+            f"the transport option priorities has {len(weights)} entries with normal, which is the "
+            f"queue itself; give at most {MOST_PRIORITIES}"
+        )
+    return dict(sorted(weights.items(), key=lambda each: -each[1])), order
 
 
 def _names(given: object, name: str) -> frozenset[str]:
@@ -220,3 +265,13 @@ def shown(client: Any) -> str:
     if "://" not in address or address.startswith(_EMPTY):
         return _EMPTY
     return f"{_PREFIX}{mask(address)}"
+
+
+def results_address(url: str | None, options: Mapping[str, Any] | None) -> str | None:
+    """The address of the result store of a Celery application; None if nothing names one.
+
+    * `url`: what follows ``aztask+`` in `result_backend`, or ``aztask://``.
+    * `options`: its `result_backend_transport_options`.
+    """
+    named = url if url and not url.startswith(f"{ALIAS}:") else None
+    return (options or {}).get("results") or named or read_environment("AZTASK_RESULTS")

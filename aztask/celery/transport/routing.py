@@ -85,6 +85,10 @@ class ChannelConnection(Protocol):
         """Receive the commands of all channels, before messages that have just come."""
         ...
 
+    def least_served(self) -> float:
+        """Of all consumers of the connection, what the one has had that comes next."""
+        ...
+
     def consuming(self) -> None:
         """Tell the connection that there is a further consumer."""
         ...
@@ -141,16 +145,17 @@ class RoutingChannel(virtual.Channel):
         """
         if self.link.boxes.undecided:
             self._declare_undecided()
-        broker = self.link.broker
-        lead = broker.capabilities.lead
+        lead = self.link.broker.capabilities.lead
         envelope = to_envelope(message, time(), lead)
         if not exchange:
-            broker.send(self.link.address(routing_key), [envelope])
+            self._send(routing_key, envelope)
             return
         queues = self._routes(exchange, routing_key)
         for queue in queues:
             self._send(queue, envelope)
         kind = self.typeof(exchange).type
+        if kind == "fanout":
+            self.link.boxes.keep_revoked(exchange, message)
         direct = kind == "direct"
         is_task = "task" in message["headers"]
         # Whether a mailbox got it is not known on every service, so no task is left to that.
@@ -165,7 +170,16 @@ class RoutingChannel(virtual.Channel):
             self._unroutable(exchange, routing_key, refused=is_task or mandatory)
 
     def _send(self, queue: str, envelope: Envelope) -> None:
-        self.link.broker.send(self.link.address(queue), [envelope])
+        """Send to a queue; a task goes to the queue of its priority, if there are priorities."""
+        address = self.link.address(queue)
+        if self.link.options.priorities and "task" in envelope.headers:
+            level = envelope.properties.get("priority")
+            address = self.link.options.queue_for(address, level)
+        self.link.broker.send(address, [envelope])
+
+    def addresses(self, queue: str) -> list[str]:
+        """The queues of the broker that belong to a queue: one, or one for each priority."""
+        return [name for name, _ in self.link.options.queues_of(self.link.address(queue))]
 
     def _routes(self, exchange: str, routing_key: str) -> list[str]:
         if exchange not in self.state.exchanges:
@@ -222,7 +236,8 @@ class RoutingChannel(virtual.Channel):
             lease = options.leases.get(queue, options.lease)
             sessions = True if queue in options.sessions else None
             wanted = QueueOptions(lease=lease, sessions=sessions, implied=frozenset({"lease"}))
-            self.link.broker.declare(self.link.address(queue), wanted)
+            for address in self.addresses(queue):
+                self.link.broker.declare(address, wanted)
 
     def _declare_undecided(self, queue: str | None = None) -> None:
         """Create temporary queues that are used without being bound to an exchange."""
@@ -248,11 +263,11 @@ class RoutingChannel(virtual.Channel):
     def _size(self, queue: str) -> int:
         if self.link.boxes.has(queue):
             return 0
-        stats = self.link.broker.stats(self.link.address(queue))
-        return stats.living if stats.active is None else stats.active
+        found = [self.link.broker.stats(address) for address in self.addresses(queue)]
+        return sum(each.living if each.active is None else each.active for each in found)
 
     def _purge(self, queue: str) -> int:
-        return self.link.broker.purge(self.link.address(queue))
+        return sum(self.link.broker.purge(address) for address in self.addresses(queue))
 
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any
@@ -264,7 +279,8 @@ class RoutingChannel(virtual.Channel):
             for exchange, routing_key, _arguments in list(self.state.queue_bindings(queue)):
                 self.queue_unbind(queue, exchange, routing_key)
             self.state.queue_bindings_delete(queue)
-            self.link.broker.delete(self.link.address(queue))
+            for address in self.addresses(queue):
+                self.link.broker.delete(address)
 
 
 # -- convert Kombu's message dict into an envelope and back, for the transport. No I/O -------------

@@ -67,6 +67,11 @@ _PURGE: Final = (
     f"DELETE FROM messages WHERE seq IN (SELECT seq FROM messages WHERE box = ? AND state IN "
     f"({READY}, {SCHEDULED}, {DEFERRED}) LIMIT {_PURGE_LIMIT})"
 )
+_REMOVE_OLDEST: Final = (
+    f"DELETE FROM messages WHERE seq IN (SELECT seq FROM messages WHERE box = ? AND state = {READY}"
+    " AND moment IS NULL AND enqueued_at < ? AND (expires_at IS NULL OR expires_at > ?)"
+    " ORDER BY seq LIMIT ?)"
+)
 
 
 class Inspection:
@@ -132,6 +137,19 @@ class Inspection:
             if portion < _PURGE_LIMIT:
                 return deleted
 
+    def remove_oldest(
+        self, queue: str, limit: int, before: float, *, dead_letter: bool = False
+    ) -> int:
+        """Delete the first ready messages that were enqueued before a time; return how many.
+
+        Leased, scheduled and deferred messages stay. before: UTC epoch seconds.
+        """
+        found = self._queues.load(queue)
+        box, wall = found.box(dead_letter), self._clock.wall()
+        self._sweeper.sweep(found, box)
+        with self._database.statement() as connection:
+            return connection.execute(_REMOVE_OLDEST, (box, before, wall, limit)).rowcount
+
 
 def _peeked(row: tuple[Any, ...]) -> PeekedMessage:
     *common, state, moment, reason, description = row
@@ -187,6 +205,7 @@ class Engine:
         inspection = Inspection(table, self.sweeper)
         self.peek, self.purge = inspection.peek, inspection.purge
         self.stats, self.pending = inspection.stats, inspection.pending
+        self.remove_oldest = inspection.remove_oldest
 
     def receive(
         self,

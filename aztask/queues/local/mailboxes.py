@@ -6,15 +6,25 @@ Rules
    them again and sends the copies in one transaction: no copy goes to a queue that another process
    has just removed.
 3. Opening a mailbox removes those that have expired: their processes have died.
+4. Notes that are kept together are a mailbox without a queue, each note the key of a binding. So
+   they need no table that an earlier release would not know, and expire as mailboxes do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Final
+from uuid import uuid4
 
 from aztask.message.envelope import Envelope
-from aztask.queues.base import MESSAGE_SECONDS, Binding, Receiver, queue_name
+from aztask.queues.base import (
+    KEPT_SECONDS,
+    MESSAGE_SECONDS,
+    MOST_KEPT,
+    Binding,
+    Receiver,
+    queue_name,
+)
 from aztask.queues.engine import Database, Engine, StoredSettings
 
 COMPONENT: Final = "mailboxes"
@@ -37,6 +47,10 @@ CREATE INDEX mailbox_bindings_of ON mailbox_bindings (mailbox);
 )
 
 LIFETIME: Final = 90.0
+
+NOTE: Final = "note"
+"""The kind of a binding that is a note. Its exchange has a prefix, so that publishing, also by an
+earlier release, reads no notes."""
 
 SETTINGS: Final = StoredSettings(
     max_deliveries=1000, time_to_live=MESSAGE_SECONDS, dead_letter_expired=False
@@ -120,3 +134,36 @@ class LocalMailboxes:
             queue = queue_name(name)
             if connection.execute("SELECT 1 FROM queues WHERE name = ?", (queue,)).fetchone():
                 self._engine.delete_queue(queue)
+
+    def keep(self, exchange: str, notes: Sequence[str]) -> None:
+        """Keep notes for mailboxes that are opened later; the oldest go if there are too many."""
+        name, place = f"{NOTE} {uuid4()}", f"{NOTE} {exchange}"
+        until = self._engine.clock.wall() + KEPT_SECONDS
+        with self._database.transaction() as connection:
+            connection.execute("INSERT INTO mailboxes VALUES (?, ?)", (name, until))
+            connection.executemany(
+                "INSERT OR IGNORE INTO mailbox_bindings VALUES (?, ?, ?, ?)",
+                [(place, NOTE, note, name) for note in notes[-MOST_KEPT:]],
+            )
+            (count,) = connection.execute(
+                "SELECT count(*) FROM mailbox_bindings WHERE exchange = ?", (place,)
+            ).fetchone()
+            if count <= MOST_KEPT:
+                return
+            connection.execute(
+                "DELETE FROM mailbox_bindings WHERE (exchange, kind, binding_key, mailbox) IN ("
+                " SELECT exchange, kind, binding_key, mailbox FROM mailbox_bindings"
+                " JOIN mailboxes ON name = mailbox WHERE exchange = ?"
+                " ORDER BY expires_at LIMIT ?)",
+                (place, count - MOST_KEPT),
+            )
+
+    def kept(self, exchange: str) -> list[str]:
+        """The notes of the exchange."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT DISTINCT binding_key FROM mailbox_bindings JOIN mailboxes"
+                " ON name = mailbox WHERE exchange = ? AND expires_at >= ?",
+                (f"{NOTE} {exchange}", self._engine.clock.wall()),
+            ).fetchall()
+        return [note for (note,) in rows]

@@ -66,6 +66,9 @@ from aztask.support.clock import SYSTEM_CLOCK, Clock
 #    messages of a queue with sessions stay too: only a receiver of their session gets them.
 # 3. If the process dies in between, some messages are deleted and the others are as before.
 
+AT_ONCE: Final = 0.001
+"""Seconds until a timer that is due already."""
+
 WAIT: Final = 0.5
 """Seconds without a message after which the queue is empty."""
 
@@ -273,8 +276,11 @@ class ServiceBusBroker(BrokerSkeleton):
         return sum(senders.cancelled(int(each.position)) for each in found)
 
     def send_timer(self, queue: str, envelope: Envelope) -> int:
-        """Schedule one message: a request of its own, which gives its sequence number."""
-        (pair,) = self._pairs(queue, [envelope])
+        """Schedule one message: a request of its own, which gives its sequence number.
+
+        One that is due is scheduled, too, by the service's clock: only so it has a number.
+        """
+        (pair,) = self._pairs(queue, [replace(envelope, delay=envelope.delay or AT_ONCE)])
         return self._senders_of(queue).timed(pair[1])
 
     def cancel_timer(self, queue: str, number: int) -> bool:
@@ -351,7 +357,7 @@ class ServiceBusBroker(BrokerSkeleton):
             self._receivers.append(opened)
             return opened
 
-        return BusMailboxes(self._admin, self.send, receiver)
+        return BusMailboxes(self._admin, self.send, receiver, self._peeking)
 
     def inspector(self) -> BusInspector:
         """The inspector that ``aztask doctor`` and a starting worker use."""

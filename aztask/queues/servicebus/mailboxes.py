@@ -8,10 +8,14 @@ Rules
    waits for messages keeps the subscription.
 3. A subscription filters by exchange, and by key for a direct exchange. The listener compares the
    pattern of a topic exchange itself.
+4. Notes that are kept are messages of a queue that is only peeked at: a note is one request more,
+   and reading them is one for each 250, and one that finds no more. The first process that keeps
+   or reads them creates the queue, which needs the permission to manage.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -23,9 +27,19 @@ from azure.servicebus.management import CorrelationRuleFilter
 
 from aztask.errors import QueueNotFound
 from aztask.message.envelope import Envelope
-from aztask.queues.base import EXCHANGE, MESSAGE_SECONDS, ROUTING_KEY, Binding, Receiver
+from aztask.queues.base import (
+    EXCHANGE,
+    KEPT_SECONDS,
+    MESSAGE_SECONDS,
+    MOST_KEPT,
+    ROUTING_KEY,
+    Binding,
+    Receiver,
+    queue_name,
+)
 from aztask.queues.servicebus.admin import Administration
 from aztask.queues.servicebus.errors import SDK_ERRORS
+from aztask.queues.servicebus.inspection import PAGE, Peeking
 
 TOPIC: Final = "aztask-mailboxes"
 LOCK: Final = timedelta(seconds=60)
@@ -34,12 +48,16 @@ LIFETIME: Final = 900.0
 MISSING_SECONDS: Final = 10.0
 """Pause before a missing topic is tried again: no process has opened a mailbox so far."""
 
+NOTES: Final = 500
+"""Notes of one message: with 400 characters each, as much as the Standard tier takes."""
+
 
 class BusMailboxes:
     """The mailboxes of one namespace.
 
     * `send`: sends envelopes to an entity.
     * `receiver`: opens a receiver of an entity, with a lease and with deleting at receipt or not.
+    * `peeking`: peeks at queues.
     """
 
     def __init__(
@@ -47,10 +65,12 @@ class BusMailboxes:
         admin: Administration,
         send: Callable[[str, Sequence[Envelope]], None],
         receiver: Callable[[str, float, bool], Receiver],
+        peeking: Peeking,
     ) -> None:
         self._admin = admin
         self._send = send
         self._receiver = receiver
+        self._peeking = peeking
         self._known: dict[str, frozenset[Binding]] = {}
         self._missing_until = 0.0
 
@@ -128,6 +148,47 @@ class BusMailboxes:
             return
         except SDK_ERRORS as error:
             raise self._admin.error(error, TOPIC) from None
+
+    def keep(self, exchange: str, notes: Sequence[str]) -> None:
+        """Keep notes for mailboxes that are opened later."""
+        queue = _notes_of(exchange)
+        parts = [notes[start : start + NOTES] for start in range(0, len(notes), NOTES)]
+        envelopes = [Envelope(json.dumps(part).encode("ascii")) for part in parts]
+        try:
+            self._send(queue, envelopes)
+        except QueueNotFound:
+            self._create_notes(queue)
+            self._send(queue, envelopes)
+
+    def kept(self, exchange: str) -> list[str]:
+        """The notes of the exchange."""
+        queue, found = _notes_of(exchange), dict[str, None]()
+        try:
+            page = self._peeking.page(queue, limit=PAGE)
+            while page and len(found) < MOST_KEPT:
+                for each in page:
+                    found.update(dict.fromkeys(_notes(each.envelope.body)))
+                page = self._peeking.page(queue, after=page[-1].position, limit=PAGE)
+        except QueueNotFound:
+            self._create_notes(queue)
+        return list(found)
+
+    def _create_notes(self, queue: str) -> None:
+        kept = timedelta(seconds=KEPT_SECONDS)
+        self._create("create_queue", queue, default_message_time_to_live=kept)
+
+
+def _notes_of(exchange: str) -> str:
+    return queue_name(f"notes {exchange}")
+
+
+def _notes(body: bytes) -> list[str]:
+    """The notes in a message; none if it is damaged."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return []
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
 
 def _subscription(name: str) -> str:

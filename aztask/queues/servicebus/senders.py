@@ -353,7 +353,8 @@ class Senders:
 
         Raises BrokerError; the message may be stored if the connection has broken.
         """
-        due = message.scheduled_enqueue_time_utc or datetime.now(UTC)
+        due = message.scheduled_enqueue_time_utc
+        assert due is not None  # noqa: S101  # the caller gives it one
         with self.sender() as sender:
             try:
                 numbers = sender.schedule_messages(message, due, timeout=REQUEST_SECONDS)

@@ -9,6 +9,10 @@ Rules
    processes have died.
 4. Opening and removing need the permission to create, list and delete queues; publishing needs the
    permission to list them.
+5. Notes that are kept are in the metadata of queues without messages, a queue of its own for each
+   `StorageMailboxes`, so that no two processes change one; a further one when it is full. A note is
+   one request, and reading them all is one. They are listed and removed as mailboxes are, also by
+   an earlier release, for which they are bound to nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +20,17 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
+from uuid import uuid4
 
 from azure.core.exceptions import AzureError
 
 from aztask.errors import AztaskError, QueueNotFound
 from aztask.message.envelope import Envelope
-from aztask.queues.base import PREFIX, Binding, Receiver, queue_name
+from aztask.queues.base import KEPT_SECONDS, PREFIX, Binding, Receiver, queue_name
 from aztask.queues.storagequeue.errors import failure_of
 from aztask.queues.storagequeue.messages import StorageClient
 from aztask.support.clock import Clock
@@ -34,7 +40,12 @@ FRESH: Final = 10.0
 POLL: Final = 0.5
 SECONDS: Final = 10.0
 
-_UNTIL, _BINDINGS = "expires_at", "bindings"
+NOTE_BYTES: Final = 6000
+"""Of the 8 KiB that the service allows for metadata, names included."""
+MOST_NOTE_QUEUES: Final = 500
+"""More would make a listing long; the one that expires first is removed."""
+
+_UNTIL, _BINDINGS, _NOTES = "expires_at", "bindings", "notes"
 
 
 class StorageMailboxes:
@@ -55,6 +66,8 @@ class StorageMailboxes:
         self._clock = clock
         self._send = send
         self._receiver = receiver
+        self._noting = threading.Lock()
+        self._noted: dict[str, tuple[str, list[tuple[float, str]]]] = {}  # a queue, and its notes
         self._listed: dict[str, list[Binding]] = {}
         self._listed_at = float("-inf")
 
@@ -66,10 +79,9 @@ class StorageMailboxes:
     def open(self, name: str, bindings: Sequence[Binding]) -> None:
         """Create the mailbox or keep it, with exactly these bindings; remove expired ones."""
         queue = queue_name(name)
-        text = json.dumps([[each.exchange, each.key, each.kind] for each in bindings])
         metadata = {
             _UNTIL: f"{self._clock.wall() + LIFETIME:.0f}",
-            _BINDINGS: base64.b64encode(text.encode("utf-8", "surrogatepass")).decode("ascii"),
+            _BINDINGS: _text([[each.exchange, each.key, each.kind] for each in bindings]),
         }
         if not self._create(queue, metadata):
             self._do(queue, "set_queue_metadata", metadata)
@@ -95,23 +107,27 @@ class StorageMailboxes:
     def _list(self, *, remove: bool = False) -> dict[str, list[Binding]]:
         """The bindings of each mailbox that has not expired, by its queue."""
         now, found, expired = self._clock.wall(), {}, []
-        try:
-            listed = self._client.service.list_queues(
-                name_starts_with=PREFIX, include_metadata=True, read_timeout=SECONDS
-            )
-            for each in listed:
-                until, bindings = _read(each.metadata or {})
-                if until < now:
-                    expired.append(str(each.name))
-                else:
-                    found[str(each.name)] = bindings
-        except AzureError as error:
-            raise failure_of(error, None).error from None
+        for queue, metadata in self._metadata():
+            until, bindings = _read(metadata)
+            if until < now:
+                expired.append(queue)
+            else:
+                found[queue] = bindings
         for queue in expired if remove else ():
             with suppress(AztaskError):  # another process may remove it too
                 self._do(queue, "delete_queue")
         self._listed, self._listed_at = found, self._clock.monotonic()
         return found
+
+    def _metadata(self) -> list[tuple[str, Mapping[str, str]]]:
+        """The metadata of each mailbox and of each queue of notes."""
+        try:
+            listed = self._client.service.list_queues(
+                name_starts_with=PREFIX, include_metadata=True, read_timeout=SECONDS
+            )
+            return [(str(each.name), each.metadata or {}) for each in listed]
+        except AzureError as error:
+            raise failure_of(error, None).error from None
 
     def receiver(self, name: str, *, delete: bool) -> Receiver:
         """A receiver of the mailbox."""
@@ -133,6 +149,67 @@ class StorageMailboxes:
         """Remove the mailbox with its messages; nothing happens if there is none."""
         with suppress(QueueNotFound):
             self._do(queue_name(name), "delete_queue")
+
+    def keep(self, exchange: str, notes: Sequence[str]) -> None:
+        """Keep notes for mailboxes that are opened later, beside those of this process."""
+        with self._noting:
+            now = self._clock.wall()
+            queue, kept = self._noted.pop(exchange, ("", []))
+            kept = [(at, note) for at, note in kept if at > now - KEPT_SECONDS]
+            for note in notes:
+                wanted = [*kept, (now, note)]
+                if len(_noted(exchange, wanted)) > NOTE_BYTES:
+                    self._note(queue, exchange, kept)
+                    queue, wanted = "", [(now, note)]
+                kept = wanted
+            self._noted[exchange] = (self._note(queue, exchange, kept), kept)
+
+    def _note(self, queue: str, exchange: str, kept: list[tuple[float, str]]) -> str:
+        """Write notes to this process's queue for them, or to a new one; returns its name."""
+        if not kept:
+            return queue
+        metadata = {
+            _UNTIL: f"{kept[-1][0] + KEPT_SECONDS:.0f}",
+            _BINDINGS: _text([]),
+            _NOTES: _noted(exchange, kept),
+        }
+        with suppress(QueueNotFound):  # it was removed
+            if queue:
+                self._do(queue, "set_queue_metadata", metadata)
+                return queue
+        found = sorted((_read(each)[0], name) for name, each in self._metadata() if _NOTES in each)
+        for _, oldest in found[: max(0, len(found) + 1 - MOST_NOTE_QUEUES)]:
+            with suppress(AztaskError):  # another process may remove it too
+                self._do(oldest, "delete_queue")
+        queue = queue_name(f"{_NOTES} {uuid4()}")
+        self._create(queue, metadata)
+        return queue
+
+    def kept(self, exchange: str) -> list[str]:
+        """The notes of the exchange."""
+        now, found = self._clock.wall(), dict[str, None]()
+        for _, metadata in self._metadata():
+            if _read(metadata)[0] >= now:
+                found.update(dict.fromkeys(_notes(metadata, exchange)))
+        return list(found)
+
+
+def _text(value: object) -> str:
+    """JSON as metadata may hold it."""
+    return base64.b64encode(json.dumps(value).encode("ascii")).decode("ascii")
+
+
+def _noted(exchange: str, kept: Sequence[tuple[float, str]]) -> str:
+    return _text([exchange, [note for _, note in kept]])
+
+
+def _notes(metadata: Mapping[str, str], exchange: str) -> list[str]:
+    """The notes of one queue that are for the exchange; none if they are damaged."""
+    try:
+        of, notes = json.loads(base64.b64decode(metadata[_NOTES], validate=True))
+        return [note for note in notes if isinstance(note, str)] if of == exchange else []
+    except (KeyError, ValueError, TypeError, binascii.Error):
+        return []
 
 
 def _read(metadata: Mapping[str, str]) -> tuple[float, list[Binding]]:

@@ -261,6 +261,23 @@ def test_the_form_asks_for_what_an_action_needs(shop):
     assert ">3<" in client.get("/limits").text
 
 
+def test_a_limit_is_changed_and_reset(shop):
+    shop.app.limit("partner", rate="10/s")
+    client = shop.as_("configure")
+    form = client.get(address("limit", name="partner"))
+    assert 'name="rate"' in form.text and "give a rate, a burst or a concurrency" in form.text
+    assert "takes a text such as" in client.get(address("limit", name="partner", rate="fast")).text
+    assert (
+        "burst is a whole number" in client.get(address("limit", name="partner", burst="1.5")).text
+    )
+    assert confirm(client, "limit", 1, name="partner", rate="5/s").status_code == 303
+    listed = client.get("/limits").text
+    assert "5/1s, burst 1" in listed and "changed" in listed and "Reset" in listed
+    assert confirm(client, "limit", 1, name="partner", reset="yes").status_code == 303
+    listed = client.get("/limits").text
+    assert "10/1s, burst 1" in listed and "Reset" not in listed
+
+
 def test_hostile_values_go_through_the_question_unchanged_and_unharmful(full):
     client = full.as_("act")
     answer, count = ask(client, "pause", task=PAYLOAD.split("\x1b")[0])

@@ -3,7 +3,7 @@
 import pytest
 
 from aztask.message.envelope import Envelope
-from aztask.queues.base import PREFIX, Binding, queue_name
+from aztask.queues.base import KEPT_SECONDS, PREFIX, Binding, queue_name
 from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.queues.local.mailboxes import LIFETIME
@@ -121,3 +121,36 @@ def test_mailboxes_are_not_listed_among_the_queues(site):
     broker.declare("orders")
     mailboxes.open("a", [Binding("control")])
     assert broker.queues() == ["orders"]
+
+
+def test_notes_are_kept_for_mailboxes_that_are_opened_later(site):
+    broker, mailboxes, clock = site
+    mailboxes.keep("control", ["a", "b"])
+    clock.now += KEPT_SECONDS / 2
+    mailboxes.keep("control", ["b", "c"])
+    mailboxes.keep("other", ["d"])
+    assert sorted(mailboxes.kept("control")) == ["a", "b", "c"]
+    assert mailboxes.kept("other") == ["d"]
+    clock.now += KEPT_SECONDS / 2 + 1
+    assert sorted(mailboxes.kept("control")) == ["b", "c"]
+    mailboxes.open("worker", [Binding("control")])
+    assert broker.engine.queues() == [queue_name("worker")]
+    assert sorted(mailboxes.kept("control")) == ["b", "c"]
+
+
+def test_the_oldest_notes_go_when_there_are_too_many(site, monkeypatch):
+    _, mailboxes, clock = site
+    monkeypatch.setattr("aztask.queues.local.mailboxes.MOST_KEPT", 3)
+    for note in "abcd":
+        mailboxes.keep("control", [note])
+        clock.now += 1
+    assert sorted(mailboxes.kept("control")) == ["b", "c", "d"]
+    mailboxes.keep("control", list("vwxyz"))
+    assert sorted(mailboxes.kept("control")) == ["x", "y", "z"]
+
+
+def test_notes_are_no_mailboxes_also_for_a_release_that_does_not_know_them(site):
+    _, mailboxes, _ = site
+    mailboxes.keep("control", ["a", ""])
+    assert not mailboxes.publish("control", "a", Envelope(b"x"))
+    assert not mailboxes.publish("control", "", Envelope(b"x"))

@@ -865,6 +865,31 @@ def test_rows_of_ended_tasks_go(app: App, unable: Callable[[], signalling.TaskSi
         assert rows(app, result.id) == 0
 
 
+def test_the_signal_of_a_signaller_that_stands_still_waits_until_the_task_is_known(
+    app: App,
+) -> None:
+    """It has written the row, and will look at the task when it goes on."""
+
+    @app.task_with_context
+    def order(context: Context) -> Any:
+        return context.wait_for("a")
+
+    with app.inline() as inline:
+        store = app.sends.signals.store
+        assert store is not None
+        value = app.codec.encode_value(7)
+        store.add_all(["known", "never"], "a", value)
+        for seconds in (4, 3600):
+            inline._worker._time.move(seconds)
+            app.sends.signals.repair()
+            assert [rows(app, each) for each in ("known", "never")] == [1, 1]
+        result = order.with_options(task_id="known").delay()
+        assert result.get(0) == 7
+        inline._worker._time.move(DAY)
+        app.sends.signals.repair()
+        assert rows(app, "never") == 0, "its signaller is gone"
+
+
 def test_signals_of_a_dead_letter_wait_for_its_replay(app: App) -> None:
     broken = [True]
 
@@ -949,7 +974,7 @@ def test_with_keys_signals_and_wake_ups_are_signed(signed: App, caplog: Any) -> 
             forged.signal(result.id, "a", "forged")
         store = forged.store
         assert store is not None
-        store.add(result.id, "a", b"\xa6forged")
+        store.add_all([result.id], "a", b"\xa6forged")
         assert not forged.wake(result.id) or scheduled(signed) == 1
         inline._worker._time.move(4)
         signed.sends.signals.repair()

@@ -27,7 +27,7 @@ from aztask.steps import emitting
 from aztask.steps.emitting import Emission
 from aztask.steps.parts import PartStore, parts_of
 from aztask.steps.stream import Listener, stream_of
-from aztask.steps.suspension import Parked, StepsUnavailable
+from aztask.steps.suspension import Parked, Renewal, StepsUnavailable
 from aztask.stores.rows import Change
 
 MESSAGE = TaskMessage("t", "shop.ask", "default", b"")
@@ -225,6 +225,30 @@ def test_a_failed_retry_after_a_sleep_is_a_reset(app: App) -> None:
         assert [part.value for part in result.stream(timeout=30)] == ["one", "run 2"]
         first, _ = store_of(app).read(result.id).takes[:2]
         assert store_of(app).read(result.id).takes[-1].base == first.name
+
+
+@pytest.mark.parametrize("emits", [False, True])
+def test_what_a_task_emits_after_it_continued_is_a_stream_of_its_own(app: App, emits: bool) -> None:
+    """A history that waited before its first part took that for one of the history before."""
+
+    @app.task_with_context
+    def ask(context: Context, left: int = 1) -> None:
+        if left:
+            context.emit("one")
+            context.emit("two")
+        context.sleep(1.0)
+        if left:
+            context.continue_with(left - 1)
+        if emits:
+            context.emit("other")
+
+    with app.inline() as inline:
+        result = ask.delay()
+        for _ in range(3):
+            inline.advance(2.0)
+        assert result.get() is None
+        read = ["reset" if part.reset else part.value for part in result.stream()]
+        assert read == (["other"] if emits else ["one", "two", "reset"])
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -463,13 +487,16 @@ def run(
     message: TaskMessage = MESSAGE,
     delivery: int = 1,
     waits: bool = False,
+    ends: Exception | None = None,
 ) -> None:
-    """A run that emits these values, and ends, in whatever way, or waits."""
-    with suppress(Parked), emission(app, message, delivery) as stream:
+    """A run that emits these values, and ends, in whatever way, or waits. ends: so, if not well."""
+    with suppress(Parked, Renewal, OSError), emission(app, message, delivery) as stream:
         for value in values:
             stream.emit(value)
         if waits:
             raise Parked("a time", 60.0, 0.0)
+        if ends is not None:
+            raise ends
 
 
 def hop(number: int) -> TaskMessage:
@@ -638,6 +665,50 @@ def test_a_mark_of_a_wait_that_was_not_recorded_does_not_count(app: App) -> None
     assert seen(live) == [1, 2]
     run(app, 1, 2, 3, message=hop(1), delivery=2)
     assert seen(live) == ["reset", 1, 2, 3]
+
+
+@pytest.mark.parametrize("values", [(1, 2), ()], ids=["emits", "emits nothing"])
+def test_a_redelivered_run_that_continues_takes_back_the_mark_of_the_wait_before(
+    app: App, values: tuple[int, ...]
+) -> None:
+    """Its worker died behind the mark. Then the signal had come, so the run did not wait again."""
+    run(app, 1, 2, waits=True)
+    run(app, *values, delivery=2, ends=Renewal())
+    run(app, "other", message=hop(1))
+    assert seen(listener(app)) == ["other"], "the first part of the new history is no old one"
+
+
+@pytest.mark.parametrize("values", [(1, "go"), ()], ids=["emits", "emits nothing"])
+def test_a_redelivered_run_that_fails_takes_back_the_mark_of_the_wait_before(
+    app: App, values: tuple[object, ...]
+) -> None:
+    """Its retry would go on behind parts that only the delivery before has emitted."""
+    live = listener(app)
+    run(app, 1, waits=True)
+    run(app, 1, "no signal yet", message=hop(1), waits=True)
+    assert seen(live) == [1, "no signal yet"]
+    run(app, *values, message=hop(1), delivery=2, ends=OSError("the model is away"))
+    run(app, 1, "go", "end", message=hop(2))
+    assert seen(live) == ["reset", 1, "go", "end"]
+    assert seen(listener(app)) == [1, "go", "end"]
+
+
+def test_a_redelivered_run_that_waits_and_emits_nothing_keeps_no_part_of_the_one_before(
+    app: App,
+) -> None:
+    run(app, "half", waits=True)
+    run(app, delivery=2, waits=True)
+    run(app, 5, message=hop(1))
+    assert seen(listener(app)) == [5]
+
+
+def test_a_redelivered_run_that_fails_keeps_the_mark_of_a_wait_that_was_recorded(app: App) -> None:
+    live = listener(app)
+    run(app, 1, 2, waits=True)
+    run(app, 1, 2, "half", message=hop(1), delivery=2, ends=OSError("the model is away"))
+    run(app, 1, 2, 3, message=hop(2))
+    assert seen(live) == [1, 2, 3]
+    assert store_of(app).read("t").takes[-1].kept == 2
 
 
 def test_a_run_that_goes_on_reads_one_row_however_long_its_stream_is(

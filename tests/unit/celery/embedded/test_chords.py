@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import pytest
 
 from aztask.celery.embedded.chords import ChordPart, Chords, chord_name
 from aztask.queues.engine import Database
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.local.store import LocalResults
-from aztask.stores.records.workflows import DocumentChange
+from aztask.stores.records.workflows import DocumentChange, WorkflowStore
 
 
 @pytest.fixture
@@ -81,6 +84,41 @@ def test_members_that_end_at_once_fill_it_once_each(chords: Chords) -> None:
     assert len(chords.state("g").parts) == 16
 
 
+class Counting:
+    """A store that notes what it is asked, and lets another member end before a write."""
+
+    def __init__(self, store: WorkflowStore) -> None:
+        self._store = store
+        self.asked: list[str] = []
+        self.before_write: Callable[[], object] | None = None
+
+    def read(self, keys: Sequence[tuple[str, str]]) -> Any:
+        self.asked.append("read")
+        return self._store.read(keys)
+
+    def write(self, changes: Sequence[DocumentChange]) -> Any:
+        self.asked.append("write")
+        between, self.before_write = self.before_write, None
+        if between is not None:
+            between()
+        return self._store.write(changes)
+
+
+def test_the_end_of_a_member_reads_the_chord_once(chords: Chords) -> None:
+    """On Azure Tables each of these is a request, in the way of every member."""
+    chords.start("g", 3)
+    store = Counting(chords._store)
+    assert not Chords(store).ended("g", ChordPart(0, "a", b"0")).full
+    assert store.asked == ["read", "write", "write"]
+
+
+def test_a_member_that_ends_between_is_not_lost(chords: Chords) -> None:
+    chords.start("g", 2)
+    store = Counting(chords._store)
+    store.before_write = lambda: chords.ended("g", ChordPart(1, "b", b"1"))
+    assert Chords(store).ended("g", ChordPart(0, "a", b"0")).full
+
+
 def test_it_is_deleted_with_what_has_ended(chords: Chords) -> None:
     chords.start("g", 1)
     store = chords._store
@@ -105,3 +143,25 @@ def test_a_damaged_document_is_named(chords: Chords, data: bytes) -> None:
     chords._store.write([DocumentChange(chord_name("g"), "chord", data, tag)])
     with pytest.raises(Damaged):
         chords.state("g")
+
+
+def test_an_added_member_counts_beside_the_one_whose_index_it_has(chords: Chords) -> None:
+    """Celery sends it with the index of the member that added it, and before that one has ended."""
+    chords.start("g")
+    chords.add("g", "further")
+    chords.start("g", 2)
+    assert not chords.ended("g", ChordPart(0, "further", b"30")).full
+    assert not chords.ended("g", ChordPart(0, "a", b"1")).full
+    full = chords.ended("g", ChordPart(1, "b", b"4"))
+    assert full is not None and full.full
+    assert [part.value for part in full.parts] == [b"1", b"4", b"30"]
+    assert chords.ended("g", ChordPart(0, "further", b"31")) == full
+
+
+def test_a_worker_of_an_earlier_release_reads_a_chord_without_added_members(
+    chords: Chords, tmp_path: Path
+) -> None:
+    chords.start("g", 2)
+    store = LocalResults(Database(str(tmp_path / "results.db"))).workflows
+    (document,) = store.read([(chord_name("g"), "chord")])
+    assert document is not None and len(msgpack.unpackb(document.data)) == 4

@@ -30,6 +30,53 @@ def write(folder: Path, **files: str) -> Path:
     return folder
 
 
+AROUND = [
+    ("from django_celery_beat.models import PeriodicTask as P\nP.objects",
+     "django_celery_beat.models.PeriodicTask"),
+    ("app.conf.beat_scheduler = 'django_celery_beat.schedulers:DatabaseScheduler'",
+     "django_celery_beat.schedulers.DatabaseScheduler"),
+    ("INSTALLED_APPS = ['django_celery_beat']", "django_celery_beat"),
+    ("from django_celery_beat.admin import PeriodicTaskAdmin", "django_celery_beat.admin"),
+    ("from django_celery_results.models import TaskResult",
+     "django_celery_results.models.TaskResult"),
+    ("from celery_once import QueueOnce", "celery_once"),
+    ("import redbeat\nredbeat.RedBeatSchedulerEntry", "redbeat"),
+    ("from celery.worker.control import control_command as c\n@c()\ndef f(state): ...",
+     "celery.worker.control.control_command"),
+    ("from celery.worker.request import Request", "celery.worker.request"),
+    ("import celery.worker.consumer as c\nc.Consumer", "celery.worker"),
+    ("from celery.beat import ScheduleEntry", "celery.beat"),
+    ("from celery import bootsteps\nclass S(bootsteps.Step): ...", "celery.bootsteps"),
+    ("from kombu import Queue", "kombu.Queue"),
+    ("from kombu import Exchange as E\nE('a')", "kombu.Exchange"),
+    ("import kombu.common\nkombu.common.Broadcast('a')", "kombu.common.Broadcast"),
+    ("from kombu.transport.redis import Transport\nclass T(Transport): ...", "kombu.transport"),
+    ("from kombu.utils.json import register_type", "kombu.utils.json"),
+    ("try:\n    from celery.task import Task\nexcept ImportError:\n    Task = None", "celery.task"),
+    ("from kombu import *", "kombu.*"),
+    ("from kombu import *\nQueue('a')", "kombu.Queue"),
+    ("def f():\n    from celery.platforms import signals\n    signals['INT']", "celery.platforms"),
+    ("from celery.nowhere import x", "celery.nowhere.x"),
+    ("from kombu import nowhere", "kombu.nowhere"),
+    ("from celery_unheard_of import x", "celery_unheard_of.x"),
+    ("from django_celery_unheard_of.models import x", "django_celery_unheard_of.models.x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "name"), AROUND)
+def test_no_name_of_celery_and_what_is_around_it_is_passed_over(
+    tmp_path: Path, source: str, name: str
+) -> None:
+    write(tmp_path, shop=APP + source)
+    names = [use.name for use in read_project(tmp_path).uses if use.section == "names"]
+    assert name in names
+
+
+def test_modules_of_the_project_are_not_taken_for_packages(tmp_path: Path) -> None:
+    write(tmp_path, celery_tools="x = 1\n", shop="from celery_tools import x\nprint(x)\n")
+    assert found(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("source", "use"),
     [

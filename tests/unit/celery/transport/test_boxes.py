@@ -1,12 +1,13 @@
 """The temporary queues of one connection, and which of them become mailboxes."""
 
+import json
 import logging
 import threading
 
 import pytest
 
 from aztask import App
-from aztask.celery.transport.boxes import Boxes, Pump
+from aztask.celery.transport.boxes import Boxes, Pump, commands_for, revoked_by
 from aztask.errors import BrokerUnavailable, CapabilityError, ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.queues.base import EXCHANGE, ROUTING_KEY, Binding, Capabilities
@@ -155,3 +156,87 @@ def test_a_pump_goes_on_after_errors_and_ends_when_it_is_stopped(monkeypatch, ca
     assert not pump._thread.is_alive()
     assert len(calls) == count
     assert "mailbox box: away; trying again" in caplog.text
+
+
+# -- What was revoked ------------------------------------------------------------------------------
+
+
+def command(method, destination=None, pattern=None, **arguments):
+    """A command as `kombu.pidbox` sends it."""
+    body = {
+        "method": method,
+        "arguments": arguments,
+        "destination": destination,
+        "pattern": pattern,
+        "matcher": None,
+    }
+    text = json.dumps(body)
+    return {"body": text, "content-type": "application/json", "content-encoding": "utf-8"}
+
+
+def told(*messages):
+    """What a worker is told that starts after these commands."""
+    return commands_for([note for message in messages for note in revoked_by(message)])
+
+
+def test_what_was_revoked_is_told_in_one_command_that_ends_no_task():
+    (hello,) = told(
+        command("revoke", task_id="one", terminate=True, signal="KILL"),
+        command("revoke", task_id=["two", "three"], terminate=False),
+        command("terminate", task_id="four", signal="TERM"),
+    )
+    assert hello["method"] == "hello"
+    assert hello["arguments"]["revoked"] == ["one", "two", "three", "four"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"site": ["a", "b"], "team": "x"}, ["site=a", "site=b", "team=x"]]
+)
+def test_stamps_are_told_together(headers):
+    (stamped,) = told(command("revoke_by_stamped_headers", headers=headers, terminate=True))
+    assert stamped == {
+        "method": "revoke_by_stamped_headers",
+        "arguments": {"headers": {"site": ["a", "b"], "team": ["x"]}},
+    }
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        command("revoke", destination=["w@host"], task_id="one"),
+        command("revoke", pattern="w@*", task_id="one"),
+        command("rate_limit", task_name="one", rate_limit="1/s"),
+        command("revoke"),
+        command("revoke", task_id=None),
+        command("revoke", task_id="x" * 300),
+        command("revoke_by_stamped_headers", headers=["site"]),
+        command("revoke_by_stamped_headers", headers=5),
+        {"body": "[]", "content-type": "application/json", "content-encoding": "utf-8"},
+        {"body": "{", "content-type": "application/json", "content-encoding": "utf-8"},
+        {"body": b"\xff", "content-type": "x/unknown", "content-encoding": "binary"},
+    ],
+)
+def test_nothing_else_is_kept(message):
+    assert revoked_by(message) == []
+
+
+def test_damaged_notes_are_skipped():
+    (hello,) = commands_for(["", "5", "[]", "[1]", '["a", "b", "c"]', '{"a": 1}', '["good"]'])
+    assert hello["arguments"]["revoked"] == ["good"]
+    assert commands_for([]) == []
+
+
+def test_a_sender_that_may_not_keep_it_goes_on_and_one_that_cannot_reach_the_broker_fails(caplog):
+    class Notes(Refusing):
+        def keep(self, exchange, notes):
+            raise self.error
+
+        kept = keep
+
+    boxes = over(Notes())
+    boxes._broker = App("shop", broker="local://:memory:").broker
+    boxes.keep_revoked("celery.pidbox", command("revoke", task_id="one"))
+    assert "only workers that run now are told what is revoked: needs" in caplog.text
+    Notes.error = BrokerUnavailable("away")
+    with pytest.raises(BrokerUnavailable):
+        boxes.keep_revoked("celery.pidbox", command("revoke", task_id="one"))

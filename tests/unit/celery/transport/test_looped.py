@@ -327,9 +327,10 @@ def test_nothing_turns_while_nothing_comes(site):
 def test_an_early_message_wakes_the_loop_at_its_time(site):
     due = time.time() + 0.5
     site.consume()
-    site.send(b"1", headers={"eta": to_iso(due)})
+    site.send(b"1", headers={"eta": to_iso(due), "task": "shop.pay"})
     site.run(lambda: site.got)
     assert due <= time.time()
+    assert site.got[0].headers["eta"] == to_iso(due), "the loop's timer is not late"
 
 
 def test_an_error_of_a_receive_reaches_the_loop_once(site, monkeypatch):

@@ -1,0 +1,84 @@
+"""The tests that take long: ``tox`` leaves them out, ``tox -e long`` runs them.
+
+A hundred of twelve thousand unit tests take half of the time. Which ones, ``long.txt`` says: the
+ids of tests that took more processor time than `MOST_SECONDS`, as measured. To measure anew::
+
+    TESTS_MEASURED=FOLDER tox -e unit,contract,integration     # with `-- -m ""`: the long ones, too
+    python tests/long.py --list FOLDER
+
+What reads the package's source stays in the default run, however long it takes: it says of most
+changes what they forgot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+LIST = HERE / "long.txt"
+MEASURED = "TESTS_MEASURED"
+MOST_SECONDS = 1.5
+"""Of processor time of the test and its processes, and an eighth of what it waited."""
+_READS_SOURCE = "tests/unit/test_"
+
+
+def ids() -> frozenset[str]:
+    """The ids of the tests that take long."""
+    return frozenset(LIST.read_text(encoding="utf-8").splitlines())
+
+
+class Measure:
+    """A plugin that writes what each test of a process took into a file of the folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._file = Path(folder) / f"{os.getpid()}.json"
+        self._took: dict[str, float] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Measure one test with its fixtures."""
+        before, begun = _processor_seconds(), os.times().elapsed
+        result = yield
+        waited = os.times().elapsed - begun
+        self._took[item.nodeid] = _processor_seconds() - before + waited / 8
+        return result
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the file."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(json.dumps(self._took), encoding="utf-8")
+
+
+def _processor_seconds() -> float:
+    both = (resource.getrusage(each) for each in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in both)
+
+
+def main(arguments: list[str]) -> int:
+    """``--list FOLDER`` writes the list anew; anything else is for pytest, which runs them."""
+    if arguments[:1] == ["--list"]:
+        took: dict[str, float] = {}
+        for file in Path(arguments[1]).glob("*.json"):
+            took |= json.loads(file.read_text(encoding="utf-8"))
+        long = {
+            name
+            for name, seconds in took.items()
+            if seconds > MOST_SECONDS and not name.startswith(_READS_SOURCE)
+        }
+        kept = {name for name in ids() if name not in took}
+        LIST.write_text("".join(f"{name}\n" for name in sorted(long | kept)), encoding="utf-8")
+        print(f"{len(long)} of {len(took)} tests took more than {MOST_SECONDS:g} s")
+        return 0
+    files = sorted({name.partition("::")[0] for name in ids()})
+    return int(pytest.main([*arguments, "-m", "long", *files]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
