@@ -276,6 +276,7 @@ class KeepsRows(Protocol):
 TRIES: Final = 20
 _FIRST_PAUSE: Final = 0.002
 _DOUBLED: Final = 5
+_LONGEST_PAUSE: Final = 0.5
 
 Read = TypeVar("Read")
 Data = TypeVar("Data")
@@ -325,18 +326,22 @@ def change(
       it does nothing else that lasts.
     * `what`: names the cell in the error.
 
-    Writers that meet twice pause for some milliseconds, so that one of them goes first. (The first
+    Writers that meet twice pause, so that one of them goes first: for some milliseconds, or as
+    slow as the store is, because a pause that is short beside a try does not part them. (The first
     write may have been made without a look, as for a new row.) Raises BrokerUnavailable if others
     come first at every try, and what the cell raises.
     """
+    own = clock.current()
     for attempt in range(tries):
+        began = own.monotonic()
         before = cell.read()
         decided = decide(before)
         if isinstance(decided, Kept) or cell.write(decided.data, before):
             return decided.result
         if attempt:
-            longest = _FIRST_PAUSE * 2 ** min(attempt - 1, _DOUBLED)
-            clock.current().sleep(chance.uniform(0.0, longest))  # spreads the writers
+            least = max(_FIRST_PAUSE, own.monotonic() - began)
+            longest = min(least * 2 ** min(attempt - 1, _DOUBLED), _LONGEST_PAUSE)
+            own.sleep(chance.uniform(0.0, longest))  # spreads the writers
     raise BrokerUnavailable(f"other processes keep changing {what}; try again")
 
 

@@ -74,10 +74,10 @@ def _options() -> argparse.Namespace:
 def _reports(first: int, options: argparse.Namespace) -> Iterator[Report]:
     """Run seed after seed until the time is up, or they are all run."""
     end, processes = time.monotonic() + options.seconds, options.processes
-    seeds = (
+    fitting = (
         seed for seed in count(first) if options.kind is None or draw(seed).kind == options.kind
     )
-    seeds = islice(seeds, options.courses)
+    seeds = islice(fitting, options.courses)
     if processes == 1:
         for seed in seeds:
             yield run_seed(seed)

@@ -381,7 +381,7 @@ class Book:
         gone = not actor.site.has(delivery.queue, delivery.position)
         # An adapter whose requests all remained without an answer until the lease ended can only
         # say so. What it was told while the lease lasted, it may not take for lost.
-        ended = actor.clock.monotonic() >= delivery.deadline
+        ended = self._world.time.now >= delivery.deadline
         unknown = ended and delivery in self._unanswered
         if gone and not unknown and self._latest.get(seat) is delivery:
             self.complain(

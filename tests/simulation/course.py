@@ -204,7 +204,7 @@ class Course:
     @property
     def clocks_apart(self) -> float:
         """Seconds by which the wall clocks of two machines may differ, at most."""
-        jumps = (abs(each.what[1]) for each in self.decisions if each.kind == "clock-jumps")
+        jumps = (abs(float(each.what[1])) for each in self.decisions if each.kind == "clock-jumps")
         return 2.0 * self.skew + sum(jumps)
 
     def __str__(self) -> str:
@@ -402,13 +402,14 @@ def _faults(
             what = (dice.choice(theme.points), dice.randint(1, 12), dice.choice((5.0, 40.0, 100.0)))
             made.append(Decision(at, "freeze-at", app, what))
         elif share < 0.66:
-            what = (dice.random(), dice.choice((5.0, 40.0, 100.0)))
-            made.append(Decision(at, "freeze", app, what))
+            made.append(
+                Decision(at, "freeze", app, (dice.random(), dice.choice((5.0, 40.0, 100.0))))
+            )
         elif share < 0.76:
             made.append(Decision(at, "kill-process", app, (dice.random(),)))
         elif share < 0.84:
-            what = (dice.choice(("broker", "results")), dice.choice((1.0, 20.0, 60.0)))
-            made.append(Decision(at, "outage", app, what))
+            service, seconds = dice.choice(("broker", "results")), dice.choice((1.0, 20.0, 60.0))
+            made.append(Decision(at, "outage", app, (service, seconds)))
         elif share < 0.90:
             made.append(Decision(at, "suspend", app, (dice.choice((20.0, 100.0, 4000.0)),)))
         elif share < 0.96:

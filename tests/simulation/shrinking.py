@@ -28,7 +28,7 @@ def shrink(course: Course, fails: Callable[[Course], bool], seconds: float) -> C
         else:
             size = max(1, size // 2)
     for change in ({"shuffled": False}, {"workers": 1}, {"slots": 1}):
-        simpler = replace(best, **change)  # type: ignore[arg-type]
+        simpler = replace(best, **change)
         if time.monotonic() < end and simpler != best and fails(simpler):
             best = simpler
     return best

@@ -182,7 +182,7 @@ class Streams:
             # One of its own: readers may share one that ended before the task was replayed.
             store = parts_of(sender.app.results, sender.app.codec)
             assert store is not None
-            stream = Stream(store, sender.app.results, task_id)
+            stream = Stream(store, sender.results, task_id)
             listener = Listener(stream, 0, sender.app.codec)
             while stream.record is None:
                 world.time.move(stream.due())

@@ -10,19 +10,21 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from operator import methodcaller
 from typing import Any, Protocol
 from uuid import UUID
 
 import pytest
 from azure.servicebus import ServiceBusMessage
-from services import Refused, ServiceBus
-from services.bus import BusMessage, BusQueue, BusSettings, State
-from services.buslinks import encoded_message
-from stepped import Time
 
 from aztask.errors import LeaseLost
 from aztask.queues.engine import Database, Engine, NewMessage, StoredSettings
 from aztask.queues.engine.messages import SessionLease
+
+from .services import Refused, ServiceBus
+from .services.bus import BusMessage, BusQueue, BusSettings, State
+from .services.buslinks import encoded_message
+from .stepped import Time
 
 LOCK = 30.0
 QUEUE = "q"
@@ -101,9 +103,10 @@ class ModelSide:
         if session is None:
             return self._took(self.bus.receive(QUEUE, limit, dead=dead, delete=False))
         token = self.held.get(session, 0)
-        return self._try(
+        found: list[str] | None = self._try(
             lambda: self._took(self.bus.receive_session(QUEUE, session, token, limit, False))
         )
+        return found
 
     def _took(self, found: Sequence[BusMessage]) -> list[str]:
         for each in found:
@@ -298,7 +301,7 @@ class Course:
         steps += [self._sessions] if self.settings.sessions else [self._recall]
         dice.choice([*steps, self._cancel])()
         for dead in (False, True):
-            self.both(f"peek {dead}", lambda side, dead=dead: side.peek(dead))
+            self.both(f"peek {dead}", methodcaller("peek", dead))
 
     def _name(self) -> str:
         return f"m{self.dice.randrange(max(0, self.names - 8), self.names + 1)}"

@@ -8,10 +8,28 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
-from services import (
+
+from aztask import App, RetryPolicy
+from aztask.address.owner import Owner
+from aztask.errors import BrokerUnavailable, ConfigurationError, ResultTimeout, SendUnconfirmed
+from aztask.message.envelope import Envelope
+from aztask.queues.base import Broker, QueueOptions, Receiver
+from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
+from aztask.settlement import Complete, Resubmit
+from aztask.stores.payloads.store import PayloadKind
+from aztask.stores.records.deadindex import IndexedDeadLetter
+from aztask.stores.tables.client import PAUSES, TimeBudget
+from aztask.stores.tables.errors import OutcomeUnknown
+from aztask.support import chance
+from aztask.support import clock as clocks
+from aztask.support.clock import Clock
+from aztask.worker.options import WorkerOptions
+
+from .services import (
     FINE,
     URL,
     Blobs,
@@ -34,25 +52,9 @@ from services import (
     table_requests,
     tables_results,
 )
-from services.tablefilter import filter_of
-from services.tables import Action, RowChange
-from stepped import Machine, Play, Time
-
-from aztask import App, RetryPolicy
-from aztask.address.owner import Owner
-from aztask.errors import BrokerUnavailable, ConfigurationError, ResultTimeout, SendUnconfirmed
-from aztask.message.envelope import Envelope
-from aztask.queues.base import Broker, QueueOptions, Receiver
-from aztask.queues.delivery import Delivery, Lost, Renewed, Settled, Unknown
-from aztask.settlement import Complete, Resubmit
-from aztask.stores.payloads.store import PayloadKind
-from aztask.stores.records.deadindex import IndexedDeadLetter
-from aztask.stores.tables.client import PAUSES, TimeBudget
-from aztask.stores.tables.errors import OutcomeUnknown
-from aztask.support import chance
-from aztask.support import clock as clocks
-from aztask.support.clock import Clock
-from aztask.worker.options import WorkerOptions
+from .services.tablefilter import filter_of
+from .services.tables import Action, RowChange
+from .stepped import Machine, Play, Time
 
 LEASE = 30.0
 SENDS = ("put", "send")
@@ -262,9 +264,7 @@ def test_late_requests_arrive_in_the_order_of_their_times(world: World) -> None:
     for name, there in (("a", 50.0), ("b", 30.0), ("c", 40.0)):
         world.fate.write(Outcome(there=there))
         with pytest.raises(Unanswered):
-            world.line.request(
-                Service.QUEUES, "put", lambda name=name: arrived.append(name), patience=1.0
-            )
+            world.line.request(Service.QUEUES, "put", partial(arrived.append, name), patience=1.0)
     world.time.move(60.0)
     world.wire.arrive()
     assert arrived == ["b", "c", "a"]
@@ -517,7 +517,7 @@ def test_a_service_says_how_long_nothing_happens_by_itself(world: World) -> None
 # -- tables --------------------------------------------------------------------------------------
 
 
-def keys(partition: str = "p", row: str = "r", **values: Any) -> dict[str, Any]:
+def keys(partition: str = "p", row: str = "r", /, **values: Any) -> dict[str, Any]:
     return {"PartitionKey": partition, "RowKey": row, **values}
 
 
@@ -533,11 +533,11 @@ def test_a_write_that_changes_nothing_makes_another_tag(world: World) -> None:
 
 def test_a_transaction_is_made_as_a_whole_or_not_at_all(world: World) -> None:
     world.tables.create("t")
-    tag = world.tables.change("t", RowChange(Action.CREATE, keys(row="old")))
+    tag = world.tables.change("t", RowChange(Action.CREATE, keys("p", "old")))
     changes = [
-        RowChange(Action.CREATE, keys(row="new")),
-        RowChange(Action.DELETE, keys(row="old"), tag),
-        RowChange(Action.MERGE, keys(row="missing", a=1)),
+        RowChange(Action.CREATE, keys("p", "new")),
+        RowChange(Action.DELETE, keys("p", "old"), tag),
+        RowChange(Action.MERGE, keys("p", "missing", a=1)),
     ]
     with pytest.raises(Refused):
         world.tables.together("t", changes)
@@ -549,14 +549,14 @@ def test_a_transaction_is_made_as_a_whole_or_not_at_all(world: World) -> None:
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ([keys(row=f"{n}") for n in range(101)], "InvalidInput"),
+        ([keys("p", f"{n}") for n in range(101)], "InvalidInput"),
         ([keys("p"), keys("q")], "CommandsInBatchActOnDifferentPartitions"),
         ([keys(), keys()], "InvalidDuplicateRow"),
         ([keys(data=b"x" * 65537)], "PropertyValueTooLarge"),
         ([keys(**{f"d{n}": b"x" * 65536 for n in range(16)})], "EntityTooLarge"),
         ([keys(**{f"d{n}": 1 for n in range(253)})], "TooManyProperties"),
-        ([keys(row="a/b")], "OutOfRangeInput"),
-        ([keys(row="a" * 513)], "KeyValueTooLarge"),
+        ([keys("p", "a/b")], "OutOfRangeInput"),
+        ([keys("p", "a" * 513)], "KeyValueTooLarge"),
     ],
 )
 def test_the_limits_of_tables(world: World, changes: list[dict[str, Any]], code: str) -> None:
@@ -626,7 +626,7 @@ def test_filters(world: World, text: str, found: list[str]) -> None:
         ("b", {"number": 2, "text": "it's"}),
         ("c", {"number": "2", "flag": "true"}),
     ):
-        world.tables.change("t", RowChange(Action.CREATE, keys(row=row, **values)))
+        world.tables.change("t", RowChange(Action.CREATE, keys("p", row, **values)))
     from_world = {"b": "b", "p": "p", "two": 2, "at": world.tables.get("t", "p", "a").at}
     rows, rest = world.tables.query("t", filter_of(text), from_world, 10, None)
     assert [each.values["RowKey"] for each in rows] == found

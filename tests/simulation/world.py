@@ -452,4 +452,5 @@ class World:
 
     def record_of(self, life: Life) -> RunRecord | None:
         """What the result store has about a task now."""
-        return self.sender(life.app).results.get(life.task_id)
+        found: RunRecord | None = self.sender(life.app).results.get(life.task_id)
+        return found

@@ -6,7 +6,7 @@ import pytest
 
 from aztask.errors import BrokerUnavailable
 from aztask.stores.rows import TRIES, Kept, New, change
-from aztask.support import clock
+from aztask.support import chance, clock
 
 
 class Number:
@@ -70,6 +70,28 @@ def test_writers_pause_from_their_second_meeting_on() -> None:
         with clock.replaced(clock.Clock(sleep=slept.append)):
             change(Number(*others), plus_one, "the number")
         assert len(slept) == pauses
+
+
+def test_the_pauses_of_a_slow_store_are_as_long_as_its_tries() -> None:
+    """Four writers that claim three entries each met twelve times where a request took 20 ms."""
+    now = [0.0]
+
+    class Slow(Number):
+        def write(self, data: int, before: tuple[int, int]) -> bool:
+            now[0] += 0.1
+            return super().write(data, before)
+
+    def longest(low: float, high: float) -> float:
+        return high
+
+    slept: list[float] = []
+    with (
+        clock.replaced(clock.Clock(monotonic=lambda: now[0], sleep=slept.append)),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(chance, "uniform", longest)
+        change(Slow(*range(6)), plus_one, "the number")
+    assert slept == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.5])
 
 
 def test_an_error_of_the_decision_ends_it() -> None:
