@@ -1,9 +1,9 @@
 """A share of the long suites, which a commit draws: ``TESTS_SHARE=24`` runs one in 24.
 
-`.ci/run` checks every change, and kills, services, applications, features,
-other platforms, random faults and Spark together take longer than that. It runs one in 24 of each,
-drawn by the commit's hash, so that a few changes run everything; the environments themselves run
-whole without the variable.
+`.ci/run` checks every change, and kills, services, applications, features, other platforms, random
+faults and Spark together take longer than that. It runs one in 24 of each, and a third of emulator
+and dashboard, drawn by the commit's hash, so that a few changes run everything; the environments
+themselves run whole without the variable.
 
 Each file keeps its share, rounded by chance, so that no file is passed over for long.
 """

@@ -114,9 +114,7 @@ def test_the_check_installs_by_hash() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "--require-hashes -r .ci/tox.txt" in script
     assert 'locked="testenv.deps=-r .ci/requirements.txt"' in script
-    plain = re.findall(r'tox" run (?!-x "\$locked")(-e [\w,-]+)', script)
-    assert plain == ["-e mutants-small"], "it has packages of its own"
-    assert script.count('tox" run -x "$locked"') == script.count('tox" run') - 1
+    assert script.count('tox" run -x "$locked"') == script.count('tox" run') > 0
 
 
 # -- licences --------------------------------------------------------------------------------
