@@ -57,6 +57,13 @@ def span(seconds: float) -> str:
     return f"{int(max(0.0, seconds))}s"
 
 
+def fine_span(seconds: float) -> str:
+    """As `span`, for what a task takes: ``0ms``, ``340ms``, ``1.6s``, ``12s``, ``5m``."""
+    if seconds < 0.9995:
+        return f"{max(0.0, seconds) * 1000:.0f}ms"
+    return f"{seconds:.1f}s" if seconds < 9.95 else span(round(seconds))
+
+
 def to_seconds(
     value: object, name: str, *, minimum: float = 0.0, maximum: float = LONGEST_SECONDS
 ) -> float:

@@ -11,7 +11,7 @@ from aztask.operate.cli.output import iso_time, print_json, print_table
 from aztask.operate.cli.target import open_app
 from aztask.operate.history import BY, WINDOWS, Figure, history, marks
 from aztask.support.display import visible
-from aztask.support.durations import span
+from aztask.support.durations import fine_span
 
 COLUMNS = (
     *("runs", "failed", "retried", "leases lost", "wait median", "wait 95%"),
@@ -23,7 +23,7 @@ def cells(figure: Figure) -> list[object]:
     """A figure in the columns of a table."""
     times = figure.wait_median, figure.wait_95, figure.run_median, figure.run_95
     counts = figure.ended, figure.failed, figure.retried, figure.lost
-    return [*counts, *(None if each is None else span(each) for each in times)]
+    return [*counts, *(None if each is None else fine_span(each) for each in times)]
 
 
 @click.command("stats")

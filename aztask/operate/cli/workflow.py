@@ -27,7 +27,7 @@ from aztask.operate.workflows import (
     workflows,
 )
 from aztask.support.display import visible
-from aztask.support.durations import span
+from aztask.support.durations import fine_span, span
 from aztask.workflows.graphs import Drawing, Part, draw
 
 SHOWN: Final = 8
@@ -164,7 +164,7 @@ def _drawn(node: NodeView) -> Drawing:
 def _line(node: NodeView) -> str:
     text = f"{visible(node.task)}  {visible(node.task_id)}{_state(node)}"
     if node.started_at is not None and node.ended_at is not None:
-        text += f" in {span(max(0.0, node.ended_at - node.started_at))}"
+        text += f" in {fine_span(node.ended_at - node.started_at)}"
     if node.failure is not None and node.failure.error_type:
         text += f": {visible(node.failure.error_type)}: {visible(node.failure.error[:100])}"
     return text

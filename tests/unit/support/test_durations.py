@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from aztask.errors import ConfigurationError
-from aztask.support.durations import parse_duration, to_epoch_seconds, to_seconds
+from aztask.support.durations import fine_span, parse_duration, to_epoch_seconds, to_seconds
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,14 @@ def test_a_time_becomes_epoch_seconds(value, seconds):
 def test_what_is_no_time_with_a_zone_is_refused(value):
     with pytest.raises(ConfigurationError, match=r"eta .*time zone.* datetime\.now"):
         to_epoch_seconds(value, "eta")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *[(-1.0, "0ms"), (0.0004, "0ms"), (0.0285, "28ms"), (0.9994, "999ms"), (0.9996, "1.0s")],
+        *[(1.64, "1.6s"), (9.94, "9.9s"), (9.96, "10s"), (119.4, "119s"), (300.0, "5m")],
+    ],
+)
+def test_what_a_task_takes_is_shown_finer_than_seconds(seconds: float, text: str) -> None:
+    assert fine_span(seconds) == text
