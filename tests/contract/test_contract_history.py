@@ -233,6 +233,51 @@ def test_a_merge_that_stood_still_writes_nothing_old(
     assert days(history, WORKERS) == {("w", ""): (9, 1), ("v", ""): (7, 0)}
 
 
+class Reading:
+    """The rows of a store; after the range number `at`, counted from 0, `then` is called."""
+
+    def __init__(self, inner: Rows, at: int, then: Callable[[], None]) -> None:
+        self._inner = inner
+        self._at = at
+        self._then = then
+        self.ranges = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def range(self, *arguments: Any, **options: Any) -> list[Row]:
+        found = self._inner.range(*arguments, **options)
+        self.ranges += 1
+        if self.ranges == self._at + 1:
+            self._then()
+        return found
+
+
+NEXT_TASKS_WORKERS_HOURS = range(4)
+"""The ranges that a merge reads."""
+
+
+@pytest.mark.parametrize("at", NEXT_TASKS_WORKERS_HOURS)
+def test_a_merge_that_stood_still_while_it_read_forgets_nothing(
+    history: HistoryStore, subject: RowSubject, at: int
+) -> None:
+    """What it reads of the workers is no older than what it reads of the day."""
+    history.write("w!1", BEGINS, hour_of("w", ("pay", 2, 1)), BEGINS + 20.0)
+    other = HistoryStore(subject.another, history.owner)
+
+    def meanwhile() -> None:
+        other.write("v!1", BEGINS, hour_of("v", ("pay", 6, 0)), OVER + LEASE)
+        assert other.merge("b", OVER + LEASE + 1.0) == 1
+
+    whole = history.rows
+    history.rows = reading = Reading(whole, at, meanwhile)  # type: ignore[assignment]
+    history.merge("a", OVER)
+    history.rows = whole
+    assert reading.ranges > at
+    assert days(history) == {("orders", "pay"): (8, 1)}
+    assert days(history, WORKERS) == {("w", ""): (2, 1), ("v", ""): (6, 0)}
+
+
 def test_a_worker_that_writes_late_while_an_hour_is_merged_is_not_forgotten(
     history: HistoryStore, subject: RowSubject
 ) -> None:

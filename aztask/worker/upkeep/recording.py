@@ -93,10 +93,9 @@ class Recorder:
 
 
 class HistoryWriter:
-    """Writes what was counted. The loop calls `give`, a lane `write`."""
+    """Writes what was counted. The loop calls `give`; `gather` and `write` run on a lane."""
 
-    def __init__(self, history: HistoryStore, name: str, holder: str, clock: Clock) -> None:
-        self._history = history
+    def __init__(self, name: str, holder: str, clock: Clock) -> None:
         self._holder = holder
         self._clock = clock
         self._author = Author(name[:LONGEST_NAME], max(0, int(clock.wall())), __version__)
@@ -108,18 +107,24 @@ class HistoryWriter:
         """Hand over what the loop has counted."""
         self._given.append(counted)
 
-    def write(self) -> None:
-        """Write the hours in which something was counted. Raises BrokerUnavailable."""
+    def gather(self) -> None:
+        """Add up what was given, by hour; so it stays small while the store is away (rule 3)."""
         while self._given:
             self._add(self._given.popleft())
         now = self._clock.wall()
-        for begins in sorted(self._changed):
-            if now < begins + LATE_HOURS * HOUR:
-                self._history.write(self._holder, begins, self._hours[begins], now)
-            self._changed.discard(begins)
+        self._changed = {each for each in self._changed if now < each + LATE_HOURS * HOUR}
         # An hour that has passed may still get what a slow loop hands over.
         for begins in [each for each in self._hours if each + 2 * HOUR < now]:
-            del self._hours[begins]
+            if begins not in self._changed:
+                del self._hours[begins]
+
+    def write(self, history: HistoryStore) -> None:
+        """Write the hours in which something was counted. Raises BrokerUnavailable."""
+        self.gather()
+        now = self._clock.wall()
+        for begins in sorted(self._changed):
+            history.write(self._holder, begins, self._hours[begins], now)
+            self._changed.discard(begins)
 
     def _add(self, counted: Counted) -> None:
         for (slot, queue, task), tally in counted.items():
@@ -146,11 +151,10 @@ class Recording:
     ) -> None:
         """recorder: None without history. merge_at: of the first merge, as `Clock.monotonic`."""
         self._recorder = recorder
-        self._name = name
         self._holder = holder
         self._clock = clock
-        self._writer: HistoryWriter | None = None
-        self._taken: deque[Counted] = deque()
+        self._writer = HistoryWriter(name, holder, clock)
+        self._history: HistoryStore | None = None
         self._write_at = 0.0
         self._merge_at = merge_at
 
@@ -159,19 +163,14 @@ class Recording:
         if not self._recorder or now < self._write_at:
             return None
         self._write_at = now + (REMOTE_SECONDS if results.remote else LOCAL_SECONDS)
-        self._taken.append(self._recorder.take())
+        self._writer.give(self._recorder.take())
         return partial(self._write, results)
 
     def _write(self, results: ResultStore) -> None:
-        if self._writer is None:
-            history = history_of(results)
-            if history is None:
-                self._taken.clear()
-                return
-            self._writer = HistoryWriter(history, self._name, self._holder, self._clock)
-        while self._taken:
-            self._writer.give(self._taken.popleft())
-        self._writer.write()
+        self._writer.gather()
+        self._history = self._history or history_of(results)
+        if self._history is not None:
+            self._writer.write(self._history)
 
     def merge_due(self, results: ResultStore, now: float) -> Callable[[], None] | None:
         """The chore that merges the hours that have ended; None if it is not due."""

@@ -44,7 +44,7 @@ class Bench:
         self.history = HistoryStore(self.store, NO_OWNER)
         self.put, self.history.rows.put = self.history.rows.put, self._put  # type: ignore[method-assign]
         self.recorder = Recorder(self.time)  # type: ignore[arg-type]
-        self.writer = HistoryWriter(self.history, "w", "w!1", self.time)  # type: ignore[arg-type]
+        self.writer = HistoryWriter("w", "w!1", self.time)  # type: ignore[arg-type]
         self.writes = 0
 
     def _put(self, place: Place, values: Values) -> None:
@@ -55,7 +55,7 @@ class Bench:
 
     def write(self) -> None:
         self.writer.give(self.recorder.take())
-        self.writer.write()
+        self.writer.write(self.history)
 
     def stored(self) -> dict[tuple[str, str], Tally]:
         found: dict[tuple[str, str], Tally] = {}
@@ -235,3 +235,24 @@ def test_the_loop_opens_no_store_and_nothing_is_lost_until_it_is_open() -> None:
     results.away = False
     write()
     assert bench.stored()["default", "step"].succeeded == 2
+
+
+def test_what_a_store_that_is_away_for_long_leaves_in_memory_has_a_bound() -> None:
+    bench = Bench()
+    results: Any = AwayStore(bench.store)
+    recording = Recording(bench.recorder, "w", "w!1", bench.time, 0.0)  # type: ignore[arg-type]
+    for number in range(3 * LATE_HOURS):
+        for _ in range(3):
+            bench.recorder.ended("default", "step", State.SUCCEEDED, 0.5)
+            bench.time.now += HOUR / 3
+            write = recording.write_due(results, number * HOUR)
+            if write is not None:
+                with pytest.raises(BrokerUnavailable):
+                    write()
+    assert not recording._writer._given
+    assert len(recording._writer._hours) <= LATE_HOURS + 1
+    results.away = False
+    write = recording.write_due(results, 4 * LATE_HOURS * HOUR)
+    assert write is not None
+    write()
+    assert 3 * (LATE_HOURS - 1) <= bench.stored()["default", "step"].succeeded <= 3 * LATE_HOURS
