@@ -42,10 +42,13 @@ class Shop:
     app: App
     site: Site
     access: Logins
+    entra: object = None
     made: list = field(default_factory=list)
 
     def client(self, host="testserver"):
-        application = Dashboard(self.site, self.access, 0.05).application(["testserver"])
+        application = Dashboard(self.site, self.access, 0.05, self.entra).application(
+            ["testserver"]
+        )
         found = TestClient(application, base_url=f"http://{host}", follow_redirects=False)
         self.made.append(found)
         return found

@@ -1,8 +1,10 @@
 """Who may see the page: passwords in a file, one link for one person, or a proxy that logs in.
 
+Logins with Entra ID are in `aztask.dashboard.entra`; they lead to a session as passwords do.
+
 Rules
-1. Without a password file and a proxy there is one link with a random key, for the person who
-   started the server. It is printed once and never logged.
+1. Without a password file, a proxy and Entra ID there is one link with a random key, for the person
+   who started the server. It is printed once and never logged.
 2. A session is a signed cookie. Its key is made anew in each process: after a restart people log in
    again.
 3. Names that a proxy sends count only from a Unix socket, or from a listed peer that sends the
@@ -29,6 +31,10 @@ from aztask.operate.requests import Role
 from aztask.support.display import Secret
 
 COOKIE: Final = "aztask-session"
+LOGIN_COOKIE: Final = "aztask-login"
+"""Which login with Entra ID is this browser's, while it lasts."""
+
+LOGIN_SECONDS: Final = 600.0
 SESSION_SECONDS: Final = 12 * 3600.0
 CHECKS: Final = 2
 LONGEST_PASSWORD: Final = 1024
@@ -52,6 +58,14 @@ class Visitor:
         """Whether a form with this token came from one of this person's pages."""
         given, wanted = token.encode("utf-8", "replace"), self.csrf.encode()
         return bool(wanted) and hmac.compare_digest(given, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class LoginRefusal:
+    """A login that does not go on: the status of its page, and the one line on it."""
+
+    status: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,15 @@ Rules
    name that its owner chose (DNS rebinding).
 2. A request that another site's page made is refused, whatever its method; so is one that changes
    something and does not say where it comes from. A link on another page may be followed.
-3. Without a visitor only `PUBLIC` answers. The route decides nothing: one that is new is closed.
+3. Without a visitor only `PUBLIC` and the files of `STATIC` answer, each by its whole path. The
+   route decides nothing: one that is new is closed.
 4. What a visitor sends must carry the token of the visitor's own pages: `aztask.dashboard.server`
    checks it before a form reaches anything. The login has no token; rule 2 protects it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
@@ -23,7 +24,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aztask.dashboard.access import COOKIE, Logins, Visitor
 
-PUBLIC: Final = frozenset({"/login", "/healthz", "/static"})
+ENTRA: Final = "/login/entra"
+ENTRA_BACK: Final = "/login/entra/back"
+PUBLIC: Final = frozenset({"/login", ENTRA, ENTRA_BACK, "/healthz"})
+STATIC: Final = "/static/"
 SAFE: Final = ("GET", "HEAD")
 LARGEST_BODY: Final = 256 * 1024
 
@@ -61,8 +65,7 @@ class Guard:
         if answer is None:
             visitor = self._visitor(scope, headers)
             scope["visitor"] = visitor
-            top = "/" + scope["path"].partition("/")[2].partition("/")[0]
-            if visitor is None and top not in PUBLIC:
+            if visitor is None and not is_public(scope["path"]):
                 answer = _unknown(scope, headers)
         await (answer or self.app)(scope, receive, _with_headers(send))
 
@@ -89,13 +92,18 @@ class Guard:
     def _visitor(self, scope: Scope, headers: dict[bytes, bytes]) -> Visitor | None:
         client: Sequence[str] | None = scope.get("client")
         found = self.access.by_proxy(client[0] if client else None, headers)
-        return found or self.access.by_session(session_in(headers))
+        return found or self.access.by_session(cookie_in(headers, COOKIE))
 
 
-def session_in(headers: dict[bytes, bytes]) -> str:
-    """The session's cookie in these headers, "" if there is none."""
+def is_public(path: str) -> bool:
+    """Whether a path answers without a visitor."""
+    return path in PUBLIC or path.startswith(STATIC)
+
+
+def cookie_in(headers: Mapping[bytes, bytes], name: str) -> str:
+    """The cookie with this name in these headers, "" if there is none."""
     try:
-        morsel = SimpleCookie(_text(headers.get(b"cookie", b""))).get(COOKIE)
+        morsel = SimpleCookie(_text(headers.get(b"cookie", b""))).get(name)
     except CookieError:
         return ""
     return morsel.value if morsel is not None else ""

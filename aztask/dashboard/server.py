@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import uvicorn
 from markupsafe import escape
@@ -29,14 +29,17 @@ from starlette.routing import Route
 from aztask.dashboard import pages
 from aztask.dashboard.access import (
     COOKIE,
+    LOGIN_COOKIE,
+    LOGIN_SECONDS,
     SESSION_SECONDS,
+    LoginRefusal,
     Logins,
     ProxyLogin,
     Visitor,
     read_accounts,
 )
 from aztask.dashboard.acting import HIDDEN, PageRequest, act, confirmation, edit_form
-from aztask.dashboard.guard import Guard
+from aztask.dashboard.guard import ENTRA, ENTRA_BACK, Guard, cookie_in
 from aztask.dashboard.render import Pages
 from aztask.dashboard.site import Ask, Shown, Site
 from aztask.errors import ConfigurationError
@@ -44,6 +47,9 @@ from aztask.operate.jobrunner import working
 from aztask.operate.requests import Role
 from aztask.support.display import Secret, mask, visible
 from aztask.version import __version__
+
+if TYPE_CHECKING:  # it needs an extra of its own
+    from aztask.dashboard.entra import EntraLogin
 
 STATIC: Final = {
     "dash.css": "text/css; charset=utf-8",
@@ -63,18 +69,30 @@ STALE: Final = (
 Answer = TypeVar("Answer")
 Failure: TypeAlias = tuple[int, Shown]
 WRONG: Final = "The name or the password is wrong."
+NO_ENTRA: Final = "This page has no login with Entra ID."
+THIS_MACHINE: Final = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass
 class Dashboard:
-    """The routes of one site. interval: seconds between two notes of the stream."""
+    """The routes of one site.
+
+    * `interval`: seconds between two notes of the stream. `entra`: None without Entra ID.
+    """
 
     site: Site
     access: Logins
     interval: float = 5.0
+    entra: EntraLogin | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _pages: Pages = field(default_factory=Pages)
     _streams: int = 0
+
+    @property
+    def most(self) -> Role:
+        """The highest role that a person may have."""
+        theirs = self.access.most
+        return theirs if self.entra is None else max(theirs, self.entra.settings.most)
 
     def routes(self) -> list[Route]:
         """Every route. Those of `guard.PUBLIC` are open, all others need a visitor."""
@@ -84,6 +102,8 @@ class Dashboard:
             Route("/history.json", self._history, methods=["GET"]),
             Route("/live", self._live, methods=["GET"]),
             Route("/login", self._login, methods=["GET", "POST"]),
+            Route(ENTRA, self._entra, methods=["GET"]),
+            Route(ENTRA_BACK, self._entra_back, methods=["GET"]),
             Route("/logout", self._change, methods=["POST"]),
             Route("/act", self._question, methods=["GET"]),
             Route("/act", self._change, methods=["POST"]),
@@ -184,22 +204,64 @@ class Dashboard:
             name, password = str(form.get("name", "")), str(form.get("password", ""))
             visitor = await run_in_threadpool(self.access.login, name, password)
         if visitor is None:
-            return self._login_page(request, WRONG)
+            return self._login_page(request, WRONG, 401)
+        return self._logged_in(request, visitor, following)
+
+    def _logged_in(self, request: Request, visitor: Visitor, following: str) -> Response:
         answer = RedirectResponse(following, 303)
-        secure = request.headers.get("x-forwarded-proto") == "https" or request.url.is_secure
         answer.set_cookie(
             COOKIE,
             self.access.session(visitor),
             max_age=int(SESSION_SECONDS),
             httponly=True,
-            secure=secure,
+            secure=_is_secure(request),
             samesite="lax",
         )
         return answer
 
-    def _login_page(self, request: Request, problem: str = "") -> Response:
-        values = {"problem": problem, "passwords": self.access.passwords}
-        return self._html(request, Shown("login", "Log in", values), 401 if problem else 200)
+    def _login_page(self, request: Request, problem: str = "", status: int = 200) -> Response:
+        values = {
+            "problem": problem,
+            "passwords": self.access.passwords,
+            "entra": self.entra is not None,
+            "following": _local(request.query_params.get("next", "/")),
+        }
+        return self._html(request, Shown("login", "Log in", values), status)
+
+    async def _entra(self, request: Request) -> Response:
+        """Send a person to Entra ID."""
+        entra = self.entra
+        if entra is None:
+            return self._login_page(request, NO_ENTRA, 404)
+        following = _local(request.query_params.get("next", "/"))
+        begun = await run_in_threadpool(entra.begin, _back(request), following)
+        if isinstance(begun, LoginRefusal):
+            return self._login_page(request, begun.text, begun.status)
+        answer = RedirectResponse(begun.address, 303)
+        answer.set_cookie(
+            LOGIN_COOKIE,
+            begun.key,
+            max_age=int(LOGIN_SECONDS),
+            path=ENTRA_BACK,
+            httponly=True,
+            secure=_is_secure(request),
+            samesite="lax",  # the answer comes from another site, by a link that is followed
+        )
+        return answer
+
+    async def _entra_back(self, request: Request) -> Response:
+        """Entra ID has sent the person back: check its answer, and begin a session."""
+        if self.entra is None:
+            return self._login_page(request, NO_ENTRA, 404)
+        key = cookie_in(dict(request.scope["headers"]), LOGIN_COOKIE)
+        person = await run_in_threadpool(self.entra.finish, key, dict(request.query_params))
+        if isinstance(person, LoginRefusal):
+            answer = self._login_page(request, person.text, person.status)
+        else:
+            visitor = Visitor(person.name, person.role)
+            answer = self._logged_in(request, visitor, person.following)
+        answer.delete_cookie(LOGIN_COOKIE, path=ENTRA_BACK)
+        return answer
 
     # -- changes -----------------------------------------------------------------------------
 
@@ -261,6 +323,22 @@ class Dashboard:
         return PlainTextResponse("ok\n")
 
 
+def _is_secure(request: Request) -> bool:
+    return request.headers.get("x-forwarded-proto") == "https" or request.url.is_secure
+
+
+def _back(request: Request) -> str:
+    """Where Entra ID sends the browser: to this server, under the name that `Guard` has checked.
+
+    Entra ID takes an address without TLS for this machine alone, so a proxy in front that does not
+    say that it ended TLS did so.
+    """
+    host = request.headers["host"]
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    plain = name in THIS_MACHINE and not _is_secure(request)
+    return f"{'http' if plain else 'https'}://{host}{ENTRA_BACK}"
+
+
 def _local(address: str) -> str:
     """An address on this server; anything else becomes the first page."""
     inside = address.startswith("/") and not address.startswith("//") and "\\" not in address
@@ -313,15 +391,17 @@ def access_of(
     proxy_peers: Sequence[str],
     proxy_secret: Path | None,
     proxy_role: str,
+    entra: bool = False,
 ) -> Logins:
     """Who may come in. Raises ConfigurationError for what would let in everyone.
 
-    proxy_role: of people who are not in the password file; ``none`` refuses them.
+    proxy_role: of people who are not in the password file; ``none`` refuses them. entra: whether
+    people log in with Entra ID.
     """
     accounts = read_accounts(password_file) if password_file is not None else {}
     proxy = None
     if proxy_header is not None:
-        secret = _secret_in(proxy_secret) if proxy_secret is not None else None
+        secret = secret_in(proxy_secret) if proxy_secret is not None else None
         if listening.socket is None and not (proxy_peers and secret):
             raise ConfigurationError(
                 "a proxy's header counts only on a Unix socket (--socket), or from a listed peer "
@@ -330,16 +410,18 @@ def access_of(
         peers = frozenset(proxy_peers) if listening.socket is None else frozenset()
         role = None if proxy_role == "none" else Role.named(proxy_role)
         proxy = ProxyLogin(proxy_header.lower(), peers, secret, role)
-    link = Role.named(link_role) if password_file is None and proxy is None else None
+    alone = password_file is None and proxy is None and not entra
+    link = Role.named(link_role) if alone else None
     if link is not None and not listening.local:
         raise ConfigurationError(
-            f"{listening.host} is reached from other machines: add --password-file or a proxy that "
-            "logs people in, or listen on 127.0.0.1"
+            f"{listening.host} is reached from other machines: add --password-file, --entra-tenant "
+            "or a proxy that logs people in, or listen on 127.0.0.1"
         )
     return Logins(accounts, proxy, link)
 
 
-def _secret_in(path: Path) -> Secret:
+def secret_in(path: Path) -> Secret:
+    """The secret in a file, without the space around it. Raises ConfigurationError."""
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -372,7 +454,7 @@ def serve(dashboard: Dashboard, listening: Listening) -> None:
     )
     server = uvicorn.Server(config)
     # People who may act make jobs; a dashboard that only reads has no permission to work on them.
-    acts = dashboard.access.most >= Role.ACT and dashboard.site.app.results is not None
+    acts = dashboard.most >= Role.ACT and dashboard.site.app.results is not None
     try:
         with working(dashboard.site.app) if acts else nullcontext():
             server.run()

@@ -135,6 +135,7 @@ GROWTH: dict[str, dict[str, int]] = {
         "lines of code": 1_110,
         "files with one importer": 2,
     },
+    "logins with Entra ID": {"files": 1, "lines of code": 375},
 }
 CALLABLES = {
     "stores.payloads.payloads.Payloads(make)": "opens the store at its first use, in each process",

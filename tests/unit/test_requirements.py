@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PRIVATE = {
     "azure-servicebus": r"from azure\.servicebus\._",
     "kombu": r"(?:kombu|Transport|Channel|virtual)\b",  # a transport is a subclass of Kombu's own
+    "msal": r"response_mode",  # it warns of answers as a query, which it may remove
     "mcp": r"from mcp\.server\.lowlevel",  # release 2 renamed its classes
 }
 """Packages of which something is used that their makers may change, and how that shows."""
@@ -30,8 +31,10 @@ NOT_TRIED = {
     "jinja2": "of the dashboard and the reports, whose tests need newer tools",
     "libcst": "of `aztask migrate`, whose tests need the newest Celery",
     "mcp": "of `aztask mcp`, whose tests need newer tools",
+    "msal": "of the dashboard",
     "pandas": "of Spark",
     "pyarrow": "of Spark",
+    "pyjwt": "of the dashboard",
     "pyspark": "the oldest that is allowed is the one that all tests use",
     "python-multipart": "of the dashboard",
     "starlette": "of the dashboard",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
@@ -13,9 +15,11 @@ from aztask.operate.cli.group import extra_module
 from aztask.operate.cli.options import Duration, Listen, Text, all_names, app_option, queues_option
 from aztask.operate.cli.target import open_app
 from aztask.operate.requests import Role
+from aztask.support.display import Secret
 
 ROLES = ("read", "act", "configure")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+ENTRA_SECRET: Final = "AZTASK_DASHBOARD_ENTRA_SECRET"  # noqa: S105  # the name of a variable
 
 
 @click.command("dashboard")
@@ -70,6 +74,31 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="The role of people whom the proxy names and the password file does not.",
 )
 @click.option(
+    "--entra-tenant", type=Text(), help="Log in people of this Entra ID tenant (its ID, a GUID)."
+)
+@click.option(
+    "--entra-client", type=Text(), help="The ID of this dashboard's app registration there."
+)
+@click.option(
+    "--entra-secret-file",
+    type=FILE,
+    help=f"Its client secret; without this option it is read from {ENTRA_SECRET}.",
+)
+@click.option(
+    "--entra-role",
+    "entra_roles",
+    type=Text(),
+    multiple=True,
+    help="What an app role means, such as Operators=act; repeatable. "
+    "[default: read=read act=act configure=configure]",
+)
+@click.option(
+    "--entra-authority",
+    type=Text(),
+    default="https://login.microsoftonline.com",
+    help="The Entra ID of another cloud.",
+)
+@click.option(
     "--interval",
     type=Duration(least=1.0, most=300.0),
     default="5s",
@@ -89,11 +118,13 @@ def command(
     proxy_secret_file: Path | None,
     proxy_role: str,
     interval: float,
+    **entra: Any,
 ) -> None:
     """Serve the operations page in a browser until stopped.
 
-    Needs pip install "aztask[dashboard]". Without a password file and a proxy it listens on this
-    machine only, and prints a link with a key that is made anew at each start.
+    Needs pip install "aztask[dashboard]", and "aztask[dashboard,identity]" for Entra ID. Without a
+    password file, Entra ID and a proxy it listens on this machine only, and prints a link with a
+    key that is made anew at each start.
     """
     access = extra_module("aztask.dashboard.access", "aztask dashboard", "dashboard")
     if hash_password:
@@ -102,6 +133,7 @@ def command(
     server = extra_module("aztask.dashboard.server", "aztask dashboard", "dashboard")
     site = extra_module("aztask.dashboard.site", "aztask dashboard", "dashboard")
     listening = server.Listening(*http, socket, hosts)
+    by_entra = _entra(server, **entra)
     who = server.access_of(
         listening,
         password_file=password_file,
@@ -110,6 +142,7 @@ def command(
         proxy_peers=proxy_peers,
         proxy_secret=proxy_secret_file,
         proxy_role=proxy_role,
+        entra=by_entra is not None,
     )
     with open_app(reads=True) as app:
         shown = site.Site(app, all_names(queues), Role.named(values_role))
@@ -117,7 +150,45 @@ def command(
         if who.link_role is not None:
             where += f"/login?key={who.link_key.reveal()}"
         click.echo(f"aztask: the operations page: {where}", err=True)
-        server.serve(server.Dashboard(shown, who, interval), listening)
+        server.serve(server.Dashboard(shown, who, interval, by_entra), listening)
+
+
+def _entra(
+    server: Any,
+    *,
+    entra_tenant: str | None,
+    entra_client: str | None,
+    entra_secret_file: Path | None,
+    entra_roles: Sequence[str],
+    entra_authority: str,
+) -> Any:
+    """The login with Entra ID; None without its options."""
+    if not (entra_tenant or entra_client or entra_secret_file or entra_roles):
+        return None
+    if not (entra_tenant and entra_client):
+        raise click.UsageError("Entra ID needs --entra-tenant and --entra-client")
+    if entra_secret_file is not None:
+        secret = server.secret_in(entra_secret_file)
+    elif text := os.environ.get(ENTRA_SECRET, ""):
+        secret = Secret(text)
+    else:
+        raise ConfigurationError(
+            f"Entra ID needs a client secret: set {ENTRA_SECRET}, or give --entra-secret-file"
+        )
+    module = extra_module("aztask.dashboard.entra", "--entra-tenant", "identity")
+    given: dict[str, Any] = {"authority": entra_authority.rstrip("/")}
+    if entra_roles:
+        given["roles"] = dict(map(_role, entra_roles))
+    return module.EntraLogin(module.EntraSettings(entra_tenant, entra_client, secret, **given))
+
+
+def _role(text: str) -> tuple[str, Role]:
+    value, equals, role = text.rpartition("=")
+    if not (value and equals):
+        raise click.UsageError(
+            f"--entra-role needs APP ROLE=ROLE, such as Operators=act, and not {text!r}"
+        )
+    return value, Role.named(role)
 
 
 def _asked() -> str:

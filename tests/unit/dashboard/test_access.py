@@ -29,6 +29,7 @@ def options(**changes):
         "proxy_peers": (),
         "proxy_secret": None,
         "proxy_role": "read",
+        "entra": False,
     }
     return {**given, **changes}
 
@@ -152,6 +153,7 @@ def test_what_would_let_in_everyone_does_not_start(tmp_path):
     found = access_of(outside, **options(**whole))
     assert found.link_role is None and found.proxy.header == "x-user"
     assert access_of(Listening(), **options()).link_role is Role.READ
+    assert access_of(outside, **options(entra=True)).link_role is None
     socket = Listening(socket=tmp_path / "s")
     assert access_of(socket, **options(proxy_header="X-User")).proxy.trusts(None, {})
     secret.write_text("short")

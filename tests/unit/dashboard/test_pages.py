@@ -10,7 +10,7 @@ from recordedruns import record_run
 from starlette.routing import Route
 
 from aztask import App
-from aztask.dashboard.guard import PUBLIC
+from aztask.dashboard.guard import ENTRA, ENTRA_BACK, PUBLIC, is_public
 from aztask.dashboard.pages import MENU, PAGES
 from aztask.dashboard.server import Dashboard
 from aztask.operate import search
@@ -116,9 +116,11 @@ def test_every_route_is_closed_without_a_login(full):
         each for each in Dashboard(full.site, full.access).routes() if isinstance(each, Route)
     ]
     assert len(routes) > len(PAGES)
+    opened = set()
     for route in routes:
         path = route.path.replace("{name}", "dash.css")
-        if "/" + path.split("/")[1] in PUBLIC:
+        if is_public(path):
+            opened.add(route.path)
             continue
         for method in route.methods:
             headers = {"origin": "http://testserver", "accept": "text/html"}
@@ -132,13 +134,18 @@ def test_every_route_is_closed_without_a_login(full):
             assert "dead-1" not in answer.text and "default" not in answer.text
             answer = client.request(method, address, headers={"origin": "http://testserver"})
             assert answer.status_code == 401
+    # What is open is listed twice, so that a route is not opened by mistake.
+    assert opened == {"/login", ENTRA, ENTRA_BACK, "/healthz", "/static/{name}"}
+    assert opened - {"/static/{name}"} == PUBLIC
+    for path in (*(f"{each}/more" for each in PUBLIC), "/login/else", "/static", "/loginx"):
+        assert client.get(path).status_code == 401, path
 
 
 def test_public_routes_say_nothing_about_the_app(full):
     client = full.client()
-    for path in ("/login", "/healthz", "/static/dash.css", "/static/htmx.min.js"):
+    for path in (*PUBLIC, "/static/dash.css", "/static/htmx.min.js"):
         answer = client.get(path)
-        assert answer.status_code == 200
+        assert answer.status_code == (404 if path in (ENTRA, ENTRA_BACK) else 200)
         assert "shop" not in answer.text and "default.db" not in answer.text
     assert client.get("/static/../server.py").status_code in (401, 404)
     assert client.get("/static/server.py").status_code == 404
