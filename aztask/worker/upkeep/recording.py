@@ -108,7 +108,7 @@ class HistoryWriter:
         self._given.append(counted)
 
     def gather(self) -> None:
-        """Add up what was given, by hour; so it stays small while the store is away (rule 3)."""
+        """Add up what was given, by hour; so it stays small while the store is unreachable."""
         while self._given:
             self._add(self._given.popleft())
         now = self._clock.wall()
