@@ -3,7 +3,7 @@
 Some hundred of sixteen thousand tests take half of the time. Which ones, ``long.txt`` says: the
 ids of tests that took more processor time than `most_seconds`, as measured. To measure anew::
 
-    TESTS_MEASURED=FOLDER tox -e docs,unit,contract,integration  # `-- -m ""`: the long ones, too
+    TESTS_MEASURED=FOLDER tox -e docs,unit,contract,integration,simulation-short
     python tests/long.py --list FOLDER
 
 What reads the package's source, and the building of the documentation, stays in the default run,
@@ -24,7 +24,7 @@ import pytest
 HERE = Path(__file__).parent
 LIST = HERE / "long.txt"
 MEASURED = "TESTS_MEASURED"
-MOST_SECONDS = {"tests/docs/": 8.0, "tests/integration/": 3.0, "": 1.5}
+MOST_SECONDS = {"tests/docs/": 8.0, "tests/integration/": 3.0, "tests/simulation/": 4.0, "": 1.5}
 """Of processor time of the test and its processes, and an eighth of what it waited.
 
 A page is one test of all its blocks, and a test of real processes starts several of them.
