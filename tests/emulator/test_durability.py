@@ -17,6 +17,7 @@ from rawclient import RawClient, credit_frame, disposition_frame, message, trans
 
 from aztask.emulator.amqp.performatives import Disposition, Transfer
 from aztask.emulator.amqp.sections import cut
+from aztask.queues.engine import FIRST_SEQ
 from aztask.testing import emulator
 
 ROUNDS = 20
@@ -82,7 +83,7 @@ def everything_in(data):
     """The bodies of all messages of a file, whatever their state."""
     with emulator(data=data) as bus:
         broker = bus._emulator.broker
-        found, start = set(), 0
+        found, start = set(), FIRST_SEQ
         while page := broker.engine.peek("q", start, 1000):
             for looked in page:
                 raw = looked.payload[looked.payload.rindex(b"\x00\x53\x75\xa0") + 5 :]

@@ -43,7 +43,7 @@ def test_qpid_proton():
         left = engine.stats("q")
         assert (left.active, left.leased) == (0, 3)  # what was not committed stays locked
         assert engine.stats("out").active == 103
-        bodies = [each.payload for each in engine.peek("out", 0, 3)]
+        bodies = [each.payload for each in engine.peek("out", limit=3)]
         assert all(b"commit-" in body for body in bodies)
 
 

@@ -22,20 +22,6 @@ FORWARDING = (
 """They create a queue with sessions that forwards. The service documents that none can, and the
 emulator refuses it."""
 
-NUMBERS = (
-    *(
-        f"{_QUEUES}.test_queue_by_queue_client_peek_auto_increment{more}[pyamqp]"
-        for more in ("", "_multiple")
-    ),
-    *(
-        f"{_QUEUES_ASYNC}.test_queue_async_by_queue_client_peek_auto_increment{more}[pyamqp]"
-        for more in ("", "_multiple")
-    ),
-    f"{_SESSIONS}.test_session_by_session_client_conn_str_receive_handler_peeklock_abandon[pyamqp]",
-)
-"""They expect that the first message of a queue has the sequence number 1. The emulator numbers the
-messages of all queues together."""
-
 OF_THE_SDK = (
     f"{_QUEUES}.test_queue_operation_negative[pyamqp]",
     f"{_QUEUES_ASYNC}.test_async_queue_operation_negative[pyamqp]",
@@ -51,7 +37,7 @@ OF_THE_SDK = (
 that 7.15 added (2); the client gives up before the 65 seconds that are expected (2); the SDK cannot
 decode a decimal that it encoded; files are compared with those of another SDK's repository (3)."""
 
-FAILING = frozenset((*FORWARDING, *NUMBERS, *OF_THE_SDK))
+FAILING = frozenset((*FORWARDING, *OF_THE_SDK))
 
 TIMING = frozenset((f"{_QUEUES}.test_queue_receive_handler_with_autolockrenew_many_msgs[pyamqp]",))
 """They may fail on a slow machine: 300 locks are renewed one after the other every few seconds."""

@@ -28,7 +28,7 @@ from aztask.emulator.broker.entities import Entity, SubscriptionRule
 from aztask.emulator.broker.filters import CorrelationFilter, SqlFilter
 from aztask.emulator.server import Endpoint
 from aztask.emulator.view import shown, view_of
-from aztask.queues.engine import PeekedMessage
+from aztask.queues.engine import PeekedMessage, number_of
 
 MAX_TEXT: Final = 2000
 MAX_MESSAGES: Final = 50
@@ -173,15 +173,15 @@ def _entity(broker: Service, entity: Entity) -> str:
     if below:
         parts.append(_table("Subscriptions", ("Name",), [(_Link(each.path),) for each in below]))
     now = broker.clock.monotonic()
-    waiting = engine.peek(entity.path, 0, MAX_MESSAGES)
-    dead = engine.peek(entity.path, 0, MAX_MESSAGES, dead_letter=True)
+    waiting = engine.peek(entity.path, limit=MAX_MESSAGES)
+    dead = engine.peek(entity.path, limit=MAX_MESSAGES, dead_letter=True)
     parts.append(_table("Messages", _COLUMNS, [_message(each, now) for each in waiting]))
     letters = [(*_message(each, now), each.reason, each.description) for each in dead]
     columns = (*_COLUMNS, "Reason", "Description")
     parts.append(_table("Dead letters", columns, letters))
     if broker.namespace.transfer_dead(entity):
         place = broker.namespace.transfer(entity).path
-        lost = engine.peek(place, 0, MAX_MESSAGES, dead_letter=True)
+        lost = engine.peek(place, limit=MAX_MESSAGES, dead_letter=True)
         rows = [(*_message(each, now), each.reason, each.description) for each in lost]
         parts.append(_table("Transfer dead letters", columns, rows))
     return "".join(parts)
@@ -213,7 +213,7 @@ def _message(message: PeekedMessage, now: float) -> tuple[object, ...]:
     cut = sections.cut(stored.unpack(message.payload).bare)
     lock = message.lease_until
     return (
-        message.seq,
+        number_of(message.seq),
         message.state,
         None if lock is None else f"{lock - now:.0f} s",
         message.message_id,

@@ -43,7 +43,7 @@ from aztask.emulator.broker.transactions import (
     unknown,
 )
 from aztask.errors import AztaskError, LeaseLost
-from aztask.queues.engine import Engine, Leased, SessionLease
+from aztask.queues.engine import Engine, Leased, SessionLease, number_of
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class Consumer:
             try:
                 payload = stored.deliver(
                     body,
-                    sequence=seq,
+                    sequence=number_of(seq),
                     enqueued_ms=int(enqueued * 1000),
                     delivery_count=count - 1,
                     lock_token=key,
@@ -144,7 +144,9 @@ class Consumer:
                     dead=(reason or "", text or "") if dead else None,
                 )
             except Exception:
-                log.exception("%s: the message with the number %d cannot be read", queue, seq)
+                log.exception(
+                    "%s: the message with the number %d cannot be read", queue, number_of(seq)
+                )
                 continue
             lock = None
             if locked:

@@ -2,7 +2,8 @@
 
 Rules
 1. Durations are in seconds; None means unlimited. The defaults are the service's.
-2. `kept` holds the properties that the service returns but that have no effect here.
+2. `kept` holds the properties that the service returns but that have no effect here, except the
+   one for partitions.
 3. Names are compared without regard to case, and shown as they were created.
 """
 
@@ -123,6 +124,11 @@ class Entity:
     updated: float = 0.0
     kept: dict[str, str] = field(default_factory=dict)
     auto_delete: float | None = None
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether it was created with partitions; ask the topic of a subscription."""
+        return self.kept.get("EnablePartitioning", "").strip().lower() == "true"
 
     @property
     def key(self) -> str:

@@ -39,7 +39,7 @@ from aztask.emulator.broker.filters import REMOVED, TIMESPAN, RuleMessage
 from aztask.emulator.broker.namespace import Namespace
 from aztask.emulator.broker.sql import SqlFault
 from aztask.errors import AztaskError
-from aztask.queues.engine import Engine, Leased, NewMessage
+from aztask.queues.engine import Engine, Leased, NewMessage, number_of
 from aztask.support.clock import Clock
 
 # -- What an entity accepts ------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Forwarder:
                     refusal = refusal or sessionless("")
                 if refusal is None:
                     self._namespace.note_use(target.path)
-                    self._engine.send(target.path, [copy])
+                    self._send(target, copy)
                 else:
                     self._bury(target, copy, refusal)
                 reached.add((target.path, refusal is not None))
@@ -319,13 +319,14 @@ class Forwarder:
             )
             reached = (place.path, True)
         else:
+            copy = copy.numbered(number_of(message.seq))
             copy = copy.forwarded(source.path if route.dead else None)
             if route.dead:
                 copy = stored.with_reasons(copy, message.reason or "", message.description or "")
             new = _new(message, copy.pack(), expiring=not route.dead)
             target = self._namespace.get(path)
             self._namespace.note_use(target.path)
-            self._engine.send(target.path, [new])
+            self._send(target, new)
             reached = (target.path, False)
         self._engine.complete(source.path, lease, dead_letter=route.dead)
         return {reached}
@@ -342,6 +343,11 @@ class Forwarder:
         size = len(copy.annotations) + len(copy.bare)
         return refused(target, message.session, size)
 
+    def _send(self, target: Entity, message: NewMessage) -> None:
+        if self._namespace.partitioned(target):
+            message = stored.in_partition(message)
+        self._engine.send(target.path, [message])
+
     def _bury(self, place: Entity, message: NewMessage, refusal: Refusal, first: str = "") -> None:
         description = (refusal.description + first)[: stored.MAX_REASON]
         self._engine.send_dead(place.path, message, refusal.cause.reason, description)
@@ -352,24 +358,25 @@ class _Facts:
 
     def __init__(self, message: Leased) -> None:
         self._message = message
-        self._stored = stored.unpack(message.payload)
+        self._stored = stored.unpack(message.payload).numbered(number_of(message.seq))
         self._bare = sections.cut(self._stored.bare)
         self._broker = self._of_the_broker()
 
     def _of_the_broker(self) -> dict[str, Any]:
         message, ttl = self._message, self._stored.ttl
+        number = number_of(message.seq)
         annotations = dict(stored.annotations_of(self._stored))
         expires = message.expires_at
         return {
             "DeliveryCount": 0,
-            "EnqueuedSequenceNumber": message.seq,
+            "EnqueuedSequenceNumber": annotations.get(stored.FIRST_NUMBER, number),
             "EnqueuedTimeUtc": Timestamp(message.enqueued_at * 1000),
             "ExpiresAtUtc": None if expires is None else Timestamp(expires * 1000),
             "PartitionKey": annotations.get(stored.PARTITION_KEY),
             "ScheduledEnqueueTimeUtc": annotations.get(stored.SCHEDULED_TIME),
             "DeadLetterSource": annotations.get(stored.DEAD_LETTER_SOURCE),
             "ViaPartitionKey": annotations.get(stored.VIA_PARTITION_KEY),
-            "SequenceNumber": message.seq,
+            "SequenceNumber": number,
             "State": "Active",
             "TimeToLive": None if ttl == stored.NO_TTL else Described(TIMESPAN, ttl * 10_000),
         }
@@ -380,7 +387,7 @@ class _Facts:
         matching = list(self._matching(target, faults))
         copies = []
         if any(rule.action is None for rule in matching):
-            copies.append(_new(self._message, self._message.payload))
+            copies.append(_new(self._message, self._stored.pack()))
         for rule in matching:
             try:
                 copies += [self._acted(rule)] if rule.action is not None else []

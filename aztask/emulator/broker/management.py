@@ -29,7 +29,7 @@ from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.forwarding import sendable
 from aztask.emulator.broker.producer import new_message
 from aztask.emulator.broker.settlement import SettlementAction, SettlementKind, settle
-from aztask.queues.engine import Leased, PeekedMessage, SessionLease
+from aztask.queues.engine import Leased, PeekedMessage, SessionLease, number_of, without_partition
 
 MAX_PEEK = 250
 FIRST_PAGE = 16
@@ -68,6 +68,11 @@ class ManagementCall:
         if len(values) > MAX_ITEMS or not all(isinstance(value, kind) for value in values):
             raise AmqpError(ARGUMENT_ERROR, f"{name!r} must be at most {MAX_ITEMS} of {what}")
         return list(values)
+
+    def seqs(self, numbers: Sequence[int]) -> list[int]:
+        """Return by what the engine knows the messages with these sequence numbers."""
+        engine, path = self.broker.engine, self.entity.path
+        return [engine.seq_of(path, number) for number in numbers]
 
     def session(self) -> SessionLease:
         """Return the session that the request names.
@@ -166,14 +171,14 @@ def schedule_message(call: ManagementCall) -> Result:
         messages.append(new_message(entity, encoded, now))
     numbers = call.broker.engine.send(entity.path, messages)
     call.broker.queue_changed(entity.path)
-    return _answer("sequence-numbers", encode.long_array(numbers))
+    return _answer("sequence-numbers", encode.long_array(list(map(number_of, numbers))))
 
 
 def cancel_scheduled(call: ManagementCall) -> Result:
     """Delete scheduled messages; all of them or none."""
     numbers = call.items("sequence-numbers", int, "long")
-    removed = call.broker.engine.cancel_scheduled(call.entity.path, numbers)
-    missing = sorted(set(numbers) - set(removed))
+    removed = call.broker.engine.cancel_scheduled(call.entity.path, call.seqs(numbers))
+    missing = sorted(set(numbers) - set(map(number_of, removed)))
     if missing:
         raise AmqpError(
             MESSAGE_NOT_FOUND, f"no scheduled message has the sequence number {missing[0]}"
@@ -186,7 +191,8 @@ _STATES = {"deferred": stored.STATE_DEFERRED, "scheduled": stored.STATE_SCHEDULE
 
 def peek_message(call: ManagementCall) -> Result:
     """Return messages without locking them, from a sequence number on."""
-    start = call.need("from-sequence-number", int, "a long")
+    number = call.need("from-sequence-number", int, "a long")
+    start = call.broker.engine.seq_of(call.entity.path, without_partition(number))
     count = call.need("message-count", int, "an int")
     session = call.body.get("session-id")
     limit = max(0, min(count, MAX_PEEK))
@@ -220,7 +226,7 @@ def _pages(call: ManagementCall, start: int) -> Iterator[PeekedMessage]:
 def _peeked(call: ManagementCall, message: PeekedMessage) -> bytes:
     return stored.deliver(
         message.payload,
-        sequence=message.seq,
+        sequence=number_of(message.seq),
         enqueued_ms=int(message.enqueued_at * 1000),
         delivery_count=message.delivery_count,
         state=_STATES.get(message.state, stored.STATE_ACTIVE),
@@ -236,10 +242,10 @@ def receive_by_sequence_number(call: ManagementCall) -> Result:
     if call.entity.sessions and not call.dead:
         seconds = max(0.001, call.session().until - call.broker.clock.monotonic())
     leased = call.broker.engine.receive_deferred(
-        call.entity.path, numbers, seconds, dead_letter=call.dead, delete=delete
+        call.entity.path, call.seqs(numbers), seconds, dead_letter=call.dead, delete=delete
     )
     if len(leased) < len(set(numbers)):
-        missing = sorted(set(numbers) - {message.seq for message in leased})
+        missing = sorted(set(numbers) - {number_of(message.seq) for message in leased})
         raise AmqpError(
             MESSAGE_NOT_FOUND, f"no deferred message has the sequence number {missing[0]}"
         )
@@ -259,7 +265,7 @@ def _deferred(call: ManagementCall, message: Leased) -> bytes:
         until = int((message.lease_until + call.broker.lock_token_offset()) * 1000)
     encoded = stored.deliver(
         message.payload,
-        sequence=message.seq,
+        sequence=number_of(message.seq),
         enqueued_ms=int(message.enqueued_at * 1000),
         delivery_count=message.delivery_count - 1,
         state=stored.STATE_DEFERRED,

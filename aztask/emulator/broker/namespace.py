@@ -6,7 +6,9 @@ Rules
 2. The entity table and the engine's queues change in one transaction.
 3. The transfer dead letters of an entity are the dead letters of another engine queue, `transfer`
    of its path. It is made when it is needed, so that older files need no change.
-4. A queue with sessions cannot forward, as on the service: nothing could take its messages.
+4. Each engine queue counts its messages from 1, without gaps, as the service does: that of a
+   subscription too. A queue in the file of an earlier release keeps its numbers, which have gaps.
+5. A queue with sessions cannot forward, as on the service: nothing could take its messages.
 """
 
 from __future__ import annotations
@@ -101,6 +103,7 @@ class Namespace:
         self.revision = 0
         self._used: dict[str, float] = {}
         self.session_times = SessionTimes(database)
+        engine.adopt()
         database.migrate("emulator", _STEPS)
         with database.read() as connection:
             rows = connection.execute("SELECT document FROM emulator_entities").fetchall()
@@ -130,6 +133,12 @@ class Namespace:
         prefix = topic.key + SUBSCRIPTIONS.lower()
         return [entity for entity in self.all() if entity.key.startswith(prefix)]
 
+    def partitioned(self, entity: Entity) -> bool:
+        """Whether an entity has partitions; a subscription has those of its topic."""
+        if entity.kind is EntityKind.SUBSCRIPTION:
+            return self.get(entity.topic).partitioned
+        return entity.partitioned
+
     def transfer(self, entity: Entity) -> Entity:
         """Return the place of an entity's transfer dead letters; it is made at the first use.
 
@@ -141,7 +150,7 @@ class Namespace:
             max_message_bytes=entity.max_message_bytes,
         )
         settings = _settings(place)
-        made = self.engine.create_queue(place.path, settings)
+        made = self.engine.create_queue(place.path, settings, numbered=True)
         if not made and self.engine.queue(place.path) != settings:
             self.engine.update_queue(place.path, settings)
         return place
@@ -166,7 +175,7 @@ class Namespace:
             raise ConfigurationError(f"{entity.topic!r} is not a topic")
         self._check_targets(entity)
         with self.database.transaction():
-            self.engine.create_queue(entity.path, _settings(entity))
+            self.engine.create_queue(entity.path, _settings(entity), numbered=True)
             self._write(entity)
         return self._remember(entity)
 

@@ -87,7 +87,8 @@ def parsed(entity: Entity, raw: bytes, now: float) -> NewMessage:
     due = _due(message, now) if message.annotations else None
     start = now if due is None else due
     expires = None if new.ttl == stored.NO_TTL else start + new.ttl / 1000
-    return NewMessage(new.pack(), message_id, session, due, expires)
+    found = NewMessage(new.pack(), message_id, session, due, expires)
+    return stored.in_partition(found) if entity.partitioned else found
 
 
 def _session(value: Any) -> str | None:

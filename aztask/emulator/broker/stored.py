@@ -17,11 +17,13 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from aztask.emulator.amqp import encode, sections
 from aztask.emulator.amqp.decode import decode, skip
 from aztask.emulator.amqp.link import raw_fields
 from aztask.emulator.amqp.sections import Sections
+from aztask.queues.engine import NewMessage
 
 VERSION = 1
 ANNOTATED = 2
@@ -34,9 +36,11 @@ _DURABLE_CODES = (encode.NULL, encode.TRUE, encode.FALSE)
 _NO_PRIORITY = 255
 _NO_HEADER = (_DURABLE[None], _NO_PRIORITY, NO_TTL)
 
+_PARTITIONS = 16  # that an entity of the service's Standard tier has
 SCHEDULED_TIME = "x-opt-scheduled-enqueue-time"
 PARTITION_KEY = "x-opt-partition-key"
 VIA_PARTITION_KEY = "x-opt-via-partition-key"
+FIRST_NUMBER = "x-opt-enqueue-sequence-number"
 DEAD_LETTER_SOURCE = "x-opt-deadletter-source"
 REASON = "DeadLetterReason"
 DESCRIPTION = "DeadLetterErrorDescription"
@@ -44,7 +48,7 @@ MAX_REASON = 4096  # characters that the service keeps of the reason and of the 
 _OURS = frozenset(
     (
         *("x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until"),
-        *("x-opt-enqueue-sequence-number", "x-opt-message-state", DEAD_LETTER_SOURCE),
+        *(FIRST_NUMBER, "x-opt-message-state", DEAD_LETTER_SOURCE),
     )
 )
 
@@ -53,7 +57,7 @@ STATE_ACTIVE, STATE_DEFERRED, STATE_SCHEDULED = 0, 1, 2
 _ANNOTATIONS = Struct(">24sq22sq")
 _SEQUENCE = encode.symbol("x-opt-sequence-number") + b"\x81"
 _ENQUEUED = encode.symbol("x-opt-enqueued-time") + b"\x83"
-_FIRST_SEQUENCE = encode.symbol("x-opt-enqueue-sequence-number") + b"\x81"
+_FIRST_SEQUENCE = encode.symbol(FIRST_NUMBER) + b"\x81"
 _STATE = encode.symbol("x-opt-message-state") + b"\x54"
 _LOCKED_UNTIL = encode.symbol("x-opt-locked-until") + b"\x83"
 _LOCKED_ANNOTATIONS = Struct(_ANNOTATIONS.format + "21sq")
@@ -93,6 +97,16 @@ class StoredMessage(NamedTuple):
             head += _EXTRA.pack(2 * len(delivery), len(pairs)) + pairs
         return head + annotations + bare
 
+    def numbered(self, number: int) -> StoredMessage:
+        """Return the message with its sequence number in the entity that it was sent to.
+
+        It keeps the first one: ``EnqueuedSequenceNumber`` is that of the original submission.
+        """
+        if _FIRST_SEQUENCE in self.annotations:
+            return self
+        pair = _FIRST_SEQUENCE + number.to_bytes(8, "big")
+        return self._replace(items=self.items + 2, annotations=self.annotations + pair)
+
     def forwarded(self, dead_letter_source: str | None = None) -> StoredMessage:
         """Return the message with one more hop.
 
@@ -103,6 +117,13 @@ class StoredMessage(NamedTuple):
             pair = encode.symbol(DEAD_LETTER_SOURCE) + encode.string(dead_letter_source)
             items, annotations = items + 2, annotations + pair
         return self._replace(hops=self.hops + 1, items=items, annotations=annotations)
+
+
+def in_partition(message: NewMessage) -> NewMessage:
+    """Return the message in one of the partitions: that of its session, partition key or id."""
+    annotations = dict(annotations_of(unpack(message.payload)))
+    key = message.session or annotations.get(PARTITION_KEY) or message.message_id
+    return message._replace(partition=1 + crc32(str(key).encode()) % _PARTITIONS)
 
 
 def limited(message: StoredMessage, seconds: float) -> StoredMessage:
@@ -241,7 +262,10 @@ def deliver(
             _SEQUENCE, sequence, _ENQUEUED, enqueued_ms, _LOCKED_UNTIL, locked_until_ms
         )
         count += 6
-    if state is not None:
+    if state is not None and _FIRST_SEQUENCE in payload[start:body]:
+        annotations += _STATE + bytes((state,))
+        count += 2
+    elif state is not None:
         annotations += _STATE_ANNOTATIONS.pack(_FIRST_SEQUENCE, sequence, _STATE, state)
         count += 4
     bare = payload[body:]

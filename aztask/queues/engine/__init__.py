@@ -5,6 +5,8 @@ from aztask.queues.engine.engine import Engine
 from aztask.queues.engine.messages import (
     DELIVERIES_EXCEEDED,
     DUPLICATE,
+    FIRST_SEQ,
+    PARTITIONS,
     TIME_TO_LIVE_EXPIRED,
     Counts,
     Leased,
@@ -12,13 +14,17 @@ from aztask.queues.engine.messages import (
     PeekedMessage,
     SessionLease,
     StoredSettings,
+    number_of,
+    without_partition,
 )
 from aztask.queues.engine.watch import Waiter, WakeUp, Watch
 
 __all__ = [
     "DELIVERIES_EXCEEDED",
     "DUPLICATE",
+    "FIRST_SEQ",
     "IN_MEMORY",
+    "PARTITIONS",
     "TIME_TO_LIVE_EXPIRED",
     "Counts",
     "Database",
@@ -32,4 +38,6 @@ __all__ = [
     "Waiter",
     "WakeUp",
     "Watch",
+    "number_of",
+    "without_partition",
 ]

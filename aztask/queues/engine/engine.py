@@ -22,6 +22,7 @@ from typing import Any, Final
 from aztask.queues.engine.database import Database
 from aztask.queues.engine.messages import (
     DEFERRED,
+    FIRST_SEQ,
     LEASED,
     READY,
     SCHEDULED,
@@ -84,7 +85,7 @@ class Inspection:
         self._sweeper = sweeper
 
     def peek(
-        self, queue: str, from_seq: int = 0, limit: int = 100, *, dead_letter: bool = False
+        self, queue: str, from_seq: int = FIRST_SEQ, limit: int = 100, *, dead_letter: bool = False
     ) -> list[PeekedMessage]:
         """Up to `limit` messages of any state, in order, from number `from_seq` on."""
         found = self._queues.find(queue)
@@ -179,6 +180,7 @@ class Engine:
         self.queue_table = table = QueueTable(database, clock=clock)
         self.create_queue, self.update_queue = table.create, table.update
         self.delete_queue, self.queue, self.queues = table.delete, table.settings, table.names
+        self.seq_of, self.adopt = table.seq_of, table.adopt
 
         self.sweeper = Sweeper(table, sweep_seconds)
 

@@ -36,14 +36,72 @@ DUPLICATE: Final = 0
 """Returned instead of a sequence number if duplicate detection dropped the message."""
 
 
+# -- The numbers of a numbered queue ---------------------------------------------------------------
+#
+# ``seq`` names a message in the whole file. A numbered queue also counts its own messages: 1, 2, 3
+# and so on, without gaps. Its ``seq`` contains that number, so it costs no column and no index:
+#
+#     -2**63 + (id of the queue << 40) + (number << 5) + partition
+#
+# It is negative, because SQLite chooses positive ones for the other queues (AUTOINCREMENT takes the
+# largest ever used plus one): the two never meet, also not if a process of an earlier release,
+# which lets SQLite choose, stores messages in a numbered queue.
+
+FIRST_SEQ: Final = -(1 << 63)
+"""Lower than the `seq` of every message."""
+
+PARTITIONS: Final = 31
+_QUEUE_SHIFT, _NUMBER_SHIFT, _VISIBLE_SHIFT = 40, 5, 48
+_QUEUE_STEP: Final = 1 << _QUEUE_SHIFT
+_MAX_NUMBER: Final = (1 << _QUEUE_SHIFT - _NUMBER_SHIFT) - 1
+MAX_NUMBERED_ID: Final = (1 << 63 - _QUEUE_SHIFT) - 1
+NUMBER_STEP: Final = 1 << _NUMBER_SHIFT
+"""By how much `seq` grows from one number to the next."""
+
+
+def first_seq(queue_id: int) -> int:
+    """Where the `seq` of a numbered queue begin: add `NUMBER_STEP` times the number to it."""
+    return FIRST_SEQ + queue_id * _QUEUE_STEP
+
+
+def number_of(seq: int) -> int:
+    """The number that a message has in its numbered queue; the `seq` itself in another queue.
+
+    The partition is in the top 16 bits of 64, 0 if there is none, as in Service Bus.
+    """
+    if seq >= 0:
+        return seq
+    return (seq & PARTITIONS) << _VISIBLE_SHIFT | (seq >> _NUMBER_SHIFT) & _MAX_NUMBER
+
+
+def seq_in(queue_id: int, number: int) -> int:
+    """The `seq` of a number in a numbered queue.
+
+    A number that no message can have becomes 0 or the last: a peek can begin there.
+    """
+    number = max(number, 0)
+    partition = min(number >> _VISIBLE_SHIFT, PARTITIONS)
+    own = min(number & (1 << _VISIBLE_SHIFT) - 1, _MAX_NUMBER)
+    return first_seq(queue_id) + (own << _NUMBER_SHIFT) + partition
+
+
+def without_partition(number: int) -> int:
+    """Where a peek from this number begins: at its place among the messages of all partitions."""
+    return max(number, 0) & (1 << _VISIBLE_SHIFT) - 1
+
+
 class NewMessage(NamedTuple):
-    """A message to send. due: deliver it from this time on; None or a past time: at once."""
+    """A message to send. due: deliver it from this time on; None or a past time: at once.
+
+    partition: 1 to `PARTITIONS`, becomes part of its number in a numbered queue; 0 for none.
+    """
 
     payload: bytes
     message_id: str = ""
     session: str | None = None
     due: float | None = None
     expires_at: float | None = None
+    partition: int = 0
 
 
 class Leased(NamedTuple):

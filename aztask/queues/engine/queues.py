@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import Final, TypeAlias
 
 from aztask.errors import ConfigurationError, QueueNotFound
@@ -23,10 +23,14 @@ from aztask.queues.engine.filesystem import boot_id
 from aztask.queues.engine.messages import (
     DELIVERIES_EXCEEDED,
     DUPLICATE,
+    MAX_NUMBERED_ID,
+    NUMBER_STEP,
     READY,
     SCHEDULED,
     NewMessage,
     StoredSettings,
+    first_seq,
+    seq_in,
 )
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
@@ -34,14 +38,20 @@ from aztask.support.clock import SYSTEM_CLOCK, Clock
 #
 # Rules
 # 1. A message is one row for its whole life, also as a dead letter. ``box`` is its queue's id; for
-#    a dead letter it is the negative id. ``seq`` is never used twice in a file (AUTOINCREMENT,
-#    sqlite.org/autoinc.html).
+#    a dead letter it is the negative id. ``seq`` is never used twice in a file: SQLite chooses it
+#    (AUTOINCREMENT, sqlite.org/autoinc.html), or it is made of the id of a numbered queue, which is
+#    never used twice either, and of the queue's next number (`aztask.queues.engine.messages`).
 # 2. ``moment`` is the time when the state ends by itself: the end of a lease (lease clock) or the
 #    due time of a schedule (UTC). Otherwise it is NULL. So one index serves receiving, sweeping and
 #    counting, and a change of state writes one row and one index.
 # 3. ``home`` is the state to which a message returns after its lease: ready or deferred.
 # 4. Columns that change come before the payload and mostly keep their size, so SQLite does not
 #    write the pages of a large payload again.
+
+# 5. ``numbered`` has a row for each numbered queue: the last number that it has given. The row
+#    changes in the transaction that stores the message: one that is rolled back or lost leaves no
+#    gap, and the number of a completed message is not given again. It is a component of its own,
+#    so that an earlier release can open the file: it lets SQLite choose the numbers in any queue.
 
 COMPONENT: Final = "engine"
 
@@ -97,6 +107,8 @@ CREATE TABLE boots (boot TEXT NOT NULL);
 """,
 )
 
+_NUMBERED_STEPS: Final = ("CREATE TABLE numbered (id INTEGER PRIMARY KEY, last INTEGER NOT NULL)",)
+
 
 _SETTINGS = (
     "lease_seconds, max_deliveries, duplicate_window, time_to_live, dead_letter_expired, sessions"
@@ -104,9 +116,21 @@ _SETTINGS = (
 _CREATE = (
     f"INSERT OR IGNORE INTO queues (name, revision, {_SETTINGS}) VALUES (?, 1, ?, ?, ?, ?, ?, ?)"
 )
-_LOAD = f"SELECT id, revision, {_SETTINGS} FROM queues WHERE name = ?"
+_LOAD = (
+    "SELECT id, revision, EXISTS (SELECT 1 FROM numbered WHERE numbered.id = queues.id), "
+    f"{_SETTINGS} FROM queues WHERE name = ?"
+)
 _UPDATE = (
     f"UPDATE queues SET revision = revision + 1, ({_SETTINGS}) = (?, ?, ?, ?, ?, ?) WHERE id = ?"
+)
+# Within a box and a state, the index is in the order of moment and seq: few rows are read.
+_STRAYS = (
+    " UNION ALL ".join(
+        f"SELECT seq FROM messages WHERE box = {box} AND state = {state} AND seq > 0"
+        for box in ("?1", "?2")
+        for state in range(4)
+    )
+    + " ORDER BY seq"
 )
 _IS_CURRENT = "SELECT count(*) FROM queues WHERE id = ? AND revision = ?"
 
@@ -130,12 +154,16 @@ GIVE_BACK = "UPDATE messages SET state = home, moment = NULL, token = NULL WHERE
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue's settings when it was last read from the file."""
+    """A queue's settings when it was last read from the file.
+
+    numbered: it counts its messages from 1; see `aztask.queues.engine.messages`.
+    """
 
     name: str
     id: int
     revision: int
     settings: StoredSettings
+    numbered: bool = False
 
     def box(self, dead_letter: bool) -> int:
         """The number of the box that holds the queue's messages or dead letters."""
@@ -150,14 +178,28 @@ class QueueTable:
         self.clock = clock
         self._known: dict[str, Queue] = {}
         database.migrate(COMPONENT, STEPS)
+        database.migrate("numbered", _NUMBERED_STEPS)
         self._void_leases_of_earlier_boots()
 
-    def create(self, name: str, settings: StoredSettings = StoredSettings()) -> bool:
-        """Create the queue; returns False if it exists, and then keeps its settings."""
+    def create(
+        self, name: str, settings: StoredSettings = StoredSettings(), *, numbered: bool = False
+    ) -> bool:
+        """Create the queue; returns False if it exists, and then keeps its settings.
+
+        numbered: count its messages from 1, without gaps (`number_of`); costs a send about 2 µs.
+        """
         if not name:
             raise ConfigurationError("a queue needs a name; give one with at least one character")
-        with self.database.statement() as connection:
-            created = connection.execute(_CREATE, (name, *astuple(settings))).rowcount == 1
+        with self.database.transaction() as connection:
+            cursor = connection.execute(_CREATE, (name, *astuple(settings)))
+            created = cursor.rowcount == 1
+            if created and numbered:
+                queue_id = cursor.lastrowid or 0
+                if queue_id > MAX_NUMBERED_ID:
+                    raise ConfigurationError(
+                        f"{self.database.path} has had {MAX_NUMBERED_ID} queues; begin a new file"
+                    )
+                connection.execute("INSERT INTO numbered VALUES (?, 0)", (queue_id,))
         self._known.pop(name, None)
         return created
 
@@ -181,6 +223,7 @@ class QueueTable:
                 connection.execute("DELETE FROM messages WHERE box = ?", (box,))
             connection.execute("DELETE FROM seen WHERE box = ?", (queue.id,))
             connection.execute("DELETE FROM sessions WHERE box = ?", (queue.id,))
+            connection.execute("DELETE FROM numbered WHERE id = ?", (queue.id,))
             connection.execute("DELETE FROM queues WHERE id = ?", (queue.id,))
         self._known.pop(name, None)
 
@@ -210,6 +253,26 @@ class QueueTable:
             raise ConfigurationError(f"a lease lasts a number of seconds above 0, not {seconds!r}")
         return self.clock.monotonic() + seconds
 
+    def seq_of(self, name: str, number: int) -> int:
+        """The `seq` of a number that users of the queue see; the reverse of `number_of`."""
+        queue = self.find(name)
+        return seq_in(queue.id, number) if queue.numbered else number
+
+    def adopt(self) -> None:
+        """Give a number to messages that an earlier release has stored in numbered queues.
+
+        They go behind the others. Call it before there are clients, who know the numbers.
+        """
+        with self.database.transaction() as connection:
+            for queue_id, last in connection.execute("SELECT id, last FROM numbered").fetchall():
+                boxes, start = (queue_id, -queue_id), first_seq(queue_id) + last * NUMBER_STEP
+                strays = connection.execute(_STRAYS, boxes).fetchall()
+                for number, (seq,) in enumerate(strays, 1):
+                    row = (start + number * NUMBER_STEP, seq)
+                    connection.execute("UPDATE messages SET seq = ? WHERE seq = ?", row)
+                if strays:
+                    connection.execute(_COUNT_ON, (len(strays), queue_id)).fetchall()
+
     def load(self, name: str) -> Queue:
         """The queue from the file. Raises QueueNotFound."""
         known = name.encode(errors="replace").decode()  # no queue name contains lone surrogates
@@ -220,9 +283,9 @@ class QueueTable:
             raise QueueNotFound(
                 f"queue {name!r} does not exist; create it with: aztask queues create {name!r}"
             )
-        lease, deliveries, window, ttl, bury, sessions = row[2:]
+        lease, deliveries, window, ttl, bury, sessions = row[3:]
         settings = StoredSettings(lease, deliveries, window, ttl, bool(bury), bool(sessions))
-        queue = Queue(name, row[0], row[1], settings)
+        queue = Queue(name, row[0], row[1], settings, bool(row[2]))
         if self._known.get(name) != queue:
             self._known[name] = queue
         return queue
@@ -290,19 +353,29 @@ class BatchStatement:
 # 1. A send is one transaction: if it returns, all its messages are in the file; if it raises, none
 #    of them is. Sequence numbers rise in the order of the messages.
 # 2. The duplicate window starts with the first send of an id, even if that message is already gone.
+# 3. A row without a number gets one from SQLite. A numbered queue gives them itself, in the same
+#    transaction, and a dropped duplicate gets none.
 
-_COLUMNS = "state, moment, enqueued_at, expires_at, message_id, session, payload, box"
-_ROW = "(?, ?, ?, ?, ?, ?, ?, ?)"
+_COLUMNS = "seq, state, moment, enqueued_at, expires_at, message_id, session, payload, box"
+_ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES {_ROW}"
 _INSERT_ALL = BatchStatement(_INSERT, f"INSERT INTO messages ({_COLUMNS}) VALUES {{rows}}", _ROW)
 _INSERT_DEAD = (
-    "INSERT INTO messages (state, enqueued_at, message_id, session, payload, box, reason, "
-    f"description) VALUES ({READY}, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO messages (seq, state, enqueued_at, message_id, session, payload, box, reason, "
+    f"description) VALUES (?, {READY}, ?, ?, ?, ?, ?, ?, ?)"
 )
 _INSERT_CHECKED = (
     f"INSERT INTO messages ({_COLUMNS}) "
-    "SELECT ?, ?, ?, ?, ?, ?, ?, id FROM queues WHERE id = ? AND revision = ?"
+    "SELECT ?, ?, ?, ?, ?, ?, ?, ?, id FROM queues WHERE id = ? AND revision = ?"
 )
+_COUNT_ON = "UPDATE numbered SET last = last + ? WHERE id = ? RETURNING last"
+# For one message this is faster than `_COUNT_ON`: what RETURNING gives is first stored.
+_INSERT_NEXT = (
+    f"INSERT INTO messages ({_COLUMNS}) SELECT ? + {NUMBER_STEP} * last, ?, ?, ?, ?, ?, ?, ?, "
+    "queues.id FROM queues, numbered "
+    "WHERE queues.id = ? AND revision = ? AND numbered.id = queues.id"
+)
+_COUNT_ONE = "UPDATE numbered SET last = last + 1 WHERE id = ?"
 _REMEMBER = (
     "INSERT INTO seen (box, message_id, until) VALUES (?, ?, ?) ON CONFLICT (box, message_id) "
     "DO UPDATE SET until = excluded.until WHERE until <= ?"
@@ -342,14 +415,29 @@ class EngineSending:
     def _send_one(self, name: str, message: NewMessage) -> int:
         queue = self._queues.find(name)
         while True:
-            (row,) = _rows(queue, [message], self._clock.wall())
-            with self._database.statement() as connection:
-                cursor = connection.execute(_INSERT_CHECKED, (*row, queue.revision))
-                if cursor.rowcount == 1:
-                    return cursor.lastrowid or 0
+            (row,) = _rows(queue, [message], self._clock.wall(), (None,))
+            if queue.numbered:
+                seq = self._insert_numbered(queue, message, row)
+                if seq is not None:
+                    return seq
+            else:
+                with self._database.statement() as connection:
+                    cursor = connection.execute(_INSERT_CHECKED, (*row, queue.revision))
+                    if cursor.rowcount == 1:
+                        return cursor.lastrowid or 0
             queue = self._queues.load(name)
             if queue.settings.duplicate_window:
                 return self.send(name, [message])[0]
+
+    def _insert_numbered(self, queue: Queue, message: NewMessage, row: Row) -> int | None:
+        """Store a row under the queue's next number; None if the queue's settings have changed."""
+        seq = first_seq(queue.id) + NUMBER_STEP + message.partition
+        with self._database.joined() as connection:
+            cursor = connection.execute(_INSERT_NEXT, (seq, *row[1:], queue.revision))
+            if cursor.rowcount != 1:
+                return None
+            connection.execute(_COUNT_ONE, (queue.id,))
+        return cursor.lastrowid
 
     def send_within(
         self, connection: sqlite3.Connection, name: str, messages: Sequence[NewMessage]
@@ -359,7 +447,10 @@ class EngineSending:
         now = self._clock.wall()
         if queue.settings.duplicate_window:
             return self._send_distinct(connection, queue, messages, now)
-        _INSERT_ALL.run(connection, _rows(queue, messages, now))
+        seqs = _next_seqs(connection, queue, messages)
+        _INSERT_ALL.run(connection, _rows(queue, messages, now, seqs or repeat(None)))
+        if seqs:
+            return seqs
         (last,) = connection.execute("SELECT last_insert_rowid()").fetchone()
         return list(range(last - len(messages) + 1, last + 1))
 
@@ -373,12 +464,14 @@ class EngineSending:
         until = now + queue.settings.duplicate_window
         connection.execute(_FORGET, (queue.id, queue.id, now))
         numbers = []
-        for message, row in zip(messages, _rows(queue, messages, now), strict=True):
+        rows = _rows(queue, messages, now, repeat(None))
+        for message, row in zip(messages, rows, strict=True):
             known = (queue.id, message.message_id, until, now)
             if message.message_id and connection.execute(_REMEMBER, known).rowcount == 0:
                 numbers.append(DUPLICATE)
             else:
-                numbers.append(connection.execute(_INSERT, row).lastrowid or 0)
+                seq = _next_seqs(connection, queue, [message]) or row[:1]
+                numbers.append(connection.execute(_INSERT, (*seq, *row[1:])).lastrowid or 0)
         return numbers
 
     def send_dead(self, queue: str, message: NewMessage, reason: str, description: str) -> int:
@@ -387,11 +480,13 @@ class EngineSending:
         For what the queue itself must refuse: neither its sessions nor its duplicate detection is
         asked. A dead letter never expires. Raises QueueNotFound, QueueFull.
         """
-        payload, message_id, session, _due, _expires = message
-        box = self._queues.load(queue).box(dead_letter=True)
+        payload, message_id, session = message[:3]
+        found = self._queues.load(queue)
+        box = found.box(dead_letter=True)
         row = (self._clock.wall(), message_id, session, payload, box, reason, description)
-        with self._database.statement() as connection:
-            return connection.execute(_INSERT_DEAD, row).lastrowid or 0
+        with self._database.transaction() as connection:
+            seq = _next_seqs(connection, found, [message]) or (None,)
+            return connection.execute(_INSERT_DEAD, (*seq, *row)).lastrowid or 0
 
     def cancel_scheduled(self, queue: str, seqs: Sequence[int]) -> list[int]:
         """Remove the given scheduled messages that are not due yet; returns their numbers."""
@@ -411,12 +506,27 @@ class EngineSending:
         return removed
 
 
-def _rows(queue: Queue, messages: Sequence[NewMessage], now: float) -> list[Row]:
+def _next_seqs(
+    connection: sqlite3.Connection, queue: Queue, messages: Sequence[NewMessage]
+) -> list[int]:
+    """The `seq` of messages under the next numbers of the queue; none if it is not numbered."""
+    if not queue.numbered or not messages:
+        return []
+    ((last,),) = connection.execute(_COUNT_ON, (len(messages), queue.id)).fetchall()
+    seq = first_seq(queue.id) + (last - len(messages)) * NUMBER_STEP
+    return [seq + i * NUMBER_STEP + message.partition for i, message in enumerate(messages, 1)]
+
+
+def _rows(
+    queue: Queue, messages: Sequence[NewMessage], now: float, seqs: Iterable[int | None]
+) -> list[Row]:
     """The rows of new messages. The time to live starts when a message becomes active."""
     box, settings = queue.id, queue.settings
     time_to_live, sessions = settings.time_to_live, settings.sessions
     rows: list[Row] = []
-    for payload, message_id, session, due, expires_at in messages:
+    for seq, (payload, message_id, session, due, expires_at, _) in zip(
+        seqs, messages, strict=False
+    ):
         if sessions and session is None:
             raise ConfigurationError(
                 f"queue {queue.name!r} has sessions: give each message one, or use another queue"
@@ -427,5 +537,5 @@ def _rows(queue: Queue, messages: Sequence[NewMessage], now: float) -> list[Row]
             limit = (now if start is None else start) + time_to_live
             end = limit if end is None else min(limit, end)
         state = READY if start is None else SCHEDULED
-        rows.append((state, start, now, end, message_id, session, payload, box))
+        rows.append((seq, state, start, now, end, message_id, session, payload, box))
     return rows

@@ -17,10 +17,13 @@ from aztask.errors import ConfigurationError
 from aztask.queues.engine.messages import (
     DEFERRED,
     LEASED,
+    NUMBER_STEP,
+    PARTITIONS,
     READY,
     SCHEDULED,
     TIME_TO_LIVE_EXPIRED,
     Leased,
+    first_seq,
 )
 from aztask.queues.engine.queues import (
     BURY,
@@ -55,12 +58,18 @@ _EXPIRED = (
     f"{DEFERRED}) LIMIT {SWEEP_LIMIT})"
 )
 _WORK = f"SELECT EXISTS {_DUE}, EXISTS {_LAPSED}, EXISTS {_EXPIRED}"
+# In a queue that is not numbered, `last` is NULL, and so is the sum: SQLite chooses the number.
+# A numbered queue gives its next ones, each with the partition of its message.
 _ARRIVE = (
-    "INSERT INTO messages (box, state, deliveries, enqueued_at, expires_at, message_id, session, "
-    f"reason, description, payload) SELECT box, {READY}, deliveries, moment, expires_at, "
-    f"message_id, session, reason, description, payload FROM messages WHERE seq IN {_DUE} "
-    "ORDER BY moment, seq"
+    "INSERT INTO messages (seq, box, state, deliveries, enqueued_at, expires_at, message_id, "
+    "session, reason, description, payload) SELECT "
+    f"? + {NUMBER_STEP} * ((SELECT last FROM numbered WHERE id = abs(messages.box)) "
+    "+ row_number() OVER (ORDER BY moment, seq)) "
+    f"+ CASE WHEN seq < 0 THEN seq & {PARTITIONS} ELSE 0 END, box, {READY}, deliveries, moment, "
+    "expires_at, message_id, session, reason, description, payload "
+    f"FROM messages WHERE seq IN {_DUE} ORDER BY moment, seq"
 )
+_ARRIVED = "UPDATE numbered SET last = last + ? WHERE id = ?"
 
 
 class Sweeper:
@@ -94,7 +103,8 @@ class Sweeper:
             if lapsed:
                 lapse(connection, box, boot)
             if due:
-                connection.execute(_ARRIVE, (box, wall))
+                arrived = connection.execute(_ARRIVE, (first_seq(abs(box)), box, wall)).rowcount
+                connection.execute(_ARRIVED, (arrived, abs(box)))
                 connection.execute(f"DELETE FROM messages WHERE seq IN {_DUE}", (box, wall))
             expire(connection, self._queues.load(queue.name), box, wall)
         return True

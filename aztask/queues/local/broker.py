@@ -35,6 +35,7 @@ from aztask.queues.base import (
     Unknown,
 )
 from aztask.queues.engine import (
+    FIRST_SEQ,
     Database,
     Engine,
     PeekedMessage,
@@ -252,7 +253,7 @@ class LocalBroker(BrokerSkeleton):
     def _peek(
         self, queue: str, dead_letter: bool, after: Position | None, limit: int
     ) -> list[Peeked]:
-        start = 0 if after is None else sequence_number(after) + 1
+        start = FIRST_SEQ if after is None else sequence_number(after) + 1
         return [
             _peeked(message)
             for message in self.engine.peek(queue, start, limit, dead_letter=dead_letter)

@@ -44,7 +44,7 @@ def test_a_message_passes_several_queues_in_one_run(bench):
     bench.create("a", forward_to="b")
     bench.put("a", message())
     assert run(bench) == {("b", False), ("c", False)}
-    (found,) = bench.engine.peek("c", 0, 1)
+    (found,) = bench.engine.peek("c", limit=1)
     assert stored.unpack(found.payload).hops == 2
 
 
@@ -56,12 +56,12 @@ def test_past_the_limit_of_hops_a_message_is_dead_lettered(bench):
     bench.put("q0", message())
     run(bench)
     assert active(bench, *names) == [0] * 6
-    (dead,) = bench.engine.peek("q4", 0, 1, dead_letter=True)
+    (dead,) = bench.engine.peek("q4", limit=1, dead_letter=True)
     assert dead.reason == "MaxTransferHopCountExceeded"
 
 
 def buried(bench, path):
-    return bench.engine.peek(path, 0, 10, dead_letter=True)
+    return bench.engine.peek(path, limit=10, dead_letter=True)
 
 
 def missing(bench):
@@ -196,7 +196,7 @@ def ruled(bench, *rules, **settings):
 
 def copies(bench):
     found = []
-    for each in bench.engine.peek("t/Subscriptions/s", 0, 10):
+    for each in bench.engine.peek("t/Subscriptions/s", limit=10):
         one = cut(stored.unpack(each.payload).bare)
         found.append((each, one.application_properties, one.properties))
     return found
@@ -270,7 +270,7 @@ def test_forwarded_dead_letters_carry_their_reasons_and_their_source(bench):
     (lease,) = bench.engine.receive("a", 1)
     bench.engine.dead_letter("a", [(lease.seq, lease.token)], "bad", "very bad")
     run(bench)
-    (found,) = bench.engine.peek("graveyard", 0, 1)
+    (found,) = bench.engine.peek("graveyard", limit=1)
     raw = stored.deliver(found.payload, sequence=1, enqueued_ms=0, delivery_count=0)
     properties = cut(raw).application_properties
     assert properties["DeadLetterReason"] == "bad"

@@ -13,6 +13,7 @@ from aztask.emulator.broker import management, nodes, stored
 from aztask.emulator.broker.broker import Lock
 from aztask.emulator.broker.consumer import SESSION_FILTER
 from aztask.emulator.broker.management import ALL_SESSIONS, operation
+from aztask.queues.engine import number_of
 
 PREFIX = "com.microsoft:"
 SCHEDULED = encode.symbol(stored.SCHEDULED_TIME)
@@ -126,14 +127,15 @@ def test_peeking_pages_through_a_queue(bench, ask):
 
 def test_deferred_messages_are_received_by_number(bench, ask):
     bench.create("q")
-    (number,) = bench.put("q", message(b"later"))
+    (seq,) = bench.put("q", message(b"later"))
     (lease,) = bench.engine.receive("q", 1)
     bench.engine.defer("q", [(lease.seq, lease.token)])
+    number = number_of(seq)
     numbers = encode.long_array([number])
     status, _, answer = ask("receive-by-sequence-number", sequence_numbers=numbers)
     (item,) = answer["messages"]
     assert (status, body_of(item["message"])) == (200, b"later")
-    assert bench.broker.locks.get(item["lock-token"].hex).seq == number
+    assert bench.broker.locks.get(item["lock-token"].hex).seq == seq
     status, condition, _ = ask("receive-by-sequence-number", sequence_numbers=numbers)
     assert (status, condition) == (404, "com.microsoft:message-not-found")
 

@@ -95,7 +95,7 @@ def test_properties_are_set_on_the_message(bench):
     (lease,) = bench.engine.receive("q", 1)
     action = SettlementAction(SettlementKind.ABANDON, properties={"changed": 2, "new": "x"})
     settle(bench.engine, "q", False, action, [(lease.seq, lease.token)])
-    (found,) = bench.engine.peek("q", 0, 1)
+    (found,) = bench.engine.peek("q", limit=1)
     properties = cut(stored.unpack(found.payload).bare).application_properties
     assert properties == {"kept": 1, "changed": 2, "new": "x"}
 

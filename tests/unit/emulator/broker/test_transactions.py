@@ -253,7 +253,7 @@ def test_a_link_sends_through_an_entity_to_another(bench):
     assert outcome(client.send(0, message(b"x", session="s")))[0] == 0x24
     assert outcome(client.send(1, message(b"lost")))[0] == 0x24
     assert (counts(bench), counts(bench, "to")) == ({}, {"active": 1})
-    (dead,) = bench.engine.peek("q/$Transfer", 0, 1, dead_letter=True)
+    (dead,) = bench.engine.peek("q/$Transfer", limit=1, dead_letter=True)
     assert (dead.reason, body_of(dead.payload[-9:])) == ("Session ID is null.", b"lost")
     bench.namespace.delete("to")
     client.send(2, message(b"gone", session="s"))
@@ -311,7 +311,7 @@ def test_a_discharge_just_before_the_end_of_its_connection_is_done(bench, contro
     )
     controller.client.connection.lost()
     bench.turn()
-    (left,) = bench.engine.peek("q", 0, 9)
+    (left,) = bench.engine.peek("q", limit=9)
     assert left.payload.endswith(b"out")
 
 
@@ -328,5 +328,5 @@ def test_a_message_that_is_settled_twice_under_one_transaction_rolls_it_back(ben
     operation = "com.microsoft:update-disposition"
     controller.client.request("q/$management", operation, encode.map_of(wanted), state=state)
     assert controller.discharge(number) == (0x25, "amqp:transaction:rollback")
-    (left,) = bench.engine.peek("q", 0, 9)
+    (left,) = bench.engine.peek("q", limit=9)
     assert (left.state, left.delivery_count) == ("leased", 1)

@@ -19,8 +19,10 @@ from aztask.support.clock import Clock
 
 
 def test_a_new_message_of_nothing_but_its_payload():
-    assert NewMessage(b"x") == (b"x", "", None, None, None)
-    assert NewMessage(b"x")._fields == ("payload", "message_id", "session", "due", "expires_at")
+    assert NewMessage(b"x") == (b"x", "", None, None, None, 0)
+    assert NewMessage(b"x")._fields == (
+        *("payload", "message_id", "session", "due", "expires_at", "partition"),
+    )
 
 
 def test_settings_where_nothing_was_said():

@@ -64,6 +64,7 @@ STEPS_OF_COMPONENTS = {
     "run_owners": 1,
     "schedule_owners": 1,
     "schedules": 1,
+    "numbered": 1,
     "signed_checkpoints": 1,
     "signed_controls": 1,
     "signed_results": 1,

@@ -68,7 +68,7 @@ WRITERS = {
     "worker.pool.fetching": MEMBERS,
     "workflows.graph": ROWS,
 }
-ENGINE = {"components", "file", "queues", "messages", "seen", "sessions", "boots"}
+ENGINE = {"components", "file", "queues", "messages", "seen", "sessions", "boots", "numbered"}
 """Tables of the file itself and of its queues, whose messages the broker shows."""
 
 ENCODING = {"payload_of", "payload_of_dead", "encode_value"}
