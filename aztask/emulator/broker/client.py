@@ -65,6 +65,7 @@ class Client:
         self._responders = Responders()
         self._accepting: dict[AmqpLink, PendingSession] = {}
         self._addresses: dict[AmqpLink, Address] = {}
+        self._in_use: set[str] = set()  # names of links, since the last check of idle ones
         self._last_use: dict[AmqpLink, tuple[tuple[int, ...], float]] = {}
         self._had_links = False
         self._alone_since = broker.clock.monotonic()
@@ -144,6 +145,7 @@ class Client:
                 self.claims,
                 lambda: list(self._consumers.values()),
                 self.transactions,
+                self._in_use,
             )
         else:
             self._check(link, address, Right.SEND)
@@ -263,8 +265,10 @@ class Client:
     def check_idle(self) -> None:
         """Detach links that were not used for long. Raises AmqpError if none was there for long.
 
-        ``$cbs`` does not count as a link. A link that waits for a session is in use. Those to
-        ``$management`` stay: the Python SDK (7.15) does not open them again by itself.
+        ``$cbs`` does not count as a link. A link that waits for a session is in use, and so is one
+        that a request to ``$management`` names, as on the service (the SDKs renew locks this way,
+        github.com/Azure/azure-sdk-for-python/pull/10209). The links to ``$management`` stay: the
+        Python SDK (7.15) does not open them again by itself.
         """
         now, limit = self.broker.clock.monotonic(), self.broker.faults.idle
         if not limit:
@@ -273,10 +277,12 @@ class Client:
             use = link.used()
             if address.management:
                 continue
-            if not link.attached or self._last_use.get(link, (None, 0.0))[0] != use:
+            before = self._last_use.get(link, (None, 0.0))[0]
+            if not link.attached or before != use or link.name in self._in_use:
                 self._last_use[link] = (use, now)
             elif now - self._last_use[link][1] >= limit:
                 link.detach(_idle(f"{self.container}:{link.name}", link, limit))
+        self._in_use.clear()
         control = any(isinstance(each, ControlLink) for each in self._requests.values())
         if self._addresses or control:
             self._had_links, self._alone_since = True, now

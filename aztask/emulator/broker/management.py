@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -29,7 +30,14 @@ from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.forwarding import sendable
 from aztask.emulator.broker.producer import new_message
 from aztask.emulator.broker.settlement import SettlementAction, SettlementKind, settle
-from aztask.queues.engine import Leased, PeekedMessage, SessionLease, number_of, without_partition
+from aztask.queues.engine import (
+    Leased,
+    NewMessage,
+    PeekedMessage,
+    SessionLease,
+    number_of,
+    without_partition,
+)
 
 MAX_PEEK = 250
 FIRST_PAGE = 16
@@ -161,6 +169,18 @@ def update_disposition(call: ManagementCall) -> Result:
 
 def schedule_message(call: ManagementCall) -> Result:
     """Store messages that become available at a later time."""
+    path, messages = _to_schedule(call)
+    numbers = call.broker.engine.send(path, messages)
+    call.broker.queue_changed(path)
+    return _numbers(numbers)
+
+
+def _numbers(seqs: Sequence[int]) -> Result:
+    return _answer("sequence-numbers", encode.long_array(list(map(number_of, seqs))))
+
+
+def _to_schedule(call: ManagementCall) -> tuple[str, list[NewMessage]]:
+    """Return where to store which messages. Raises AmqpError."""
     entity = sendable(call.broker.namespace, call.entity.path)
     now = call.broker.clock.wall()
     messages = []
@@ -169,9 +189,124 @@ def schedule_message(call: ManagementCall) -> Result:
         if not isinstance(encoded, bytes):
             raise AmqpError(ARGUMENT_ERROR, "'message' must be an encoded message")
         messages.append(new_message(entity, encoded, now))
-    numbers = call.broker.engine.send(entity.path, messages)
-    call.broker.queue_changed(entity.path)
-    return _answer("sequence-numbers", encode.long_array(list(map(number_of, numbers))))
+    return entity.path, messages
+
+
+class Joining(ABC):
+    """An operation under a transaction: begun when it is asked for, done at the discharge.
+
+    What fails when it is asked for does not join: the discharge passes it by. others: the work of
+    the transaction before this.
+    """
+
+    def __init__(self, call: ManagementCall, others: Sequence[object] = ()) -> None:
+        self._call = call
+        self._others = others
+        self.joined = False
+
+    @property
+    def count(self) -> int:
+        """How many messages it sends or cancels."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """How many bytes it holds."""
+        return 0
+
+    def begin(self, _call: ManagementCall) -> Result:
+        """Check the request, and return the response. Raises AmqpError."""
+        self.joined = False
+        result = self._begin()
+        self.joined = True
+        return result
+
+    def run(self) -> None:
+        """Do it, inside the store's transaction. Raises AmqpError: then nothing is done."""
+        if self.joined:
+            self._run()
+
+    def end(self, committed: bool) -> None:
+        """The transaction is over."""
+        self.joined = False
+
+    def _begin(self) -> Result:
+        return _done()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Do what `run` says."""
+
+
+class JoiningSchedule(Joining):
+    """Schedules messages at the discharge, under numbers that the response has told already."""
+
+    def __init__(self, call: ManagementCall, others: Sequence[object] = ()) -> None:
+        super().__init__(call, others)
+        self.path, self._messages = _to_schedule(call)
+        self.seqs: list[int] = []
+
+    @property
+    def count(self) -> int:
+        return len(self._messages)
+
+    @property
+    def size(self) -> int:
+        return sum(len(message.payload) for message in self._messages)
+
+    def _begin(self) -> Result:
+        self.seqs = self._call.broker.engine.reserve(self.path, self._messages)
+        return _numbers(self.seqs)
+
+    def _run(self) -> None:
+        entity = sendable(self._call.broker.namespace, self.path)
+        self._call.broker.engine.send(entity.path, self._messages, numbers=self.seqs)
+        self._call.broker.queue_changed(entity.path)
+
+
+class JoiningCancel(Joining):
+    """Cancels scheduled messages at the discharge.
+
+    One that fell due since the request rolls the transaction back.
+    """
+
+    def __init__(self, call: ManagementCall, others: Sequence[object] = ()) -> None:
+        super().__init__(call, others)
+        self._numbers = call.items("sequence-numbers", int, "long")
+
+    @property
+    def count(self) -> int:
+        return len(self._numbers)
+
+    def _begin(self) -> Result:
+        engine, path = self._call.broker.engine, self._call.entity.path
+        ours = {
+            seq
+            for other in self._others
+            if isinstance(other, JoiningSchedule) and other.joined and other.path == path
+            for seq in other.seqs
+        }
+        for number, seq in zip(self._numbers, self._call.seqs(self._numbers), strict=True):
+            found = engine.peek(path, seq, 1)
+            known = found and found[0].seq == seq and found[0].state == "scheduled"
+            if not known and seq not in ours:
+                raise _not_scheduled(number)
+        return _done()
+
+    def _run(self) -> None:
+        cancel_scheduled(self._call)
+
+
+class JoiningState(Joining):
+    """Sets the state of a session at the discharge, if this connection then still holds it."""
+
+    def _begin(self) -> Result:
+        _state_of(self._call)
+        self._call.session()
+        return _done()
+
+    def _run(self) -> None:
+        set_session_state(self._call)
 
 
 def cancel_scheduled(call: ManagementCall) -> Result:
@@ -180,10 +315,12 @@ def cancel_scheduled(call: ManagementCall) -> Result:
     removed = call.broker.engine.cancel_scheduled(call.entity.path, call.seqs(numbers))
     missing = sorted(set(numbers) - set(map(number_of, removed)))
     if missing:
-        raise AmqpError(
-            MESSAGE_NOT_FOUND, f"no scheduled message has the sequence number {missing[0]}"
-        )
+        raise _not_scheduled(missing[0])
     return _done()
+
+
+def _not_scheduled(number: int) -> AmqpError:
+    return AmqpError(MESSAGE_NOT_FOUND, f"no scheduled message has the sequence number {number}")
 
 
 _STATES = {"deferred": stored.STATE_DEFERRED, "scheduled": stored.STATE_SCHEDULED}
@@ -302,11 +439,7 @@ def get_session_state(call: ManagementCall) -> Result:
 
 def set_session_state(call: ManagementCall) -> Result:
     """Set or delete the state of a session that this connection holds."""
-    state = call.body.get("session-state")
-    if isinstance(state, str):
-        state = state.encode()
-    if state is not None and (not isinstance(state, bytes) or len(state) > MAX_STATE):
-        raise AmqpError(ARGUMENT_ERROR, f"a session state is at most {MAX_STATE} bytes, or null")
+    state = _state_of(call)
     path, lease = call.entity.path, call.session()
     times = call.broker.namespace.session_times
     call.broker.engine.set_session_state(path, lease, state)
@@ -315,6 +448,16 @@ def set_session_state(call: ManagementCall) -> Result:
     else:
         times.note(path, lease.session, call.broker.clock.wall())
     return _done()
+
+
+def _state_of(call: ManagementCall) -> bytes | None:
+    """Return the state that a request sets. Raises AmqpError (argument-error)."""
+    state = call.body.get("session-state")
+    if isinstance(state, str):
+        state = state.encode()
+    if state is not None and (not isinstance(state, bytes) or len(state) > MAX_STATE):
+        raise AmqpError(ARGUMENT_ERROR, f"a session state is at most {MAX_STATE} bytes, or null")
+    return state
 
 
 # Clients ask for sessions updated since the year 10000 to list those with messages, too.
@@ -380,4 +523,19 @@ def operation(name: str) -> Operation:
     found = OPERATIONS.get(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
     if found is None:
         raise AmqpError(NOT_IMPLEMENTED, f"there is no operation {name[:100]!r} here")
+    return found
+
+
+_JOINING: dict[str, type[Joining]] = {
+    "schedule-message": JoiningSchedule,
+    "cancel-scheduled-message": JoiningCancel,
+    "set-session-state": JoiningState,
+}
+
+
+def joining(name: str) -> type[Joining]:
+    """Return what an operation is as part of a transaction. Raises AmqpError."""
+    found = _JOINING.get(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
+    if found is None:
+        raise AmqpError(NOT_IMPLEMENTED, f"{name[:100]!r} under a transaction")
     return found

@@ -51,8 +51,10 @@ from aztask.emulator.broker.filters import (
     TrueFilter,
 )
 from aztask.emulator.broker.management import (
+    Joining,
     ManagementCall,
     Operation,
+    joining,
     operation,
     requested_settlement,
 )
@@ -453,7 +455,8 @@ class CbsLink(RequestLink):
 class ManagementLink(RequestLink):
     """Requests to an entity's ``$management``.
 
-    claims: the client's permissions. consumers: returns its receiving links.
+    claims: the client's permissions. consumers: returns its receiving links. in_use: the names of
+    links that requests were made for; a request keeps such a link from becoming idle.
     """
 
     def __init__(
@@ -464,8 +467,10 @@ class ManagementLink(RequestLink):
         claims: TokenClaims,
         consumers: Callable[[], Sequence[Consumer]],
         transactions: Transactions,
+        in_use: set[str],
     ) -> None:
         super().__init__(replies)
+        self._in_use = in_use
         self._transactions = transactions
         self._broker = broker
         self._address = address
@@ -474,6 +479,9 @@ class ManagementLink(RequestLink):
 
     def handle(self, request: Request) -> None:
         """Submit the operation, or reply with the reason for refusing it."""
+        name = request.parameter("associated-link-name")
+        if isinstance(name, str):
+            self._in_use.add(name)
         try:
             if self._broker.faults.is_busy():
                 raise BUSY
@@ -492,20 +500,25 @@ class ManagementLink(RequestLink):
             call = ManagementCall(self._broker, entity, self._address.dead, body, self._consumers())
             function = operation(request.operation)
             if request.transaction is not None:
-                self._add(request.transaction, call, request.operation)
-                self.done(request, 200, encode.NULL)
+                self._join(request.transaction, request, call)
                 return
             self._broker.committer.submit(_RunOperation(self, request, function, call))
         except AmqpError as error:
             self.failed(request, error)
 
-    def _add(self, transaction: bytes, call: ManagementCall, name: str) -> None:
-        """Make a settlement by lock tokens part of a transaction. Raises AmqpError."""
-        if name != SETTLING:
-            raise AmqpError(NOT_IMPLEMENTED, f"{name[:100]!r} under a transaction")
-        action, locks = requested_settlement(call)
-        if locks:
-            self._transactions.add(transaction, SettledLocks(self._broker, locks, action))
+    def _join(self, transaction: bytes, request: Request, call: ManagementCall) -> None:
+        """Make an operation part of a transaction, and reply. Raises AmqpError."""
+        name = request.operation
+        if name == SETTLING:
+            action, locks = requested_settlement(call)
+            if locks:
+                self._transactions.add(transaction, SettledLocks(self._broker, locks, action))
+            self.done(request, 200, encode.NULL)
+            return
+        kind = joining(name)
+        work = kind(call, self._transactions.work(transaction))
+        self._transactions.add(transaction, work)
+        self._broker.committer.submit(_JoinTransaction(self, request, work, call))
 
     def _rule(self, path: str, name: str, body: dict[str, object]) -> tuple[int, bytes]:
         namespace = self._broker.namespace
@@ -564,3 +577,21 @@ class _RunOperation(StoreChange):
         """Reply with the error of the transaction."""
         self._forget()
         self._link.failed(self._request, as_amqp(error))
+
+
+class _JoinTransaction(_RunOperation):
+    """Begins an operation under a transaction and replies to its request.
+
+    Its work has joined at the request already, so that a discharge right behind it finds it.
+    """
+
+    def __init__(
+        self, link: ManagementLink, request: Request, work: Joining, call: ManagementCall
+    ) -> None:
+        super().__init__(link, request, work.begin, call)
+        self._work = work
+
+    def fail(self, error: AztaskError) -> None:
+        """Reply with the error of the store; the work does not join."""
+        self._work.joined = False
+        super().fail(error)

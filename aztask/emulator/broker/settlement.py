@@ -157,14 +157,25 @@ def _modify(
 
     Raises AmqpError if they would be more than a message has room for.
     """
-    found = engine.peek(queue, lease[0], 1, dead_letter=dead)
-    if not found or found[0].seq != lease[0]:
-        return
+    payload = changed_payload(engine, queue, dead, lease[0], properties)
+    if payload is not None:
+        engine.update(queue, *lease, payload, dead_letter=dead)
+
+
+def changed_payload(
+    engine: Engine, queue: str, dead: bool, seq: int, properties: dict[str, Any]
+) -> bytes | None:
+    """Return what a message with these properties is stored as; None if the message is gone.
+
+    Raises AmqpError if they would be more than a message has room for.
+    """
+    found = engine.peek(queue, seq, 1, dead_letter=dead)
+    if not found or found[0].seq != seq:
+        return None
     message = stored.unpack(found[0].payload)
     bare = stored.with_properties(message.bare, properties)
     sections.check_properties(sections.cut(bare))
-    payload = stored.with_bare(message, bare).pack()
-    engine.update(queue, *lease, payload, dead_letter=dead)
+    return stored.with_bare(message, bare).pack()
 
 
 class DispositionSettler(StoreChange):

@@ -2,7 +2,8 @@
 
 Rules
 1. Work is checked when it arrives and kept in memory. Nothing is stored, sent or settled before the
-   discharge, which does all of it in one transaction of the store, or nothing.
+   discharge, which does all of it in one transaction of the store, or nothing. Only the numbers of
+   scheduled messages are taken at once, because the client is told them.
 2. A transaction ends with the control link that declared it, with its connection, and after
    `TIMEOUT_SECONDS`: it is then rolled back. Its id is unknown from then on.
 3. A message that was settled under a transaction which is rolled back stays locked, as on the
@@ -38,7 +39,12 @@ from aztask.emulator.amqp.link import AmqpLink, Inbound, Outbound, ReceivingLink
 from aztask.emulator.broker.broker import Lock, Service
 from aztask.emulator.broker.conditions import LOCK_LOST, SESSION_LOST, as_amqp
 from aztask.emulator.broker.dispatch import StoreChange, undone
-from aztask.emulator.broker.settlement import TRANSACTIONAL, SettlementAction, settle
+from aztask.emulator.broker.settlement import (
+    TRANSACTIONAL,
+    SettlementAction,
+    changed_payload,
+    settle,
+)
 from aztask.errors import AztaskError
 
 TIMEOUT_SECONDS: Final = 120.0
@@ -75,10 +81,16 @@ class TransactionWork(Protocol):
 
 
 class SettledLocks:
-    """Messages that a transaction settles by their locks."""
+    """Messages that a transaction settles by their locks.
+
+    Raises AmqpError for changes of their properties that a message has no room for: then they do
+    not join, as nothing does that is refused (rule 1).
+    """
 
     def __init__(self, broker: Service, locks: Sequence[Lock], action: SettlementAction) -> None:
         self._broker, self._locks, self._action = broker, locks, action
+        for lock in locks if action.properties else ():
+            changed_payload(broker.engine, lock.queue, lock.dead, lock.seq, action.properties)
 
     @property
     def count(self) -> int:
@@ -171,6 +183,13 @@ class Transactions:
                 f"the transactions of a connection hold at most {MAX_BYTES} bytes of messages",
             )
         known.work.append(work)
+
+    def work(self, number: bytes) -> Sequence[TransactionWork]:
+        """Return the work of a transaction, which grows until the discharge. Raises AmqpError."""
+        known = self._open.get(number)
+        if known is None:
+            raise unknown(number)
+        return known.work
 
     def refuse(self, number: bytes, error: AmqpError) -> None:
         """Roll a transaction back at its discharge: work was refused, and no answer says so."""

@@ -186,6 +186,7 @@ class Engine:
 
         sending = EngineSending(table)
         self.send, self.send_dead = sending.send, sending.send_dead
+        self.reserve = sending.reserve
         self.cancel_scheduled = sending.cancel_scheduled
         self.cancel_scheduled_ids = sending.cancel_scheduled_ids
 

@@ -398,19 +398,39 @@ class EngineSending:
         self._database = queues.database
         self._clock = queues.clock
 
-    def send(self, queue: str, messages: Sequence[NewMessage]) -> list[int]:
+    def reserve(self, queue: str, messages: Sequence[NewMessage]) -> list[int]:
+        """Take the next numbers for messages that are sent later, with `send(numbers=...)`.
+
+        A number that is then not used stays a gap. Raises QueueNotFound, QueueFull.
+        """
+        found = self._queues.load(queue)
+        with self._database.transaction() as connection:
+            seqs = _next_seqs(connection, found, messages)
+            if not found.numbered:  # SQLite gives no number without a row, and none twice
+                row = (self._clock.wall(), "", None, b"", 0, None, None)
+                for _ in messages:
+                    seqs.append(connection.execute(_INSERT_DEAD, (None, *row)).lastrowid or 0)
+                    connection.execute("DELETE FROM messages WHERE seq = ?", seqs[-1:])
+        return seqs
+
+    def send(
+        self, queue: str, messages: Sequence[NewMessage], *, numbers: Sequence[int] = ()
+    ) -> list[int]:
         """Store the messages; returns their sequence numbers, and `DUPLICATE` for dropped ones.
+
+        numbers: from `reserve`, one for each message.
 
         Use a scheduled message's number only to cancel it: it gets a new one when it is due.
         Raises QueueNotFound, QueueFull, ConfigurationError (a message without a required session).
         """
-        if len(messages) == 1 and not self._queues.find(queue).settings.duplicate_window:
+        single = len(messages) == 1 and not numbers
+        if single and not self._queues.find(queue).settings.duplicate_window:
             return [self._send_one(queue, messages[0])]
         if not messages:
             self._queues.load(queue)
             return []
         with self._database.transaction() as connection:
-            return self.send_within(connection, queue, messages)
+            return self.send_within(connection, queue, messages, numbers)
 
     def _send_one(self, name: str, message: NewMessage) -> int:
         queue = self._queues.find(name)
@@ -440,14 +460,18 @@ class EngineSending:
         return cursor.lastrowid
 
     def send_within(
-        self, connection: sqlite3.Connection, name: str, messages: Sequence[NewMessage]
+        self,
+        connection: sqlite3.Connection,
+        name: str,
+        messages: Sequence[NewMessage],
+        numbers: Sequence[int] = (),
     ) -> list[int]:
         """Send as part of the current transaction of `connection`."""
         queue = self._queues.current(connection, name)
         now = self._clock.wall()
         if queue.settings.duplicate_window:
-            return self._send_distinct(connection, queue, messages, now)
-        seqs = _next_seqs(connection, queue, messages)
+            return self._send_distinct(connection, queue, messages, now, numbers)
+        seqs = list(numbers) or _next_seqs(connection, queue, messages)
         _INSERT_ALL.run(connection, _rows(queue, messages, now, seqs or repeat(None)))
         if seqs:
             return seqs
@@ -460,17 +484,20 @@ class EngineSending:
         queue: Queue,
         messages: Sequence[NewMessage],
         now: float,
+        given: Sequence[int],
     ) -> list[int]:
         until = now + queue.settings.duplicate_window
         connection.execute(_FORGET, (queue.id, queue.id, now))
         numbers = []
-        rows = _rows(queue, messages, now, repeat(None))
+        rows = _rows(queue, messages, now, given or repeat(None))
         for message, row in zip(messages, rows, strict=True):
             known = (queue.id, message.message_id, until, now)
             if message.message_id and connection.execute(_REMEMBER, known).rowcount == 0:
                 numbers.append(DUPLICATE)
             else:
-                seq = _next_seqs(connection, queue, [message]) or row[:1]
+                seq = row[:1]
+                if not given:
+                    seq = tuple(_next_seqs(connection, queue, [message])) or seq
                 numbers.append(connection.execute(_INSERT, (*seq, *row[1:])).lastrowid or 0)
         return numbers
 

@@ -150,3 +150,17 @@ def test_idle_links_may_stay():
     client.attach(receive=True)
     assert idle_for(bench, client, 5000) == []
     bench.emulator.database.close()
+
+
+def test_a_request_for_a_link_keeps_it_in_use(bench):
+    """Only the link that the request names, for as long as any other use."""
+    bench.create("q")
+    client = bench.client()
+    client.attach(receive=True, name="held")
+    client.attach(receive=True, handle=1, name="other")
+    assert idle_for(bench, client, 400) == []
+    wanted = encode.map_of([(encode.string("lock-tokens"), encode.list_of([]))])
+    name = {"associated-link-name": "held"}
+    client.request("q/$management", "com.microsoft:renew-lock", wanted, **name)
+    assert [each.handle for each in idle_for(bench, client, 250)] == [1]
+    assert [each.handle for each in idle_for(bench, client, 400)] == [0]

@@ -11,8 +11,10 @@ from emulatorbench import body_of, message
 from aztask.emulator.amqp import encode, outgoing, sections
 from aztask.emulator.amqp.link import COORDINATOR
 from aztask.emulator.amqp.outgoing import frame
-from aztask.emulator.broker import transactions
+from aztask.emulator.broker import stored, transactions
+from aztask.emulator.broker.consumer import SESSION_FILTER
 from aztask.emulator.broker.transactions import MAX_MESSAGES, TIMEOUT_SECONDS, transactional
+from aztask.queues.engine import number_of
 
 CONTROL, SENDER, RECEIVER = 9, 0, 1
 
@@ -330,3 +332,200 @@ def test_a_message_that_is_settled_twice_under_one_transaction_rolls_it_back(ben
     assert controller.discharge(number) == (0x25, "amqp:transaction:rollback")
     (left,) = bench.engine.peek("q", limit=9)
     assert (left.state, left.delivery_count) == ("leased", 1)
+
+
+# -- schedule, cancel and session state under a transaction
+
+
+def due(body, seconds):
+    """A message that is scheduled for this time."""
+    at = [(encode.symbol(stored.SCHEDULED_TIME), encode.timestamp(int(seconds * 1000)))]
+    return encode.described(sections.MESSAGE_ANNOTATIONS, encode.map_of(at)) + message(body)
+
+
+def ask(controller, number, operation, path="q", **values):
+    """Request an operation under a transaction; return status, condition and body."""
+    state = transactional(number, encode.NULL)
+    body = encode.map_of(
+        [(encode.string(name.replace("_", "-")), value) for name, value in values.items()]
+    )
+    name = f"com.microsoft:{operation}"
+    return controller.client.request(f"{path}/$management", name, body, state=state)
+
+
+def schedule(bench, controller, number, *bodies):
+    items = [
+        encode.map_of([(encode.string("message"), encode.binary(due(body, bench.now + 60)))])
+        for body in bodies
+    ]
+    return ask(controller, number, "schedule-message", messages=encode.list_of(items))
+
+
+def cancel(controller, number, *numbers):
+    wanted = encode.long_array(list(numbers))
+    return ask(controller, number, "cancel-scheduled-message", sequence_numbers=wanted)
+
+
+def scheduled(bench):
+    return [number_of(each.seq) for each in bench.engine.peek("q")]
+
+
+def test_what_is_scheduled_under_a_transaction_is_stored_at_the_discharge(bench, controller):
+    number = controller.declare()
+    status, _, answer = schedule(bench, controller, number, b"one", b"two")
+    assert (status, answer) == (200, {"sequence-numbers": [1, 2]})
+    assert counts(bench) == {}
+    bench.put("q", message(b"beside"))
+    assert controller.discharge(number) == (0x24, [])
+    assert counts(bench) == {"active": 1, "scheduled": 2}
+    assert scheduled(bench) == [1, 2, 3]
+
+
+def test_what_is_scheduled_and_rolled_back_is_not_stored(bench, controller):
+    number = controller.declare()
+    schedule(bench, controller, number, b"one")
+    assert controller.discharge(number, fail=True) == (0x24, [])
+    assert counts(bench) == {}
+    bench.put("q", message(b"next"))
+    assert scheduled(bench) == [2]  # the client was told 1
+
+
+def test_a_schedule_counts_towards_the_limit_of_messages(bench, controller):
+    number = controller.declare()
+    assert schedule(bench, controller, number, *[b"x"] * MAX_MESSAGES)[0] == 200
+    assert schedule(bench, controller, number, b"x")[1] == "amqp:not-allowed"
+
+
+def test_a_cancel_is_done_at_the_discharge_or_not_at_all(bench, controller):
+    bench.put("q", due(b"later", bench.now + 60))
+    number = controller.declare()
+    assert cancel(controller, number, 1)[0] == 200
+    assert counts(bench) == {"scheduled": 1}
+    assert controller.discharge(number, fail=True) == (0x24, [])
+    assert counts(bench) == {"scheduled": 1}
+    number = controller.declare()
+    cancel(controller, number, 1)
+    assert controller.discharge(number) == (0x24, [])
+    assert counts(bench) == {}
+
+
+def test_a_cancel_of_what_is_not_scheduled_does_not_join(bench, controller):
+    number = controller.declare()
+    assert cancel(controller, number, 1)[:2] == (404, "com.microsoft:message-not-found")
+    controller.send(number, message(b"out"))
+    assert controller.discharge(number) == (0x24, [])
+    assert counts(bench) == {"active": 1}
+
+
+def test_a_cancel_of_what_fell_due_rolls_everything_back(bench, controller):
+    bench.put("q", due(b"later", bench.now + 60))
+    number = controller.declare()
+    cancel(controller, number, 1)
+    controller.send(number, message(b"out"))
+    bench.now += 61
+    assert controller.discharge(number) == (0x25, "amqp:transaction:rollback")
+    assert counts(bench) == {"active": 1}
+
+
+def test_what_was_scheduled_in_a_transaction_may_be_cancelled_in_it(bench, controller):
+    number = controller.declare()
+    schedule(bench, controller, number, b"one", b"two")
+    assert cancel(controller, number, 1)[0] == 200
+    assert controller.discharge(number) == (0x24, [])
+    assert scheduled(bench) == [2]
+
+
+def test_a_schedule_under_an_unknown_transaction_is_refused(bench, controller):
+    for refused in (
+        schedule(bench, controller, b"unknown", b"one"),
+        cancel(controller, b"unknown", 1),
+    ):
+        assert refused[1] == "amqp:transaction:unknown-id"
+    assert counts(bench) == {}
+
+
+def test_numbers_are_reserved_in_a_queue_that_counts_with_the_file(bench, controller):
+    bench.engine.delete_queue("q")
+    bench.engine.create_queue("q")
+    number = controller.declare()
+    _, _, answer = schedule(bench, controller, number, b"one", b"two")
+    bench.put("q", message(b"beside"))
+    controller.discharge(number)
+    assert answer == {"sequence-numbers": [1, 2]}
+    assert scheduled(bench) == [1, 2, 3]
+
+
+def test_the_state_of_a_session_is_set_at_the_discharge(bench, controller):
+    bench.create("s", sessions=True)
+    filters = encode.map_of([(encode.symbol(SESSION_FILTER), encode.string("one"))])
+    client = controller.client
+    client.attach(receive=True, address="s", handle=7, name="session", filters=filters)
+    number = controller.declare()
+    values = {"session_id": encode.string("one"), "session_state": encode.binary(b"state")}
+    assert ask(controller, number, "set-session-state", "s", **values)[0] == 200
+    (lease,) = [c.lease for c in bench.broker.dispatcher.consumers("s")]
+    assert bench.engine.get_session_state("s", lease) is None
+    assert controller.discharge(number) == (0x24, [])
+    assert bench.engine.get_session_state("s", lease) == b"state"
+    values["session_id"] = encode.string("two")
+    number = controller.declare()
+    answer = ask(controller, number, "set-session-state", "s", **values)
+    assert answer[1] == "com.microsoft:session-lock-lost"
+
+
+# -- settlement with changed properties under a transaction
+
+
+def changed(value=b""):
+    """The outcomes that settle with the property ``p``, by the state of the message after them."""
+    text = value or encode.string("new")
+    properties = encode.map_of([(encode.symbol("p"), text)])
+    error = encode.described(
+        0x1D, encode.list_of([encode.symbol("com.microsoft:dead-letter"), encode.NULL, properties])
+    )
+    return {
+        "active": encode.described(0x27, encode.list_of([encode.TRUE, encode.FALSE, properties])),
+        "deferred": encode.described(0x27, encode.list_of([encode.TRUE, encode.TRUE, properties])),
+        "dead": encode.described(0x25, encode.list_of([error])),
+    }
+
+
+def found_property(bench, dead):
+    (left,) = bench.engine.peek("q", dead_letter=dead)
+    cut = sections.cut(stored.unpack(left.payload).bare)
+    return cut.application_properties.get("p")
+
+
+@pytest.mark.parametrize("after", ["active", "deferred", "dead"])
+def test_properties_are_changed_at_the_discharge(bench, controller, after):
+    bench.put("q", message(b"in"))
+    controller.client.receive(1, handle=RECEIVER)
+    number = controller.declare()
+    assert controller.settle(number, 0, changed()[after])[0] == 0x34
+    assert found_property(bench, False) is None
+    assert controller.discharge(number) == (0x24, [])
+    assert counts(bench) == {after: 1}
+    assert found_property(bench, after == "dead") == "new"
+
+
+@pytest.mark.parametrize("after", ["active", "deferred", "dead"])
+def test_properties_are_not_changed_by_a_rollback(bench, controller, after):
+    bench.put("q", message(b"in"))
+    controller.client.receive(1, handle=RECEIVER)
+    number = controller.declare()
+    controller.settle(number, 0, changed()[after])
+    controller.discharge(number, fail=True)
+    assert counts(bench) == {"leased": 1}
+    assert found_property(bench, False) is None
+
+
+def test_too_many_properties_are_refused_when_they_come_not_at_the_discharge(bench, controller):
+    bench.put("q", message(b"in", many="x" * 40_000))
+    controller.client.receive(1, handle=RECEIVER)
+    number = controller.declare()
+    large = changed(encode.string("x" * 40_000))["active"]
+    descriptor, _ = controller.settle(number, 0, large)
+    assert descriptor == 0x25
+    controller.send(number, message(b"out"))
+    assert controller.discharge(number) == (0x24, [])
+    assert counts(bench) == {"active": 1, "leased": 1}
