@@ -227,7 +227,7 @@ class Joining(ABC):
             self._run()
 
     def end(self, committed: bool) -> None:
-        """The transaction is over."""
+        """Let no later discharge do it again: it was committed or rolled back."""
         self.joined = False
 
     def _begin(self) -> Result:
@@ -235,7 +235,7 @@ class Joining(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Do what `run` says."""
+        """Change the store, if the request was accepted. Raises AmqpError."""
 
 
 class JoiningSchedule(Joining):
