@@ -15,14 +15,14 @@ from aztask.dashboard import graph
 from aztask.dashboard.site import PAGE_SIZE, Ask, Shown, Site
 from aztask.errors import AztaskError, ConfigurationError, NotFound
 from aztask.operate.action import audit, entry
-from aztask.operate.attention import attention, backlog
 from aztask.operate.controls import controls, limits
 from aztask.operate.deadletters import Selection
 from aztask.operate.deadletters.actions import groups
 from aztask.operate.deadletters.actions import page as letters_page
 from aztask.operate.deadletters.mutes import mutes
 from aztask.operate.explain import explain
-from aztask.operate.history import BY, CONDITIONS, HistoryView, history, marks
+from aztask.operate.firstpage import Done, OverviewFilter, done, overview
+from aztask.operate.history import BY, WINDOW_NAMES
 from aztask.operate.jobs import job, jobs
 from aztask.operate.queues import arguments_of, oldest_waiting, peek, queues
 from aztask.operate.requests import KINDS as ACTIONS
@@ -44,72 +44,45 @@ from aztask.support.display import mask, safe_str, visible
 Page: TypeAlias = Callable[[Site, Ask], Shown]
 
 MOST_WORKFLOWS: Final = 200
-WINDOW_NAMES: Final = {"hour": "hour", "day": "day", "week": "week", "30d": "30 days"}
 OCCURRENCES: Final = 20
 
 
 def history_data(site: Site, ask: Ask) -> Shown:
     """What workers did in a window, for the charts and for the table below them."""
-    conditions = {name: ask.text(name) for name in CONDITIONS}
-    window, by = ask.text("window") or "hour", ask.text("by") or "task"
-    view = history(site.app, window, by, conditions)
-    return Shown("", "", {"view": view, "marks": marks(site.app, view)})
+    return Shown("", "", {"done": done(site.app, OverviewFilter.parse(ask.query))})
 
 
 def charts(site: Site, ask: Ask) -> dict[str, Any]:
     """What the page draws, as plain data. Raises as `history` does."""
-    found = site.answer(history_data, _of_history(ask)).values
-    view: HistoryView = found["view"]
+    did = _done(site, ask, OverviewFilter.parse(ask.query))
+    view = did.view
+    if view is None:
+        raise ConfigurationError(did.why)
     shown = [
-        {"at": each.at, "kind": each.kind, "text": visible(mask(each.text))}
-        for each in found["marks"]
+        {"at": each.at, "kind": each.kind, "text": visible(mask(each.text))} for each in did.marks
     ]
     return {"step": view.window.step, "times": view.times, "marks": shown, **view.chart()}
 
 
-def _of_history(ask: Ask) -> Ask:
-    """The same conditions have one answer, for the page and for its charts."""
-    named = {name: ask.text(name) for name in ("window", "by", *CONDITIONS)}
-    query = {name: value for name, value in named.items() if value}
-    return Ask("/history.json", query, ask.visitor)
+def _done(site: Site, ask: Ask, chosen: OverviewFilter) -> Done:
+    """The same filter has one answer, for the page and for its charts. Raises as `history` does."""
+    named = Ask("/history.json", chosen.query(), ask.visitor)
+    found: Done = site.answer(history_data, named).values["done"]
+    return found
 
 
-def _history(site: Site, ask: Ask) -> dict[str, Any]:
-    """The values of the overview's part about the history; `why` if it cannot be shown."""
-    query = _of_history(ask).query
-    values: dict[str, Any] = {
-        "windows": WINDOW_NAMES,
-        "by_all": BY,
-        "query": {"window": "hour", "by": "task", **query},
-        "view": None,
-        "marks": (),
-        "why": "",
-    }
-    try:
-        values |= site.answer(history_data, _of_history(ask)).values
-    except AztaskError as error:
-        values["why"] = safe_str(error)
-    return values
-
-
-def overview(site: Site, ask: Ask) -> Shown:
+def overview_page(site: Site, ask: Ask) -> Shown:
     """Rates, failures, backlog, what needs attention first, and what workers did."""
-    figures = site.figures()
-    states = [each.state for each in figures.workers]
-    return Shown(
-        "overview",
-        "Overview",
-        {
-            "figures": figures,
-            "notices": attention(site.app, figures),
-            "backlog": backlog(figures.queues),
-            "dead": sum(each.dead or 0 for each in figures.queues),
-            "alive": states.count("alive"),
-            "silent": states.count("silent"),
-            "history": _history(site, ask),
-            "ages": [(each.queue, _age(site, each.queue)) for each in figures.queues[:20]],
-        },
-    )
+    chosen = OverviewFilter()
+    try:
+        chosen = OverviewFilter.parse(ask.query)
+        did = _done(site, ask, chosen)
+    except AztaskError as error:
+        did = Done(why=safe_str(error))
+    found = overview(site.app, site.figures(), chosen, did)
+    ages = [(each.queue, _age(site, each.queue)) for each in found.figures.queues[:20]]
+    values = {"found": found, "windows": WINDOW_NAMES, "by_all": BY, "ages": ages}
+    return Shown("overview", "Overview", {**values, "asked": asdict(chosen)})
 
 
 def _newest(site: Site) -> NewestFigures:
@@ -331,7 +304,7 @@ def search_page(site: Site, ask: Ask) -> Shown:
 
 
 PAGES: Final[dict[str, Page]] = {
-    "/": overview,
+    "/": overview_page,
     "/queues": queue_list,
     "/queue": queue_messages,
     "/tasks": task_list,

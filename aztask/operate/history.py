@@ -60,6 +60,9 @@ WINDOWS: Final[Mapping[str, HistoryWindow]] = {
 """An hour is read from the workers' own rows, a day from the days' rows with their slots, and the
 longer ones from the sums of hours alone."""
 
+WINDOW_NAMES: Final = {"hour": "hour", "day": "day", "week": "week", "30d": "30 days"}
+"""As people read them, behind "the last"."""
+
 BY: Final = ("queue", "task", "worker")
 CONDITIONS: Final = BY
 """The names of what a view may be narrowed to: in the URL of the page, for commands and agents."""

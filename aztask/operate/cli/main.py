@@ -45,7 +45,7 @@ COMMANDS = {
     "schedule": "List, show, pause, resume, trigger and backfill schedules.",
     "scheduler": "Send the tasks of schedules until stopped, without running tasks.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
-    "top": "Show queues, workers, running tasks, rates and failures live on the terminal.",
+    "top": "Show what needs attention, what workers did, queues, tasks and failures live.",
     "dashboard": "Serve the operations page in a browser until stopped.",
     "watch": "Send a notice to a webhook when a rule holds, and once more when it ends.",
     "mcp": "Serve queries, and actions if you allow them, to agents over MCP.",

@@ -9,8 +9,9 @@ import click
 
 from aztask.errors import ConfigurationError
 from aztask.operate.cli.group import extra_module
-from aztask.operate.cli.options import Duration, all_names, app_option, queues_option
+from aztask.operate.cli.options import Duration, Text, all_names, app_option, queues_option
 from aztask.operate.cli.target import open_app
+from aztask.operate.firstpage import OverviewFilter, OverviewReader
 from aztask.operate.overview import Reader
 
 
@@ -23,11 +24,18 @@ from aztask.operate.overview import Reader
     default="2s",
     help="Read the figures this often; + and - change it.",
 )
-def command(queues: Sequence[tuple[str, ...]], interval: float) -> None:
-    """Show queues, workers, running tasks, rates and failures live on the terminal.
+@click.option(
+    "--filter",
+    "chosen",
+    type=Text(),
+    help="Begin with this filter, such as 'queue=mail window=day', or a page's address.",
+)
+def command(queues: Sequence[tuple[str, ...]], interval: float, chosen: str | None) -> None:
+    """Show what needs attention, what workers did, queues, tasks and failures live.
 
-    Needs pip install "aztask[top]". Keys: q quits, p pauses, r reads now, Tab changes the table.
-    Workers report every 5 seconds to the result store.
+    Needs pip install "aztask[top]". Keys: / filters, q quits, p pauses, r reads now, Tab changes
+    the table. The figures and the filter are those of the first page of aztask dashboard. Workers
+    report every 5 seconds to the result store, and what they did every 10.
     """
     screen = extra_module("aztask.operate.top.screen", "aztask top", "top")
     if not sys.stdout.isatty():
@@ -36,6 +44,10 @@ def command(queues: Sequence[tuple[str, ...]], interval: float) -> None:
             "aztask workers --json, aztask running --json"
         )
     names = all_names(queues)
+    first = OverviewFilter.parse(chosen or "")
     with open_app() as app:
         reader = Reader(app, lambda: names or app.broker.listing().queues)
-        screen.TopApp(reader, address=app.address, interval=interval).run()
+        shown = screen.TopApp(
+            OverviewReader(reader), address=app.address, interval=interval, chosen=first
+        )
+        shown.run()

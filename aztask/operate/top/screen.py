@@ -5,6 +5,7 @@ Rules
 2. Every text comes from messages and may be hostile: it is shown as plain text, control characters
    as escapes, never as markup.
 3. A table keeps its cursor while its rows change.
+4. The figures and the filter are those of the dashboard's overview: `aztask.operate.firstpage`.
 """
 
 from __future__ import annotations
@@ -17,31 +18,42 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import DataTable, Footer, Input, Static
 
+from aztask.errors import ConfigurationError
+from aztask.operate.attention import Notice
 from aztask.operate.cli.output import ago
-from aztask.operate.overview import Figures, Reader
-from aztask.support.display import visible
+from aztask.operate.cli.stats import COLUMNS as DONE
+from aztask.operate.cli.stats import cells
+from aztask.operate.firstpage import Done, Overview, OverviewFilter, OverviewReader
+from aztask.operate.history import WINDOW_NAMES
+from aztask.support.display import mask, plural, safe_str, visible
 from aztask.support.durations import span
 
 COLUMNS: Final = {
+    "done": ("", *DONE),
     "queues": ("queue", "total", "active", "leased", "scheduled", "deferred", "dead"),
     "workers": ("worker", "state", "queues", "running", "leased", "finished", "tasks/s"),
     "running": ("task", "id", "queue", "retries", "for", "worker"),
     "failures": ("ended", "task", "id", "error"),
 }
 MOST_ROWS: Final = 200
+MOST_NOTICES: Final = 5
+TITLES: Final = {"done": "what workers did"}
 LONGEST_CELL: Final = 80
 INTERVALS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
 class TopApp(App[None]):
-    """Shows the figures of `reader` until the user quits."""
+    """Shows what `reader` reads, until the user quits."""
 
     TITLE = "aztask top"
+    AUTO_FOCUS = "#done"  # else the filter, which is hidden, would get the keys
     CSS = """
     Static { height: auto; padding: 0 1; }
-    #problems { color: $warning; }
+    #notices { color: $warning; }
+    #filter { display: none; }
+    #wrong { color: $error; }
     DataTable { height: auto; max-height: 14; margin-bottom: 1; }
     .title { text-style: bold; }
     """
@@ -49,28 +61,44 @@ class TopApp(App[None]):
         ("q", "quit", "Quit"),
         ("p", "pause", "Pause"),
         ("r", "refresh", "Refresh"),
+        ("slash", "filter", "Filter"),
+        ("escape", "leave_filter", "Leave the filter"),
         ("plus", "faster", "Faster"),
         ("minus", "slower", "Slower"),
     ]
 
-    def __init__(self, reader: Reader, *, address: str, interval: float = 2.0) -> None:
-        """address: of the broker, with its secrets masked. interval: seconds between readings."""
+    def __init__(
+        self,
+        reader: OverviewReader,
+        *,
+        address: str,
+        interval: float = 2.0,
+        chosen: OverviewFilter | None = None,
+    ) -> None:
+        """What to read, and how often.
+
+        * `address`: of the broker, with its secrets masked. `interval`: seconds between readings.
+        * `chosen`: the first filter; None for everything.
+        """
         super().__init__()
         self.interval = interval
         self.paused = False
-        self.figures = Figures()
+        self.overview = Overview()
+        self.chosen = chosen or OverviewFilter()
         self._reader = reader
         self._address = address
         self._reading = False
         self._next_at = 0.0
 
     def compose(self) -> ComposeResult:
-        """A line with sums, then a table for each kind of figure."""
+        """A line with sums, what needs attention, then a table for each kind of figure."""
         yield Static(id="summary")
-        yield Static(id="problems")
+        yield Static(id="notices")
+        yield Static(id="wrong")
+        yield Input(id="filter", placeholder="queue=mail task=NAME worker=NAME window=day by=queue")
         with VerticalScroll():
             for name in COLUMNS:
-                yield Static(name, classes="title")
+                yield Static(TITLES.get(name, name), id=f"title-{name}", classes="title")
                 yield DataTable(id=name, cursor_type="row", zebra_stripes=True)
         yield Footer()
 
@@ -95,11 +123,11 @@ class TopApp(App[None]):
 
     def _read(self) -> None:
         try:
-            figures = self._reader.read()
+            found = self._reader.read(self.chosen)
         finally:
             self._reading = False
             self._next_at = time.monotonic() + self.interval
-        self.call_from_thread(self.show, figures)
+        self.call_from_thread(self.show, found)
 
     def action_pause(self) -> None:
         """Stop and go on with the readings."""
@@ -121,14 +149,42 @@ class TopApp(App[None]):
         self._next_at = time.monotonic() + self.interval
         self._summarize()
 
+    # -- the filter --------------------------------------------------------------------------
+
+    def action_filter(self) -> None:
+        """Ask for a filter, beginning with the present one."""
+        field = self.query_one("#filter", Input)
+        field.value = str(self.chosen).replace("&", " ")
+        field.display = True
+        field.focus()
+
+    def action_leave_filter(self) -> None:
+        """Ask for no other filter: the present one stays."""
+        field = self.query_one("#filter", Input)
+        if field.display:
+            field.display = False
+            self.query_one("#wrong", Static).update("")
+            self.query_one("#done", DataTable).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take the filter that was typed, or say what is wrong with it and ask again."""
+        try:
+            self.chosen = OverviewFilter.parse(event.value)
+        except ConfigurationError as error:
+            self.query_one("#wrong", Static).update(Text(visible(safe_str(error))))
+            return
+        self.action_leave_filter()
+        self._next_at = 0.0  # the next tick reads, also while a reading is under way
+
     # -- showing -----------------------------------------------------------------------------
 
-    def show(self, figures: Figures) -> None:
+    def show(self, found: Overview) -> None:
         """Replace what all tables and lines show."""
-        self.figures = figures
+        self.overview = found
+        figures = found.figures
         self._summarize()
-        problems = "\n".join(visible(each) for each in figures.problems)
-        self.query_one("#problems", Static).update(Text(problems))
+        self.query_one("#notices", Static).update(Text(_notices(found.notices)))
+        self._show_done(found)
         self._fill(
             "queues",
             [
@@ -163,15 +219,27 @@ class TopApp(App[None]):
             ],
         )  # fmt: skip
 
+    def _show_done(self, found: Overview) -> None:
+        """The figures of `aztask stats`: of all, then of each queue, task or worker."""
+        chosen, did = found.chosen, found.done
+        window = WINDOW_NAMES.get(chosen.window, chosen.window)
+        title = f"what workers did in the last {window}, by {chosen.by}"
+        if chosen.conditions:
+            only = ", ".join(f"{name} {value}" for name, value in chosen.conditions.items())
+            title += f"; only {only}"
+        if did.why:
+            title += f": {did.why}"
+        self.query_one("#title-done", Static).update(Text(visible(mask(title))))
+        self._fill("done", _done_rows(did))
+
     def _summarize(self) -> None:
-        figures = self.figures
-        alive = sum(each.state == "alive" for each in figures.workers)
-        messages = sum(each.living for each in figures.queues)
-        dead = sum(each.dead or 0 for each in figures.queues)
+        found = self.overview
         state = "paused" if self.paused else f"every {self.interval:g} s"
+        silent = f" + {found.silent} silent" if found.silent else ""
         line = (
-            f"{self._address}   {messages} messages   {dead} dead   {alive} workers   "
-            f"{len(figures.running)} running   {_rate(figures.rate)} tasks/s   {state}"
+            f"{self._address}   {found.backlog} waiting   {found.dead} dead   "
+            f"{found.alive} workers{silent}   {found.running} running   "
+            f"{_rate(found.figures.rate)} tasks/s   {state}"
         )
         self.query_one("#summary", Static).update(Text(visible(line)))
 
@@ -180,11 +248,26 @@ class TopApp(App[None]):
         table = self.query_one(f"#{name}", DataTable)
         row, offset = table.cursor_row, table.scroll_offset
         table.clear()
-        for cells in rows[:MOST_ROWS]:
-            table.add_row(*(_cell(each) for each in cells))
+        for row_cells in rows[:MOST_ROWS]:
+            table.add_row(*map(_cell, row_cells))
         if table.row_count:
             table.move_cursor(row=min(row, table.row_count - 1), animate=False, scroll=False)
         table.scroll_to(offset.x, offset.y, animate=False)
+
+
+def _notices(notices: Sequence[Notice]) -> str:
+    """What needs attention, a line each, the most urgent first."""
+    lines = [f"{each.level.value}: {each.text}" for each in notices[:MOST_NOTICES]]
+    if len(notices) > MOST_NOTICES:
+        lines.append(f"and {plural(len(notices) - MOST_NOTICES, 'more notice')}")
+    return "\n".join(visible(mask(each)) for each in lines)
+
+
+def _done_rows(did: Done) -> list[list[Any]]:
+    if did.view is None:
+        return []
+    rows = [("(all)", did.view.figure), *did.view.figures()]
+    return [[name, *cells(figure)] for name, figure in rows]
 
 
 def _cell(value: object) -> Text:

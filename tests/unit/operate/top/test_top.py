@@ -7,11 +7,12 @@ import time
 
 import pytest
 from click.testing import CliRunner
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable, Input, Static
 
 from aztask import App
 from aztask.errors import BrokerUnavailable
 from aztask.operate.cli.main import cli
+from aztask.operate.firstpage import OverviewFilter, OverviewReader
 from aztask.operate.overview import FAILURES_EVERY, Reader
 from aztask.operate.top.screen import TopApp
 from aztask.settlement import DeadLetter
@@ -24,6 +25,8 @@ from aztask.stores.records.base import (
     State,
     WorkerRecord,
 )
+from aztask.stores.records.history import history_of
+from aztask.stores.records.tallies import HOUR, Author, Hour, Tally, bucket_of
 
 HOSTILE = "[red]x[/red]\x1b[2J"
 
@@ -66,11 +69,16 @@ def text(screen, name):
     return str(screen.query_one(f"#{name}", Static).render())
 
 
-def piloted(app, check, *, interval=60.0, read=None):
+def piloted(app, check, *, interval=60.0, read=None, chosen=""):
     """Run the application, and `check` once the first figures are shown."""
 
     async def run():
-        screen = TopApp(read or reader(app), address=app.address, interval=interval)
+        screen = TopApp(
+            OverviewReader(read or reader(app)),
+            address=app.address,
+            interval=interval,
+            chosen=OverviewFilter.parse(chosen),
+        )
         async with screen.run_test(size=(140, 60)) as pilot:
             await shown(screen, pilot)
             await check(screen, pilot)
@@ -81,7 +89,7 @@ def piloted(app, check, *, interval=60.0, read=None):
 async def shown(screen, pilot, after=0.0):
     for _ in range(200):
         await pilot.pause(0.02)
-        if screen.figures.at > after:
+        if screen.overview.figures.at > after:
             return
     pytest.fail("no figures were shown")
 
@@ -99,9 +107,9 @@ def test_the_tables_show_queues_workers_tasks_and_failures(app):
         assert (seconds, worker) == ("90s", "w1")
         ((_, *failure),) = cells(screen, "failures")
         assert failure == ["shop.add", "order-6", "OSError: no connection"]
-        assert "3 messages" in text(screen, "summary")
+        assert "3 waiting" in text(screen, "summary")
         assert "1 workers" in text(screen, "summary")
-        assert text(screen, "problems") == ""
+        assert text(screen, "notices") == ""
 
     piloted(app, check)
 
@@ -110,7 +118,7 @@ def test_it_reads_again_and_can_be_paused_and_slowed(app):
     app.send("shop.add", [1, 2])
 
     async def check(screen, pilot):
-        before = screen.figures.at
+        before = screen.overview.figures.at
         app.send("shop.add", [1, 2])
         await pilot.press("r")
         await shown(screen, pilot, before)
@@ -150,12 +158,112 @@ def test_the_cursor_stays_while_rows_change(app):
         table.focus()
         await pilot.press("down", "down")
         assert table.cursor_row == 2
-        before = screen.figures.at
+        before = screen.overview.figures.at
         await pilot.press("r")
         await shown(screen, pilot, before)
         assert table.cursor_row == 2
 
     piloted(app, check)
+
+
+def did(app, worker, queue, task, **counts):
+    """Write what a worker did just now."""
+    now = time.time()
+    begins = int(now // HOUR) * HOUR
+    tally = Tally(**counts, runs={bucket_of(0.5): counts["succeeded"]}, waits={bucket_of(2.0): 1})
+    hour = Hour(Author(worker, begins, "1.0"), {(queue, task): {int(now // 10) * 10: tally}})
+    history_of(app.results).write(worker, begins, hour, now)
+
+
+async def until(pilot, holds):
+    for _ in range(200):
+        await pilot.pause(0.02)
+        if holds():
+            return
+    pytest.fail("it did not come so far")
+
+
+def test_it_shows_what_workers_did_and_what_needs_attention(app):
+    did(app, "w1", "default", "shop.add", succeeded=8, failed=2, retried=1, lost=1)
+    app.broker.declare("lonely")
+    app.send("shop.add", [1, 2], queue="lonely")
+    beat(app)
+
+    async def check(screen, pilot):
+        assert cells(screen, "done") == [
+            [name, "11", "2", "1", "1", "1.9s", "2.0s", "470ms", "508ms"]
+            for name in ("(all)", "shop.add")
+        ], cells(screen, "done")
+        assert "the last hour, by task" in text(screen, "title-done")
+        assert text(screen, "notices").splitlines() == [
+            "problem: queue lonely has 1 message and no running worker"
+        ]
+
+    piloted(app, check)
+
+
+def test_a_slash_asks_for_a_filter_as_in_the_address_of_the_page(app):
+    did(app, "w1", "mail", "shop.send", succeeded=1)
+    did(app, "w2", "default", "shop.add", succeeded=2)
+    app.broker.declare("default")
+    app.broker.declare("mail")
+    beat(app)
+    fail(app, "order-6", "no connection")
+
+    async def check(screen, pilot):
+        field = screen.query_one("#filter", Input)
+        assert not field.display
+        await pilot.press("slash")
+        assert field.display and field.has_focus and field.value == ""
+        await pilot.press(*"queu=mail", "enter")
+        assert "Did you mean 'queue'?" in text(screen, "wrong")
+        assert field.display and screen.chosen == OverviewFilter()
+        field.value = "https://ops.example/?queue=mail&by=worker#did"
+        await pilot.press("enter")
+        await until(pilot, lambda: screen.overview.chosen.queue == "mail")
+        assert not field.display and text(screen, "wrong") == ""
+        assert [row[:2] for row in cells(screen, "done")] == [["(all)", "1"], ["w1", "1"]]
+        assert [row[0] for row in cells(screen, "queues")] == ["mail"]
+        assert cells(screen, "workers") == cells(screen, "running") == []
+        assert cells(screen, "failures") == []
+        assert "by worker; only queue mail" in text(screen, "title-done")
+        assert "1 workers" in text(screen, "summary"), "the sums are of everything"
+        await pilot.press("slash")
+        assert field.value == "by=worker queue=mail"
+        await pilot.press("escape")
+        assert not field.display and screen.chosen.queue == "mail"
+        await pilot.press("slash", "ctrl+u", "enter")
+        await until(pilot, lambda: screen.overview.chosen == OverviewFilter())
+        assert len(cells(screen, "queues")) == 2
+
+    piloted(app, check)
+
+
+def test_a_window_that_the_history_does_not_have_is_named(app):
+    async def check(screen, pilot):
+        assert "window hour, or leave out the worker" in text(screen, "title-done")
+        assert cells(screen, "done") == []
+
+    piloted(app, check, chosen="window=week worker=w1")
+
+
+def test_hostile_filters_and_names_of_the_history_are_text(app):
+    did(app, HOSTILE, HOSTILE, HOSTILE, succeeded=1)
+
+    async def check(screen, pilot):
+        shown = "[red]x[/red]\\x1b[2J"
+        assert [row[0] for row in cells(screen, "done")] == ["(all)", shown]
+        assert f"only queue {shown}" in text(screen, "title-done")
+
+    piloted(app, check, chosen=str(OverviewFilter(queue=HOSTILE)))
+
+
+def test_a_filter_is_read_before_anything_is_shown(tmp_path):
+    place = f"local://{tmp_path}/q.db"
+    done = CliRunner().invoke(
+        cli, ["top", "--filter", "que=x"], env={"AZTASK_BROKER": place, "AZTASK_RESULTS": place}
+    )
+    assert done.exit_code != 0
 
 
 # -- the figures -----------------------------------------------------------------------------
