@@ -21,7 +21,7 @@ from aztask.operate.deadletters.actions import groups
 from aztask.operate.deadletters.actions import page as letters_page
 from aztask.operate.deadletters.mutes import mutes
 from aztask.operate.explain import explain
-from aztask.operate.firstpage import Done, OverviewFilter, done, overview
+from aztask.operate.firstpage import HISTORY_EVERY, Done, OverviewFilter, done, overview
 from aztask.operate.history import BY, WINDOW_NAMES
 from aztask.operate.jobs import job, jobs
 from aztask.operate.queues import arguments_of, oldest_waiting, peek, queues
@@ -49,7 +49,7 @@ OCCURRENCES: Final = 20
 
 def history_data(site: Site, ask: Ask) -> Shown:
     """What workers did in a window, for the charts and for the table below them."""
-    return Shown("", "", {"done": done(site.app, OverviewFilter.parse(ask.query))})
+    return Shown("", "", {"done": done(site.app, OverviewFilter.parse(ask.query), site.kept)})
 
 
 def charts(site: Site, ask: Ask) -> dict[str, Any]:
@@ -65,9 +65,12 @@ def charts(site: Site, ask: Ask) -> dict[str, Any]:
 
 
 def _done(site: Site, ask: Ask, chosen: OverviewFilter) -> Done:
-    """The same filter has one answer, for the page and for its charts. Raises as `history` does."""
+    """The same filter has one answer, for the page and for its charts, until workers write again.
+
+    Raises as `history` does.
+    """
     named = Ask("/history.json", chosen.query(), ask.visitor)
-    found: Done = site.answer(history_data, named).values["done"]
+    found: Done = site.answer(history_data, named, HISTORY_EVERY).values["done"]
     return found
 
 

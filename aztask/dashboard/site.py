@@ -11,6 +11,7 @@ from typing import Any, Final
 from aztask.app import App
 from aztask.dashboard.access import Visitor
 from aztask.errors import NotFound
+from aztask.operate.history import KeptHours
 from aztask.operate.overview import Figures, Reader
 from aztask.operate.requests import Role
 from aztask.support.durations import parse_duration
@@ -80,6 +81,7 @@ class Site:
     queues: Sequence[str] = ()
     values_role: Role = Role.ACT
     reader: Reader = field(init=False)
+    kept: KeptHours = field(default_factory=KeptHours, init=False)
     _figures: Figures = field(default_factory=Figures, init=False)
     _reading: Lock = field(default_factory=Lock, init=False)
     _answers: dict[object, _Answer] = field(default_factory=dict, init=False)
@@ -95,15 +97,17 @@ class Site:
                 self._figures = self.reader.read()
             return self._figures
 
-    def answer(self, page: Callable[[Site, Ask], Shown], ask: Ask) -> Shown:
-        """The page, made at most once in `FRESH_SECONDS` for each address and kind of visitor."""
+    def answer(
+        self, page: Callable[[Site, Ask], Shown], ask: Ask, fresh: float = FRESH_SECONDS
+    ) -> Shown:
+        """The page, made at most once in `fresh` seconds for each address and kind of visitor."""
         key = (ask.path, tuple(sorted(ask.query.items())), ask.sees_values)
         with self._lock:
             if len(self._answers) >= MOST_ANSWERS and key not in self._answers:
                 self._answers.pop(next(iter(self._answers)))
             known = self._answers.setdefault(key, _Answer())
         with known.lock:
-            if known.page is None or time.monotonic() - known.at > FRESH_SECONDS:
+            if known.page is None or time.monotonic() - known.at > fresh:
                 known.page, known.at = page(self, ask), time.monotonic()
             return known.page
 

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlencode
 from aztask.app import App
 from aztask.errors import AztaskError, ConfigurationError, did_you_mean
 from aztask.operate.attention import Notice, attention, backlog
-from aztask.operate.history import CONDITIONS, HistoryView, Mark, history, marks
+from aztask.operate.history import CONDITIONS, HistoryView, KeptHours, Mark, history, marks
 from aztask.operate.overview import Figures, Reader, WorkerFigures
 from aztask.operate.workers import RunningRow
 from aztask.queues.base import QueueStats
@@ -104,9 +104,9 @@ class Done:
     why: str = ""
 
 
-def done(app: App, chosen: OverviewFilter, *, now: float | None = None) -> Done:
-    """What workers did in the window of a filter. Raises as `history` does."""
-    view = history(app, chosen.window, chosen.by, chosen.conditions, now=now)
+def done(app: App, chosen: OverviewFilter, kept: KeptHours) -> Done:
+    """What workers did in the window of a filter. kept: of the caller. Raises as `history` does."""
+    view = history(app, chosen.window, chosen.by, chosen.conditions, kept=kept)
     return Done(view, marks(app, view))
 
 
@@ -188,6 +188,7 @@ class OverviewReader:
     """
 
     reader: Reader
+    _kept: KeptHours = field(default_factory=KeptHours)
     _did: Done = field(default_factory=Done)
     _of: OverviewFilter | None = None
     _at: float = 0.0
@@ -197,7 +198,7 @@ class OverviewReader:
         app = self.reader.app
         if self._of != chosen or clock.monotonic() - self._at >= HISTORY_EVERY:
             try:
-                self._did = done(app, chosen)
+                self._did = done(app, chosen, self._kept)
             except AztaskError as error:
                 self._did = Done(why=safe_str(error))
             self._of, self._at = chosen, clock.monotonic()

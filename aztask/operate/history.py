@@ -10,7 +10,6 @@ Rules
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -19,8 +18,17 @@ from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.operate.action import audit, results_of
 from aztask.operate.workers import heartbeats
-from aztask.stores.records.history import TASKS, WORKERS, HistoryStore, StoredHour, history_of
-from aztask.stores.records.tallies import DAY_SLOT, HOUR, SLOT, Tallies, Tally, percentile, total
+from aztask.stores.records.history import TASKS, WORKERS, HistoryStore, history_of
+from aztask.stores.records.tallies import (
+    DAY_SLOT,
+    HOUR,
+    SLOT,
+    Author,
+    Tally,
+    percentile,
+    total,
+)
+from aztask.stores.records.tallysums import KeptHours, WindowSums
 from aztask.support import clock
 from aztask.support.display import plural
 
@@ -29,6 +37,7 @@ __all__ = [
     "WINDOWS",
     "Figure",
     "HistoryView",
+    "KeptHours",
     "Mark",
     "WorkerStart",
     "HistoryWindow",
@@ -156,16 +165,6 @@ class HistoryView:
         return [(name, Figure.of(tally)) for name, tally in self.rows]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What was done in one queue and task, or by one worker, at some times."""
-
-    queue: str
-    task: str
-    worker: str
-    tallies: Tallies
-
-
 def history(
     app: App,
     window: str = "hour",
@@ -173,6 +172,7 @@ def history(
     only: Mapping[str, str] | None = None,
     *,
     now: float | None = None,
+    kept: KeptHours | None = None,
 ) -> HistoryView:
     """What workers did in a window.
 
@@ -180,6 +180,7 @@ def history(
     * `only`: the queue, task or worker that it is about, by these names (`CONDITIONS`). Queues and
       tasks of one worker are known for the last hour alone.
     * `now`: UTC epoch seconds; the store's time if it is None.
+    * `kept`: for a caller who asks again and again: the sums of hours that have ended.
 
     Raises BrokerUnavailable, and ConfigurationError for an unknown window, for a question that the
     history cannot answer, and without a result store that keeps one.
@@ -194,17 +195,15 @@ def history(
     given = only or {}
     conditions = {each: given.get(each, "") for each in CONDITIONS}
     _check(found, by, conditions)
-    kept = history_of(results_of(app))
-    if kept is None:
+    store = history_of(results_of(app))
+    if store is None:
         raise ConfigurationError("this result store keeps no history")
     at = clock.current().wall() if now is None else now
     # The last point is not over; the window ends with it.
     begins = int(at // found.step + 1) * found.step - found.seconds
-    parts, starts = _read(
-        kept, found, begins, at, by_worker=bool(conditions["worker"]) or by == "worker"
-    )
-    wanted = [each for each in parts if _matches(each, conditions)]
-    return _view(found, by, begins, at, wanted, starts, conditions)
+    sums = WindowSums(begins, found.step, by, conditions)
+    starts = _read(store, found, sums, at, kept)
+    return _view(found, sums, at, starts)
 
 
 def _check(window: HistoryWindow, by: str, conditions: Mapping[str, str]) -> None:
@@ -218,37 +217,35 @@ def _check(window: HistoryWindow, by: str, conditions: Mapping[str, str]) -> Non
         raise ConfigurationError("workers are kept for a day; take the window hour or day")
 
 
-def _matches(part: _Part, conditions: Mapping[str, str]) -> bool:
-    return all(
-        not wanted or wanted == having
-        for wanted, having in (
-            (conditions["queue"], part.queue),
-            (conditions["task"], part.task),
-            (conditions["worker"], part.worker),
-        )
-    )
-
-
 # -- reading ---------------------------------------------------------------------------------
 
 
 def _read(
-    kept: HistoryStore, window: HistoryWindow, begins: int, at: float, *, by_worker: bool
-) -> tuple[list[_Part], list[WorkerStart]]:
-    """The parts that may be in the window, and the starts of workers that are known."""
-    first, end = begins // HOUR, int(at // HOUR) + 1
+    store: HistoryStore,
+    window: HistoryWindow,
+    sums: WindowSums,
+    at: float,
+    kept: KeptHours | None,
+) -> list[WorkerStart]:
+    """Add up what is known of the window; returns the starts of workers that are known."""
+    first, end = sums.begins // HOUR, int(at // HOUR) + 1
     if window.name == "hour":
-        hours = kept.hours(first, end)
-        return [*_of_hours(hours)], _starts(hours)
+        return _starts(store.add_hours(sums, first, end, kept))
     brief = window.step >= HOUR
     # The head first: an hour that is merged in between is read twice, and not missed; its own rows
     # count then, as those of the days are only taken up to the head.
-    following = max(first, kept.following())
-    hours = kept.hours(following, end, brief=brief)
+    following = max(first, store.following())
+    if brief:
+        hours = store.hours(following, end, brief=True)
+        for stored in hours:
+            for (queue, task), tallies in stored.hour.series.items():
+                sums.add(queue, task, stored.hour.author.name, tallies)
+        starts = _starts(stored.hour.author for stored in hours)
+    else:
+        starts = _starts(store.add_hours(sums, following, end, kept))
+    by_worker = bool(sums.only.get("worker")) or sums.by == "worker"
     part = WORKERS if by_worker else TASKS
-    parts = [*_of_hours(hours)]
-    starts = _starts(hours)
-    for day_begins, day in kept.days(part, first // 24, end // 24 + 1, brief=brief):
+    for day_begins, day in store.days(part, first // 24, end // 24 + 1, brief=brief):
         source = day.hours if brief else day.slots
         scale = HOUR if brief else 1
         tallies = {
@@ -256,46 +253,24 @@ def _read(
             for number, tally in source.items()
             if (moment := day_begins + number * scale) < following * HOUR
         }
-        who = ("", "", day.name[0]) if by_worker else (*day.name, "")
-        parts.append(_Part(*who, tallies))
+        sums.add(*(("", "", day.name[0]) if by_worker else (*day.name, "")), tallies)
         starts += [WorkerStart(born, day.name[0], version) for born, version in day.notes]
-    return parts, starts
+    return starts
 
 
-def _of_hours(hours: Iterable[StoredHour]) -> Iterator[_Part]:
-    for stored in hours:
-        for (queue, task), tallies in stored.hour.series.items():
-            yield _Part(queue, task, stored.hour.author.name, tallies)
-
-
-def _starts(hours: Iterable[StoredHour]) -> list[WorkerStart]:
-    authors = (stored.hour.author for stored in hours)
+def _starts(authors: Iterable[Author]) -> list[WorkerStart]:
     return [WorkerStart(each.born, each.name, each.version) for each in authors]
 
 
 def _view(
-    window: HistoryWindow,
-    by: str,
-    begins: int,
-    at: float,
-    parts: Sequence[_Part],
-    starts: Sequence[WorkerStart],
-    conditions: Mapping[str, str],
+    window: HistoryWindow, sums: WindowSums, at: float, starts: Sequence[WorkerStart]
 ) -> HistoryView:
-    points: dict[int, Tally] = {}
-    rows: dict[str, Tally] = defaultdict(Tally)
-    for part in parts:
-        name = getattr(part, by)
-        for moment, tally in part.tallies.items():
-            if moment >= begins:
-                slot = moment - (moment - begins) % window.step
-                points.setdefault(slot, Tally()).add(tally)
-                rows[name].add(tally)
+    begins, (points, rows) = sums.begins, sums.totals()
     times = list(range(begins, begins + window.seconds, window.step))
     known = sorted({each for each in starts if each.at >= begins}, key=lambda each: each.at)
     return HistoryView(
         window,
-        by,
+        sums.by,
         begins,
         at,
         times,
@@ -303,7 +278,7 @@ def _view(
         total(rows.values()),
         sorted(rows.items(), key=lambda each: (-each[1].ended, each[0])),
         known,
-        {name: value for name, value in conditions.items() if value},
+        {name: value for name, value in sums.only.items() if value},
     )
 
 

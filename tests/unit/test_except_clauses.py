@@ -169,6 +169,7 @@ ALLOWED = {
     "aztask.stores.records.damage:Columns.state": FROM_BYTES,
     "aztask.stores.records.damage:unpacked": FROM_BYTES,
     "aztask.stores.records.documentsigning:_entries": FROM_BYTES,
+    "aztask.stores.records.tallysums:_check": FROM_BYTES,
     "aztask.stores.records.watcher:ResultWatcher._answer": "asyncio raises it if a loop is closed",
     "aztask.stores.records.watcher:ResultWatcher._tell": PASSED_ON,
     "aztask.stores.tables.errors:_code_in": FROM_BYTES,

@@ -138,6 +138,11 @@ GROWTH: dict[str, dict[str, int]] = {
         "files with one importer": 2,
     },
     "one first page for the browser and the terminal": {"files": 1, "lines of code": 195},
+    "hours of busy workers that are read in a fraction of the time": {
+        "files": 1,
+        "lines of code": 195,
+        "files with one importer": 1,
+    },
     "logins with Entra ID": {"files": 1, "lines of code": 375},
 }
 CALLABLES = {

@@ -46,6 +46,7 @@ from aztask.stores.records.owners import is_other_broker
 from aztask.stores.records.tallies import (
     HOUR,
     MOST_SERIES,
+    Author,
     Day,
     Hour,
     PackedHour,
@@ -58,6 +59,7 @@ from aztask.stores.records.tallies import (
     unpack_day,
     unpack_hour,
 )
+from aztask.stores.records.tallysums import KeptHours, WindowSums, add_rows
 from aztask.stores.rows import (
     TRIES,
     Change,
@@ -256,6 +258,25 @@ class HistoryStore:
             except Damaged:
                 continue  # a gap (rule 5)
             found.append(StoredHour(begins, hour))
+        return found
+
+    def add_hours(
+        self, sums: WindowSums, first: int, end: int, kept: KeptHours | None = None
+    ) -> list[Author]:
+        """Add what workers did from one hour to before another; returns who did it.
+
+        kept: of earlier calls. It knows all hours but the last one, which goes on.
+        """
+        hours: dict[int, list[tuple[object, object]]] = defaultdict(list)
+        for row in self._range(HOURS, _hour_key(first), _hour_key(end), brief=False):
+            number = int(row.place.key.partition(".")[0])
+            hours[number].append((row.values.get("brief"), _data(row, brief=False)))
+        found: list[Author] = []
+        for number, rows in hours.items():
+            if kept is not None and number < end - 1:
+                found += kept.add_hour(sums, number * HOUR, rows)
+            else:
+                found += add_rows(sums, number * HOUR, rows)
         return found
 
     def days(

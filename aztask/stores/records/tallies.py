@@ -50,7 +50,7 @@ LONGEST_NAME: Final = 200
 
 VERSION: Final = 1
 _LEAST: Final = 0.001
-_LAST_BUCKET: Final = 127
+LAST_BUCKET: Final = 127
 _AN_OCTAVE: Final = 4
 
 Series: TypeAlias = tuple[str, str]
@@ -64,7 +64,7 @@ def bucket_of(seconds: float) -> int:
     """The bucket of a duration: 0 is below a millisecond, the last one has no end."""
     if not seconds >= _LEAST:
         return 0
-    return 1 + int(min(_AN_OCTAVE * math.log2(seconds / _LEAST), _LAST_BUCKET - 1))
+    return 1 + int(min(_AN_OCTAVE * math.log2(seconds / _LEAST), LAST_BUCKET - 1))
 
 
 def percentile(buckets: Mapping[int, int], share: float) -> float | None:
@@ -222,18 +222,32 @@ def pack_hour(hour: Hour, begins: int) -> PackedHour:
 
 def unpack_hour(brief: Any, data: Any, begins: int) -> Hour:
     """What `pack_hour` packed. Without `data`, the sums of the hour. Raises Damaged."""
-    found = _plain(brief)
-    if not isinstance(found, list) or len(found) < 4 or not isinstance(found[3], list):
-        raise Damaged("its hour is no hour of a worker")
-    author = Author(_name(found[0]), _count(found[1], most=2**40), _name(found[2]))
+    found = _brief(brief)
+    author = _author(found)
     hour = Hour(author)
     if data is None:
         for queue, task, sums in _threes(found[3]):
             hour.series[_name(queue), _name(task)] = {begins: _tally(sums)}
         return hour
-    for queue, task, pairs in _threes(_plain(data)):
+    for queue, task, pairs in _threes(plain_of(data)):
         hour.series[_name(queue), _name(task)] = _read_pairs(pairs, begins, HOUR)
     return hour
+
+
+def author_of(brief: Any) -> Author:
+    """Who wrote an hour. Raises Damaged."""
+    return _author(_brief(brief))
+
+
+def _brief(brief: Any) -> list[Any]:
+    found = plain_of(brief)
+    if not isinstance(found, list) or len(found) < 4 or not isinstance(found[3], list):
+        raise Damaged("its hour is no hour of a worker")
+    return found
+
+
+def _author(found: list[Any]) -> Author:
+    return Author(_name(found[0]), _count(found[1], most=2**40), _name(found[2]))
 
 
 @dataclass(slots=True)
@@ -273,7 +287,7 @@ def pack_day(day: Day) -> PackedHour:
 
 def unpack_day(brief: Any, data: Any = None) -> Day:
     """What `pack_day` packed. Without `data`, only the hours. Raises Damaged."""
-    found = _plain(brief)
+    found = plain_of(brief)
     if not isinstance(found, list) or len(found) < 4:
         raise Damaged("its day is no day")
     day = Day((_name(found[0]), _name(found[1])))
@@ -281,7 +295,7 @@ def unpack_day(brief: Any, data: Any = None) -> Day:
         day.hours[_count(number, most=23)] = _tally(tally)
     day.notes = [(_count(at, most=2**40), _name(version)) for at, version in _twos(found[3])]
     if data is not None:
-        day.slots = _read_pairs(_plain(data), 0, 24 * HOUR)
+        day.slots = _read_pairs(plain_of(data), 0, 24 * HOUR)
     return day
 
 
@@ -290,7 +304,8 @@ def _squeezed(value: list[Any]) -> bytes:
     return zlib.compress(plain, 6)
 
 
-def _plain(data: Any) -> Any:
+def plain_of(data: Any) -> Any:
+    """The values of a row, unpacked and not checked. Raises Damaged."""
     if not isinstance(data, bytes):
         raise Damaged("its history is missing")
     stream = zlib.decompressobj()
@@ -326,7 +341,7 @@ def _tally(found: Any) -> Tally:
 def _buckets(found: Any) -> dict[int, int]:
     if not isinstance(found, dict):
         raise Damaged("its durations are no durations")
-    return {_count(key, most=_LAST_BUCKET): _count(count) for key, count in found.items()}
+    return {_count(key, most=LAST_BUCKET): _count(count) for key, count in found.items()}
 
 
 def _count(found: Any, most: int = COUNT_LIMIT) -> int:

@@ -24,6 +24,7 @@ from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.operate import firstpage
 from aztask.operate.cli.main import cli
 from aztask.operate.firstpage import OverviewFilter, OverviewReader
+from aztask.operate.history import KeptHours
 from aztask.operate.overview import Reader
 from aztask.operate.requests import Role
 from aztask.operate.top.screen import TopApp
@@ -255,9 +256,9 @@ def test_a_wrong_filter_is_said_on_the_page_and_the_rest_is_shown(app):
 def test_the_history_is_read_as_often_as_workers_write(app, monkeypatch):
     read, counted = firstpage.done, []
 
-    def counts(app: App, chosen: OverviewFilter) -> firstpage.Done:
+    def counts(app: App, chosen: OverviewFilter, kept: KeptHours) -> firstpage.Done:
         counted.append(chosen.queue)
-        return read(app, chosen)
+        return read(app, chosen, kept)
 
     monkeypatch.setattr(firstpage, "done", counts)
     reader = OverviewReader(Reader(app, lambda: ["orders"]))
