@@ -364,9 +364,10 @@ _INSERT_DEAD = (
     "INSERT INTO messages (seq, state, enqueued_at, message_id, session, payload, box, reason, "
     f"description) VALUES (?, {READY}, ?, ?, ?, ?, ?, ?, ?)"
 )
+# Without the column: a NULL for it would cost every send of one message a tenth of its time.
 _INSERT_CHECKED = (
-    f"INSERT INTO messages ({_COLUMNS}) "
-    "SELECT ?, ?, ?, ?, ?, ?, ?, ?, id FROM queues WHERE id = ? AND revision = ?"
+    f"INSERT INTO messages ({_COLUMNS.removeprefix('seq, ')}) "
+    "SELECT ?, ?, ?, ?, ?, ?, ?, id FROM queues WHERE id = ? AND revision = ?"
 )
 _COUNT_ON = "UPDATE numbered SET last = last + ? WHERE id = ? RETURNING last"
 # For one message this is faster than `_COUNT_ON`: what RETURNING gives is first stored.
@@ -442,7 +443,7 @@ class EngineSending:
                     return seq
             else:
                 with self._database.statement() as connection:
-                    cursor = connection.execute(_INSERT_CHECKED, (*row, queue.revision))
+                    cursor = connection.execute(_INSERT_CHECKED, (*row[1:], queue.revision))
                     if cursor.rowcount == 1:
                         return cursor.lastrowid or 0
             queue = self._queues.load(name)
