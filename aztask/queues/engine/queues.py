@@ -47,7 +47,6 @@ from aztask.support.clock import SYSTEM_CLOCK, Clock
 # 3. ``home`` is the state to which a message returns after its lease: ready or deferred.
 # 4. Columns that change come before the payload and mostly keep their size, so SQLite does not
 #    write the pages of a large payload again.
-
 # 5. ``numbered`` has a row for each numbered queue: the last number that it has given. The row
 #    changes in the transaction that stores the message: one that is rolled back or lost leaves no
 #    gap, and the number of a completed message is not given again. It is a component of its own,
