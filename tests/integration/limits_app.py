@@ -71,6 +71,16 @@ def five(key: str, seconds: float) -> str:
     return key
 
 
+@app.task(limits=["five"])
+def five_until(key: str, path: str) -> str:
+    """Runs until there is this file."""
+    note("start", key)
+    while not os.path.exists(path):
+        time.sleep(0.05)
+    note("end", key)
+    return key
+
+
 @app.task_with_context(limits=["tokens"])
 def spend(context: Context, key: str, cost: int, used: int | None, seconds: float = 0.0) -> str:
     """Costs `cost`, and says then that it has used `used`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import Site, site_in, wait_until
 from limits_app import app as limits_app
-from limits_app import fifty, five, free, once, spend, spend_and_hold, ten, tenant
+from limits_app import fifty, five, five_until, free, once, spend, spend_and_hold, ten, tenant
 
 from aztask.limits.control import Controls, Scope
 from aztask.limits.declaration import change_of
@@ -154,15 +154,17 @@ def test_a_stopping_worker_gives_back_what_waits_and_counts_no_start(site: Site)
             assert (run.state is State.SUCCEEDED, run.starts) in ((True, 1), (False, 0))
 
 
-def test_a_pause_also_holds_for_those_that_wait_for_a_permit(site: Site) -> None:
-    app = site.app()
+def test_a_pause_also_holds_for_those_that_wait_for_a_permit(site: Site, tmp_path: Path) -> None:
+    app, over = site.app(), tmp_path / "over"
     for number in range(8):
-        app.send(five.name, [f"{number}", 4.0])
+        app.send(five_until.name, [f"{number}", str(over)])
     worker = site.worker("-c", "8")
     wait_until(lambda: len(site.lines("start")) == 5, 30, "five run, three wait in hand")
     store = controls_of(app.results)
     assert store is not None
-    Controls(store).pause(Scope.TASK, [five.name], time.time())
+    Controls(store).pause(Scope.TASK, [five_until.name], time.time())
+    wait_until(lambda: " is paused" in worker.log, 30, "it obeys")
+    over.touch()
     wait_until(lambda: len(site.lines("end")) == 5, 30, "the five have ended")
     time.sleep(1.5)
     assert len(site.lines("start")) == 5
