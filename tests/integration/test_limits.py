@@ -106,6 +106,7 @@ def test_a_changed_limit_holds_for_workers_that_run_and_for_new_ones_until_its_r
     for each in sent:
         each.get(timeout=60)
     assert most_at_once(site) == 1
+    wait_until(lambda: "limit five has concurrency 1" in workers[1].log, 30, "the other, too")
     controls.change_limit(change_of(limits_app.name, limit, store.time().at))
     for worker in workers:
         wait_until(lambda: "the numbers of its declaration again" in worker.log, 30, "reset")  # noqa: B023
