@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from ledger_app import note
 
@@ -75,7 +76,7 @@ def five(key: str, seconds: float) -> str:
 def five_until(key: str, path: str) -> str:
     """Runs until there is this file."""
     note("start", key)
-    while not os.path.exists(path):
+    while not Path(path).exists():
         time.sleep(0.05)
     note("end", key)
     return key
