@@ -21,8 +21,10 @@ from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.queues.engine.database import Database
 from aztask.queues.engine.filesystem import boot_id
 from aztask.queues.engine.messages import (
+    DEFERRED,
     DELIVERIES_EXCEEDED,
     DUPLICATE,
+    LEASED,
     MAX_NUMBERED_ID,
     NUMBER_STEP,
     READY,
@@ -127,7 +129,7 @@ _STRAYS = (
     " UNION ALL ".join(
         f"SELECT seq FROM messages WHERE box = {box} AND state = {state} AND seq > 0"
         for box in ("?1", "?2")
-        for state in range(4)
+        for state in (READY, SCHEDULED, LEASED, DEFERRED)
     )
     + " ORDER BY seq"
 )
