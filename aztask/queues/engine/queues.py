@@ -127,9 +127,9 @@ _UPDATE = (
 # Within a box and a state, the index is in the order of moment and seq: few rows are read.
 _STRAYS = (
     " UNION ALL ".join(
-        f"SELECT seq FROM messages WHERE box = {box} AND state = {state} AND seq > 0"
-        for box in ("?1", "?2")
-        for state in (READY, SCHEDULED, LEASED, DEFERRED)
+        f"SELECT seq FROM messages WHERE box = {its_box} AND state = {its_state} AND seq > 0"
+        for its_box in ("?1", "?2")
+        for its_state in (READY, SCHEDULED, LEASED, DEFERRED)
     )
     + " ORDER BY seq"
 )
