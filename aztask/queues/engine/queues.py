@@ -367,7 +367,7 @@ _INSERT_DEAD = (
 )
 # Without the column: a NULL for it would cost every send of one message a tenth of its time.
 _INSERT_CHECKED = (
-    f"INSERT INTO messages ({_COLUMNS.removeprefix('seq, ')}) "
+    f"INSERT INTO messages ({_COLUMNS.replace('seq, ', '')}) "
     "SELECT ?, ?, ?, ?, ?, ?, ?, id FROM queues WHERE id = ? AND revision = ?"
 )
 _COUNT_ON = "UPDATE numbered SET last = last + ? WHERE id = ? RETURNING last"
