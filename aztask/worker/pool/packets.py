@@ -66,15 +66,23 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Packets:
-    """One end of a socket, for values. One thread at a time may receive; any may send."""
+    """One end of a socket, for values. One thread at a time may receive; any may send.
 
-    buffered: Final = False
+    What a `receive` that raises has taken is kept for the next one, or its delivery would seem to
+    run without end. With an OSError the value itself is lost, and the reader ends.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
         self._buffer = bytearray(PACKET_BYTES)
         self._buffers = [self._buffer]
         self._view = memoryview(self._buffer)
+        self._taken: tuple[int, list[tuple[int, int, bytes]]] | None = None
+
+    @property
+    def buffered(self) -> bool:
+        """Whether a value was taken that no `receive` has returned."""
+        return self._taken is not None
 
     def fileno(self) -> int:
         """The descriptor of the socket, for selectors."""
@@ -101,17 +109,25 @@ class Packets:
         None itself is never sent. wait: False does not wait, even on a blocking socket; duplicates
         of a descriptor share that mode.
         """
-        size, attached, _, _ = self.socket.recvmsg_into(
-            self._buffers, _ATTACHED_BYTES, _CLOEXEC if wait else _CLOEXEC | _NOW
-        )
+        if self._taken is None:
+            self._taken = self.socket.recvmsg_into(
+                self._buffers, _ATTACHED_BYTES, _CLOEXEC if wait else _CLOEXEC | _NOW
+            )[:2]
+        size, attached = self._taken
         if size == 0:
             return None
         packed: bytes | memoryview = self._view[:size]
         if self._buffer[0] == _IN_FILE[0]:
-            packed = _read_file(attached)
-        return msgpack.unpackb(
+            try:
+                packed = _read_file(attached)
+            except OSError:
+                self._taken = None
+                raise
+        value = msgpack.unpackb(
             packed, raw=False, strict_map_key=False, unicode_errors="surrogatepass"
         )
+        self._taken = None
+        return value
 
     def close(self) -> None:
         """Close this end; the peer notices."""

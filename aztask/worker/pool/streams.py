@@ -12,7 +12,9 @@ Rules
 4. A delivery may be run by who reads its *ticket*, one byte on a stream of its own. The worker
    keeps a duplicate of the ticket's reading end: to take deliveries back it reads tickets as well.
    A byte arrives at exactly one reader, whether the process lives, hangs or has died.
-5. The frames of deliveries that were taken back are still on their way. Each frame carries an
+5. What a `receive` that raises has taken is kept for the next one: an error between a ticket and
+   its frame would put the process one delivery behind for good, and the last one would seem to run.
+6. The frames of deliveries that were taken back are still on their way. Each frame carries an
    epoch, and each ticket says which: the process skips frames of other epochs.
 """
 
@@ -112,10 +114,13 @@ class StreamPackets:
     def receive(self, *, wait: bool = True) -> Any:
         """Receive the next value; None if the peer has closed. Raises BlockingIOError, OSError."""
         while True:
-            if (packed := self._next()) is not None:
-                return msgpack.unpackb(
+            if (found := self._next()) is not None:
+                packed, end = found
+                value = msgpack.unpackb(
                     packed, raw=False, strict_map_key=False, unicode_errors="surrogatepass"
                 )
+                self._at = end  # not before: rule 5
+                return value
             try:
                 chunk = self.socket.recv(CHUNK)
             except BlockingIOError:
@@ -148,8 +153,13 @@ class StreamPackets:
                 select.select([], [self.socket], [])
         return True
 
-    def _next(self) -> bytes | None:
-        """The next whole frame that has been received."""
+    def _next(self) -> tuple[bytes, int] | None:
+        """The next whole frame that has been received, and where the one behind it begins."""
+        if self._at == len(self._received):
+            self._received, self._at = bytearray(), 0
+        elif self._at > CHUNK:
+            del self._received[: self._at]
+            self._at = 0
         begin = self._at + _LENGTH.size
         if len(self._received) < begin:
             return None
@@ -160,13 +170,7 @@ class StreamPackets:
         if len(self._received) < end:
             return None
         packed = bytes(memoryview(self._received)[begin:end])
-        self._at = end
-        if end == len(self._received):
-            self._received, self._at = bytearray(), 0
-        elif end > CHUNK:
-            del self._received[:end]
-            self._at = 0
-        return self._read_file(packed) if packed[0] == _IN_FILE else packed
+        return (self._read_file(packed) if packed[0] == _IN_FILE else packed), end
 
     def _in_file(self, packed: bytes) -> bytes:
         """Write a large value; returns what the frame says instead of it."""
@@ -187,13 +191,17 @@ class StreamPackets:
 
 
 class TicketInbox:
-    """The process's end for deliveries (rules 4 and 5). One thread at a time may receive."""
-
-    buffered: Final = False
+    """The process's end for deliveries (rules 4 to 6). One thread at a time may receive."""
 
     def __init__(self, tickets: socket.socket, packets: StreamPackets) -> None:
         self._tickets = tickets
         self._packets = packets
+        self._taken: list[bytes] = []  # a ticket whose delivery no `receive` has returned
+
+    @property
+    def buffered(self) -> bool:
+        """Whether a ticket was read and its delivery was not returned (rule 5)."""
+        return bool(self._taken)
 
     def fileno(self) -> int:
         """Readable while there is a delivery to take."""
@@ -201,26 +209,26 @@ class TicketInbox:
 
     def receive(self, *, wait: bool = True) -> Any:
         """Take the next delivery; None if the worker has ended. Raises BlockingIOError, OSError."""
-        while True:
+        while not self._taken:
             try:
-                ticket = self._tickets.recv(1)
-                break
+                self._taken.append(self._tickets.recv(1))
             except BlockingIOError:
                 if not wait:
                     raise
                 select.select([self._tickets], [], [])
-        while ticket:
+        while ticket := self._taken[0]:
             # The frame was sent before its ticket, so this does not wait for long.
             if (found := self._packets.receive()) is None:
                 break
             epoch, packet = found
             if epoch % EPOCHS == ticket[0]:
+                self._taken.clear()
                 return packet
         return None
 
 
 class TicketOutbox:
-    """The worker's end for deliveries (rules 4 and 5). One thread uses it."""
+    """The worker's end for deliveries (rules 4 and 6). One thread uses it."""
 
     def __init__(
         self, tickets: socket.socket, duplicate: socket.socket, packets: StreamPackets, most: int

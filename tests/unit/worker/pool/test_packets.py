@@ -1,10 +1,13 @@
 """Values between worker and pool process: large ones travel in files, which never stay."""
 
+import inspect
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from failingcalls import strike_each
 
 from aztask.worker.pool.packets import PACKET_BYTES, Packets, socket_pair
 
@@ -81,6 +84,22 @@ def test_no_number_left_for_a_file_is_an_error_not_another_value(ends):
             right.receive()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_error_anywhere_in_a_receive_loses_no_value(ends):
+    left, right = ends
+    values = [[0, LARGE], ["small", 1], [2, LARGE]]
+    for value in values:
+        left.send(value)
+
+    def take():
+        with suppress(BlockingIOError):
+            return right.receive(wait=False)
+
+    found = strike_each(take, inspect.getsourcefile(Packets))
+    assert [value for value, _ in found] == values
+    assert found[0][1] >= 2, "it was struck in each function on the way"
+    assert not right.buffered
 
 
 def test_a_peer_that_is_gone_is_noticed(ends):

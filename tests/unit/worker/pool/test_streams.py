@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import socket
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from failingcalls import strike_each
 
 from aztask.worker.pool.packets import PACKET_BYTES
 from aztask.worker.pool.streams import (
@@ -160,6 +162,27 @@ def test_deliveries_are_taken_in_order(ends: Ends) -> None:
     assert [ends.take(), ends.take()] == [[1, "fields"], [2, "fields"]]
     with pytest.raises(BlockingIOError):
         ends.take()
+
+
+def test_an_error_anywhere_in_a_receive_loses_no_delivery_and_no_value(ends: Ends) -> None:
+    """A ticket without its delivery would leave the process one behind: the last seems to run."""
+    for number in range(4):
+        ends.outbox.send([number])
+    ends.outbox.unread()  # their frames come first, and are passed over
+    for number, value in enumerate((LARGE, "small", b"")):
+        ends.outbox.send([number, value])
+        ends.process.send([number, value])
+    ends.outbox.send([])
+    source = inspect.getsourcefile(StreamPackets) or ""
+
+    def next_answer() -> Any:
+        with suppress(BlockingIOError):
+            return ends.worker.receive(wait=False)
+
+    for take in (lambda: ends.take() or None, next_answer):
+        found = strike_each(take, source)
+        assert [value for value, _ in found] == [[0, LARGE], [1, "small"], [2, b""]]
+        assert found[0][1] >= 3, "it was struck in each function on the way"
 
 
 def test_what_is_taken_back_is_never_read(ends: Ends) -> None:
