@@ -17,6 +17,8 @@ Sources: OpenID Connect Core 1.0, 3.1.3.7; RFC 7636 (PKCE); RFC 9700, 2.1.
 from __future__ import annotations
 
 import hmac
+import logging
+import math
 import re
 import secrets
 import warnings
@@ -36,6 +38,8 @@ from aztask.operate.requests import Role
 from aztask.support import clock
 from aztask.support.display import Secret
 
+logger = logging.getLogger("aztask.dashboard")
+
 AUTHORITY: Final = "https://login.microsoftonline.com"
 MOST_LOGINS: Final = 5_000
 """Logins that wait for their answer. Each takes about 2 KB; the oldest ones make room."""
@@ -45,6 +49,9 @@ ANSWER_SECONDS: Final = 10.0
 KEYS_EVERY: Final = 60.0
 """A token that names an unknown key makes us ask for the keys again, but not more often than this:
 anyone may send such a token."""
+
+LINE_EVERY: Final = 60.0
+"""Seconds between two lines of the log about errors of one kind."""
 
 SKEW: Final = 60
 """Seconds that the clocks of this server and of the service may differ."""
@@ -251,6 +258,7 @@ class EntraLogin:
         self._making = Lock()
         self._calls = BoundedSemaphore(CALLS)
         self._open: dict[str, _OpenLogin] = {}
+        self._logged_at: dict[str, float] = {}  # by the kind of the error: there are few
         self._lock = Lock()
 
     def begin(self, back: str, following: str) -> Begun | LoginRefusal:
@@ -259,10 +267,10 @@ class EntraLogin:
             return BUSY
         try:
             flow = self._flow(self._known(), back)
-        except OSError:  # requests' errors are some
-            return AWAY
-        except Exception:  # noqa: BLE001  # MSAL raises what its parsers raise for a foreign answer
-            return UNSET
+        except OSError as error:  # requests' errors are some
+            return self._logged(AWAY, error)
+        except Exception as error:  # noqa: BLE001  # MSAL raises what its parsers raise for a foreign answer
+            return self._logged(UNSET, error)
         finally:
             self._calls.release()
         key = secrets.token_urlsafe(32)
@@ -310,7 +318,7 @@ class EntraLogin:
             return self._person(login, answer)
         except Exception as error:  # noqa: BLE001  # as in `begin`; a wrong nonce is a RuntimeError
             kinds = (refusal for kind, refusal in _REFUSALS if isinstance(error, kind))
-            return next(kinds, DAMAGED)
+            return self._logged(next(kinds, DAMAGED), error)
         finally:
             self._calls.release()
 
@@ -328,6 +336,20 @@ class EntraLogin:
                 403, f"{name} has no role here: ask for one of the app roles {', '.join(known)}."
             )
         return Person(name, max(roles), login.following)
+
+    def _logged(self, refusal: LoginRefusal, error: Exception) -> LoginRefusal:
+        """Say in the log why; each reason once in `LINE_EVERY`, because anyone may begin a login.
+
+        The error's text stays out: it may hold a part of a token.
+        """
+        kind, now = type(error).__qualname__, clock.monotonic()
+        with self._lock:
+            due = now - self._logged_at.get(kind, -math.inf) >= LINE_EVERY
+            if due:
+                self._logged_at[kind] = now
+        if due:
+            logger.warning("a login with Entra ID failed (%s): %s", kind, refusal.text)
+        return refusal
 
     def _known(self) -> _Service:
         with self._making:

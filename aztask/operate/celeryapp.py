@@ -223,7 +223,7 @@ class CeleryApp(App):
             try:
                 route = amqp.router.route({}, name)
             except Exception as error:  # noqa: BLE001  # a function of the user's, or no such queue
-                self.unrouted[name] = f"{type(error).__name__}: {error}"
+                self.unrouted[name] = f"{type(error).__name__}: {safe_str(error)}"
                 continue
             if queue := route.get("queue"):
                 found.add(_name_of(queue))

@@ -37,6 +37,7 @@ from aztask.schedules.template import Definition
 from aztask.schedules.triggers import Trigger
 from aztask.stores.connections import Connections
 from aztask.stores.events.event import Event
+from aztask.support.display import safe_str
 from aztask.support.parts import Part
 from aztask.taskoptions import SendOptions
 
@@ -140,7 +141,8 @@ class CelerySends:
         except AztaskError:
             raise
         except Exception as error:  # noqa: BLE001  # of Kombu's transports, and of signals
-            raise BrokerError(f"task {name} is not sent: {type(error).__name__}: {error}") from None
+            text = safe_str(error)
+            raise BrokerError(f"task {name} is not sent: {type(error).__name__}: {text}") from None
         logger.info("sent due task %s: %s", name, task_id)
 
     def _call(

@@ -313,6 +313,26 @@ def test_a_service_that_is_away_is_one_line(shop, service, session, entra):
     assert shop.as_("read").get("/").status_code == 200
 
 
+def test_the_log_says_why_logins_fail_once_a_minute_for_each_reason(
+    shop, service, session, entra, caplog, monkeypatch
+):
+    def lines() -> list[str]:
+        return [each.message for each in caplog.records if each.name == "aztask.dashboard"]
+
+    service.claims |= {"aud": "99999999-7777-4888-8999-aaaaaaaaaaaa"}
+    for _ in range(3):
+        refused(logged_in(shop.client(), session), 403, "another application")
+    other = "a login with Entra ID failed (InvalidAudienceError): "
+    assert lines() == [f"{other}{module.OTHERS.text}"]
+    service.claims |= {"exp": 1_700_000_000}
+    refused(logged_in(shop.client(), session), 401, "has expired")
+    assert len(lines()) == 2
+    late = clock.monotonic() + module.LINE_EVERY
+    monkeypatch.setattr(module.clock, "monotonic", lambda: late)
+    refused(logged_in(shop.client(), session), 401, "has expired")
+    assert len(lines()) == 3
+
+
 def test_a_login_works_once_the_service_is_back(shop, service, session, entra):
     document = "/v2.0/.well-known/openid-configuration"
     service.refuses[document] = (503, "{}")
