@@ -31,8 +31,9 @@ for ignored in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(ignored, signal.SIG_DFL)
 
 
-# tox lets nobody write byte code, for tests write modules. The tests' own is written: every process
-# of every suite collects all of them, and rewriting their assertions takes longer than the rest.
+# tox forbids byte code, because tests write modules. While tests are collected it is allowed: every
+# process of every suite collects all of them, and rewriting their assertions takes longer than the
+# rest.
 forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 

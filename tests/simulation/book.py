@@ -380,7 +380,7 @@ class Book:
         seat = seat_of(actor, delivery)
         gone = not actor.site.has(delivery.queue, delivery.position)
         # An adapter whose requests all remained without an answer until the lease ended can only
-        # say so. What it was told while the lease lasted, it may not take for lost.
+        # say so. It must not report a settlement as lost that was answered while the lease lasted.
         ended = self._world.time.now >= delivery.deadline
         unknown = ended and delivery in self._unanswered
         if gone and not unknown and self._latest.get(seat) is delivery:

@@ -266,7 +266,7 @@ class Day:
     notes: list[tuple[int, str]] = field(default_factory=list)
 
     def replace(self, number: int, tallies: Mapping[int, Tally]) -> None:
-        """Put an hour in the place of what it was: so an hour that is merged again counts once.
+        """Replace an hour, so that one which is merged again counts once.
 
         tallies: by the seconds of the day; empty for an hour in which nothing was done.
         """

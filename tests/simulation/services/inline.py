@@ -22,7 +22,7 @@ Answer = TypeVar("Answer")
 
 
 class Ended(Future[Answer]):
-    """A future that has ended already: it needs none of the locks of one that is waited for."""
+    """A finished future, without the locks that waiting for one needs."""
 
     def __init__(self, call: Callable[[], Answer]) -> None:
         self._value: Answer
