@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 import azurite
 import pytest
+import rowstores
 import stores
+from rowstores import Make, RowSubject
 from stores import Maker, Store
 from subjects import FACTORIES, Subject
 
 from aztask.stores.records.base import ResultStore
+from aztask.stores.rows import RowStore
 
 
 def pytest_sessionfinish() -> None:
@@ -57,3 +60,26 @@ def store(maker: Maker) -> Iterator[Store]:
 @pytest.fixture
 def results(store: Store) -> ResultStore:
     return store.results
+
+
+@pytest.fixture(scope="module", params=sorted(rowstores.FACTORIES))
+def make_rows(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Make]:
+    """One service for the rows of a module."""
+    with rowstores.FACTORIES[request.param](tmp_path_factory.mktemp("rows")) as made:
+        yield made
+
+
+@pytest.fixture
+def row_subject(make_rows: Make) -> Iterator[RowSubject]:
+    """A new, empty store of rows."""
+    made = make_rows()
+    yield made
+    for each in made.at_end:
+        each()
+
+
+@pytest.fixture
+def rows(row_subject: RowSubject) -> RowStore:
+    return row_subject.store

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import rowstores
-from rowstores import Make, RowSubject
+from rowstores import RowSubject
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.stores.records.history import (
@@ -33,25 +32,9 @@ OVER = BEGINS + HOUR + GRACE + 1.0
 """When that hour may be merged."""
 
 
-@pytest.fixture(scope="module", params=sorted(rowstores.FACTORIES))
-def make(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Make]:
-    with rowstores.FACTORIES[request.param](tmp_path_factory.mktemp("rows")) as made:
-        yield made
-
-
-@pytest.fixture
-def subject(make: Make) -> Iterator[RowSubject]:
-    made = make()
-    yield made
-    for each in made.at_end:
-        each()
-
-
 @pytest.fixture(params=[NO_OWNER, MINE], ids=["no owner", "owner"])
-def history(request: pytest.FixtureRequest, subject: RowSubject) -> HistoryStore:
-    return HistoryStore(subject.store, request.param)
+def history(request: pytest.FixtureRequest, row_subject: RowSubject) -> HistoryStore:
+    return HistoryStore(row_subject.store, request.param)
 
 
 def hour_of(worker: str, *counts: tuple[str, int, int], begins: int = BEGINS) -> Hour:
@@ -206,12 +189,12 @@ def test_a_merge_that_dies_anywhere_is_made_by_another(history: HistoryStore, at
 
 @pytest.mark.parametrize("at", HEAD_TASKS_WORKERS_HEAD)
 def test_a_merge_that_stood_still_writes_nothing_old(
-    history: HistoryStore, subject: RowSubject, at: int
+    history: HistoryStore, row_subject: RowSubject, at: int
 ) -> None:
     """Its lease is over, another one has merged more; then it goes on with what it read before."""
     history.write("w!1", BEGINS, hour_of("w", ("pay", 2, 1), ("ship", 7, 0)), BEGINS + 20.0)
     history.write("v!1", BEGINS, hour_of("v", ("pay", 5, 0)), BEGINS + 20.0)
-    other = HistoryStore(subject.another, history.owner)
+    other = HistoryStore(row_subject.another, history.owner)
 
     def meanwhile() -> None:
         late = hour_of("v", ("pay", 6, 0), ("pack", 1, 0))
@@ -259,11 +242,11 @@ NEXT_TASKS_WORKERS_HOURS = range(4)
 
 @pytest.mark.parametrize("at", NEXT_TASKS_WORKERS_HOURS)
 def test_a_merge_that_stood_still_while_it_read_forgets_nothing(
-    history: HistoryStore, subject: RowSubject, at: int
+    history: HistoryStore, row_subject: RowSubject, at: int
 ) -> None:
     """What it reads of the workers is no older than what it reads of the day."""
     history.write("w!1", BEGINS, hour_of("w", ("pay", 2, 1)), BEGINS + 20.0)
-    other = HistoryStore(subject.another, history.owner)
+    other = HistoryStore(row_subject.another, history.owner)
 
     def meanwhile() -> None:
         other.write("v!1", BEGINS, hour_of("v", ("pay", 6, 0)), OVER + LEASE)
@@ -279,11 +262,11 @@ def test_a_merge_that_stood_still_while_it_read_forgets_nothing(
 
 
 def test_a_worker_that_writes_late_while_an_hour_is_merged_is_not_forgotten(
-    history: HistoryStore, subject: RowSubject
+    history: HistoryStore, row_subject: RowSubject
 ) -> None:
     """Its row was read before, and the head has not moved yet."""
     history.write("w!1", BEGINS, hour_of("w", ("pay", 2, 1)), BEGINS + 20.0)
-    late = HistoryStore(subject.another, history.owner)
+    late = HistoryStore(row_subject.another, history.owner)
 
     def meanwhile() -> None:
         late.write("v!1", BEGINS, hour_of("v", ("pay", 5, 0)), OVER)
@@ -349,8 +332,8 @@ def test_rows_are_kept_for_their_time(history: HistoryStore) -> None:
     assert history.following() == BEGINS // HOUR + 2  # the head stays
 
 
-def test_the_history_of_another_owner_is_left_alone(subject: RowSubject) -> None:
-    mine, theirs = HistoryStore(subject.store, MINE), HistoryStore(subject.store, THEIRS)
+def test_the_history_of_another_owner_is_left_alone(row_subject: RowSubject) -> None:
+    mine, theirs = HistoryStore(row_subject.store, MINE), HistoryStore(row_subject.store, THEIRS)
     mine.write("w!1", BEGINS, hour_of("w", ("pay", 2, 0)), BEGINS + 20.0)
     assert theirs.hours(0, 10**7 - 1) == []
     assert theirs.merge("a", OVER) == 0
@@ -366,12 +349,12 @@ def test_the_history_of_another_owner_is_left_alone(subject: RowSubject) -> None
     assert mine.following() == BEGINS // HOUR + 1
 
 
-def test_a_lost_answer_counts_nothing_twice(history: HistoryStore, subject: RowSubject) -> None:
+def test_a_lost_answer_counts_nothing_twice(history: HistoryStore, row_subject: RowSubject) -> None:
     history.write("w!1", BEGINS, hour_of("w", ("pay", 2, 0)), BEGINS + 20.0)
-    subject.lose()
+    row_subject.lose()
     history.merge("a", OVER)
     history.merge("a", OVER)
-    subject.lose()
+    row_subject.lose()
     history.write("v!1", BEGINS, hour_of("v", ("pay", 5, 0)), OVER + LATE)
     history.merge("a", OVER)
     assert days(history) == {("orders", "pay"): (7, 0)}

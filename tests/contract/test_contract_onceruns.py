@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import rowstores
-from rowstores import Make
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.stores.records.base import RunKey
@@ -17,22 +14,6 @@ from aztask.stores.rows import TOGETHER, RowStore
 MINE = Owner("servicebus://mine.servicebus.windows.net", "shop")
 THEIRS = Owner("servicebus://theirs.servicebus.windows.net", "shop")
 RUN = OnceRun(RunKey("a/b?#\\ä", 1, 2), "shop.pay", "orders", "pod-0", "1f", 1_800_000_000.5, 60.0)
-
-
-@pytest.fixture(scope="module", params=sorted(rowstores.FACTORIES))
-def make(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Make]:
-    with rowstores.FACTORIES[request.param](tmp_path_factory.mktemp("rows")) as made:
-        yield made
-
-
-@pytest.fixture
-def rows(make: Make) -> Iterator[RowStore]:
-    made = make()
-    yield made.store
-    for each in made.at_end:
-        each()
 
 
 @pytest.fixture(params=[NO_OWNER, MINE], ids=["no owner", "owner"])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import rowstores
-from rowstores import Make
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import BrokerUnavailable, ResultDamaged
@@ -25,22 +22,6 @@ ENCRYPTING = Codec(signing_keys=[b"0123456789abcdef"], cipher=Cipher([bytes(32)]
 STRICT = Codec(signing_keys=[b"0123456789abcdef"], signatures=SignatureRules(old=False))
 MESSAGE = TaskMessage("t", "shop.ask", "q", b"")
 TASKS = ["t", "a/b?c#d", "ä" * 300, "x:0"]
-
-
-@pytest.fixture(scope="module", params=sorted(rowstores.FACTORIES))
-def make(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Make]:
-    with rowstores.FACTORIES[request.param](tmp_path_factory.mktemp("rows")) as made:
-        yield made
-
-
-@pytest.fixture
-def rows(make: Make) -> Iterator[RowStore]:
-    made = make()
-    yield made.store
-    for each in made.at_end:
-        each()
 
 
 @pytest.fixture(params=[NO_OWNER, MINE], ids=["no owner", "owner"])

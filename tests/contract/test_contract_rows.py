@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-import rowstores
-from rowstores import DUE, NUMBERED, PLAIN, SIMPLE, Make, RowSubject
+from rowstores import DUE, NUMBERED, PLAIN, SIMPLE, RowSubject
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import EncodeError
@@ -37,35 +35,19 @@ TEXTS = {
 }
 
 
-@pytest.fixture(scope="module", params=sorted(rowstores.FACTORIES))
-def make(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Make]:
-    with rowstores.FACTORIES[request.param](tmp_path_factory.mktemp("rows")) as made:
-        yield made
+@pytest.fixture
+def rows(row_subject: RowSubject) -> Rows:
+    return row_subject.store.of(PLAIN)
 
 
 @pytest.fixture
-def subject(make: Make) -> Iterator[RowSubject]:
-    made = make()
-    yield made
-    for each in made.at_end:
-        each()
+def others(row_subject: RowSubject) -> Rows:
+    return row_subject.another.of(PLAIN)
 
 
 @pytest.fixture
-def rows(subject: RowSubject) -> Rows:
-    return subject.store.of(PLAIN)
-
-
-@pytest.fixture
-def others(subject: RowSubject) -> Rows:
-    return subject.another.of(PLAIN)
-
-
-@pytest.fixture
-def timed(subject: RowSubject) -> Rows:
-    return subject.store.of(DUE)
+def timed(row_subject: RowSubject) -> Rows:
+    return row_subject.store.of(DUE)
 
 
 def place(key: str = "k", partition: str = "p", owner: Owner = MINE) -> Place:
@@ -316,11 +298,11 @@ def test_a_range_is_in_order_and_within_its_partition(rows: Rows) -> None:
     assert rows.range(MINE, "nothing") == []
 
 
-def test_rows_of_an_owner_are_found_by_prefix_and_age(rows: Rows, subject: RowSubject) -> None:
+def test_rows_of_an_owner_are_found_by_prefix_and_age(rows: Rows, row_subject: RowSubject) -> None:
     for part in ("limit-a", "limit-b", "other", "limit"):
         rows.write(Change(place(partition=part), full(text=part)))
     rows.write(Change(place(partition="limit-a", owner=THEIRS), full(text="theirs")))
-    now = subject.store.time().at
+    now = row_subject.store.time().at
 
     def found(prefix: str, before: float | None = None) -> list[object]:
         return sorted(str(r.values["text"]) for r in rows.of_owner(MINE, prefix, before))
@@ -338,31 +320,31 @@ def test_rows_of_an_owner_are_found_by_prefix_and_age(rows: Rows, subject: RowSu
 
 
 def test_a_writer_recognises_its_own_write_after_a_lost_answer(
-    subject: RowSubject, rows: Rows, others: Rows
+    row_subject: RowSubject, rows: Rows, others: Rows
 ) -> None:
-    subject.lose()
+    row_subject.lose()
     first = made(rows.write(Change(place(), ALL)))
     assert others.get([place()]) == [first]
-    subject.lose()
+    row_subject.lose()
     second = made(rows.write(Change(place(), full(text="2", number=0.1), first)))
     assert others.get([place()]) == [second]
-    subject.lose()
+    row_subject.lose()
     assert rows.write(Change(place(), None, second)) == second
     assert others.get([place()]) == [None]
-    subject.lose()
+    row_subject.lose()
     assert rows.write_all([Change(place(), ALL), Change(place("b"), full())]).count(None) == 0
-    subject.lose()
+    row_subject.lose()
     rows.put(place(), full(text="put"))
-    subject.lose()
+    row_subject.lose()
     assert rows.merge(place(), {"count": 9})
     assert values(others, place()) == full(text="put", count=9)
 
 
 def test_a_transaction_is_recognised_after_a_lost_answer(
-    subject: RowSubject, rows: Rows, others: Rows
+    row_subject: RowSubject, rows: Rows, others: Rows
 ) -> None:
     old, gone = (made(rows.write(Change(place(key), full(text=key)))) for key in ("old", "gone"))
-    subject.lose()
+    row_subject.lose()
     after = rows.together([
         Change(place("new"), full(text="new")),
         Change(place("old"), full(text="changed"), old),
@@ -373,12 +355,12 @@ def test_a_transaction_is_recognised_after_a_lost_answer(
 
 
 def test_a_write_of_another_one_is_not_taken_for_ours_after_a_lost_answer(
-    subject: RowSubject, rows: Rows, others: Rows
+    row_subject: RowSubject, rows: Rows, others: Rows
 ) -> None:
     theirs = made(others.write(Change(place(), full(text="theirs"))))
-    subject.lose()
+    row_subject.lose()
     assert rows.write(Change(place(), full(text="mine"))) is None
-    subject.lose()
+    row_subject.lose()
     assert (
         rows.write(
             Change(
@@ -392,14 +374,14 @@ def test_a_write_of_another_one_is_not_taken_for_ours_after_a_lost_answer(
     assert others.get([place()]) == [theirs]
 
 
-def test_a_due_row_is_recognised_after_a_lost_answer(subject: RowSubject, timed: Rows) -> None:
-    subject.lose()
+def test_a_due_row_is_recognised_after_a_lost_answer(row_subject: RowSubject, timed: Rows) -> None:
+    row_subject.lose()
     first = made(timed.write(Change(held("a"), {"due": NOW, "data": b"1"})))
-    subject.lose()
+    row_subject.lose()
     second = made(timed.write(Change(held("a"), {"due": NOW + 5, "data": b"2"}, first)))
     assert timed.due(MINE.of_broker, NOW + 1, 9) == []
     assert timed.due(MINE.of_broker, NOW + 6, 9) == [held("a")]
-    subject.lose()
+    row_subject.lose()
     assert timed.write(Change(held("a"), None, second)) == second
     assert timed.due(MINE.of_broker, NOW + 6, 9) == []
 
@@ -407,8 +389,8 @@ def test_a_due_row_is_recognised_after_a_lost_answer(subject: RowSubject, timed:
 # -- due times -------------------------------------------------------------------------------
 
 
-def test_due_rows_come_in_order(subject: RowSubject, timed: Rows) -> None:
-    others = subject.another.of(DUE)
+def test_due_rows_come_in_order(row_subject: RowSubject, timed: Rows) -> None:
+    others = row_subject.another.of(DUE)
     for number, key in enumerate(["c", "a/?", "b", "d"]):
         timed.write(Change(held(key), {"due": NOW + number, "data": b"x"}))
     timed.write(Change(held("never"), {"due": math.inf, "data": b"x"}))
@@ -439,10 +421,10 @@ def at(key: str, owner: Owner = MINE, partition: str = "p/q") -> Place:
 
 
 def test_rows_with_numbers_are_in_the_order_in_which_they_were_made(
-    subject: RowSubject, monkeypatch: pytest.MonkeyPatch
+    row_subject: RowSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(localrows, "_PAGE", 2)
-    rows, others = subject.store.of(NUMBERED), subject.another.of(NUMBERED)
+    rows, others = row_subject.store.of(NUMBERED), row_subject.another.of(NUMBERED)
     names = ["c", "a/?", "b", "\xe4" * 300]
     for name in names:
         rows.write(Change(at(name), numbered(name, b"y" * 70_000)))
@@ -470,8 +452,8 @@ def test_rows_with_numbers_are_in_the_order_in_which_they_were_made(
     assert [text for text in every if text != "other"] == [*names, "d"]
 
 
-def test_rows_with_numbers_are_deleted_by_key_or_as_they_were_read(subject: RowSubject) -> None:
-    rows, others = subject.store.of(NUMBERED), subject.another.of(NUMBERED)
+def test_rows_with_numbers_are_deleted_by_key_or_as_they_were_read(row_subject: RowSubject) -> None:
+    rows, others = row_subject.store.of(NUMBERED), row_subject.another.of(NUMBERED)
     for owner in (MINE, NO_OWNER):
         for name in "abc":
             others.write(Change(at(name, owner), numbered(name)))
@@ -486,25 +468,27 @@ def test_rows_with_numbers_are_deleted_by_key_or_as_they_were_read(subject: RowS
     assert rows.owners() == {MINE.of_broker, NO_OWNER}
 
 
-def test_a_row_with_a_number_is_made_once_although_an_answer_is_lost(subject: RowSubject) -> None:
-    rows, others = subject.store.of(NUMBERED), subject.another.of(NUMBERED)
-    subject.lose()
+def test_a_row_with_a_number_is_made_once_although_an_answer_is_lost(
+    row_subject: RowSubject,
+) -> None:
+    rows, others = row_subject.store.of(NUMBERED), row_subject.another.of(NUMBERED)
+    row_subject.lose()
     made(rows.write(Change(at("a"), numbered("mine"))))
     (first,) = others.range(MINE.of_broker, "p/q")
     assert first.values["text"] == "mine"
-    subject.lose()
+    row_subject.lose()
     assert rows.write(Change(at("a"), numbered("mine"))) is None
-    subject.lose()
+    row_subject.lose()
     assert rows.write(Change(first.place, None, first)) == first
     assert others.range(MINE.of_broker, "p/q") == []
     others.write(Change(at("b"), numbered("b")))
-    subject.lose()
+    row_subject.lose()
     rows.remove([at("b")])
     assert others.get([at("b")]) == [None]
 
 
-def test_rows_without_versions_are_put_merged_and_removed(subject: RowSubject) -> None:
-    rows, others = subject.store.of(SIMPLE), subject.another.of(SIMPLE)
+def test_rows_without_versions_are_put_merged_and_removed(row_subject: RowSubject) -> None:
+    rows, others = row_subject.store.of(SIMPLE), row_subject.another.of(SIMPLE)
     here = at("", partition="a/b")
     rows.remove([here])
     assert made(rows.write(Change(here, {"number": 1.0}))).values == {"number": 1.0}
@@ -530,10 +514,10 @@ def test_owners_do_not_see_each_others_rows(rows: Rows) -> None:
         assert [row.place for row in rows.range(owner, "p")] == [place(owner=owner)]
 
 
-def test_a_row_without_an_owner_stands_in_for_an_own_one(subject: RowSubject) -> None:
-    former = subject.another.of(DUE)
+def test_a_row_without_an_owner_stands_in_for_an_own_one(row_subject: RowSubject) -> None:
+    former = row_subject.another.of(DUE)
     old = made(former.write(Change(held("a", NO_OWNER), {"due": NOW, "data": b"old"})))
-    mine = subject.store.of(DUE)
+    mine = row_subject.store.of(DUE)
     assert mine.get([held("a")]) == [old]
     assert mine.write(Change(held("a"), {"due": NOW, "data": b"new"})) is None
     changed = made(mine.write(Change(old.place, {"due": NOW, "data": b"changed"}, old)))
@@ -547,15 +531,15 @@ def test_a_row_without_an_owner_stands_in_for_an_own_one(subject: RowSubject) ->
 # -- the store -------------------------------------------------------------------------------
 
 
-def test_the_stores_clock_moves_on_and_is_bounded(subject: RowSubject) -> None:
-    first = subject.store.time()
+def test_the_stores_clock_moves_on_and_is_bounded(row_subject: RowSubject) -> None:
+    first = row_subject.store.time()
     time.sleep(0.05)
-    second = subject.store.time()
+    second = row_subject.store.time()
     assert first.earliest <= first.latest <= second.earliest <= second.latest
     passed = second.at - first.at
     assert second.earliest - first.latest - 0.01 <= passed <= second.latest - first.earliest + 0.01
     before = time.time()
-    assert before - 2.0 < subject.store.now() <= time.time()
+    assert before - 2.0 < row_subject.store.now() <= time.time()
 
 
 def test_in_a_file_calls_join_the_transaction_around_them(tmp_path: object) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import rowstores
-from rowstores import Make
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import StepsDamaged
@@ -25,22 +22,6 @@ RECORD = StepRecord(STEP, DONE, "charge", "", "1", False, 1, b"\x01", 1_800_000_
 PLAIN, SIGNING = Codec(), Codec(signing_keys=[KEY])
 ENCRYPTING = Codec(signing_keys=[KEY], cipher=Cipher([KEY * 2], encrypt=True))
 STRICT = Codec(signing_keys=[KEY], signatures=SignatureRules(old=False))
-
-
-@pytest.fixture(scope="module", params=sorted(rowstores.FACTORIES))
-def make(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Make]:
-    with rowstores.FACTORIES[request.param](tmp_path_factory.mktemp("rows")) as made:
-        yield made
-
-
-@pytest.fixture
-def rows(make: Make) -> Iterator[RowStore]:
-    made = make()
-    yield made.store
-    for each in made.at_end:
-        each()
 
 
 @pytest.fixture(params=[NO_OWNER, MINE], ids=["no owner", "owner"])

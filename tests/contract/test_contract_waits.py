@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgpack
 import pytest
-import rowstores
 from rowstores import Make
 
 from aztask.address.owner import NO_OWNER, Owner
@@ -33,22 +32,6 @@ RUN = ParkedRun(
     b"message",
 )
 SOON = 10.0
-
-
-@pytest.fixture(scope="module", params=rowstores.FACTORIES)
-def make(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Make]:
-    with rowstores.FACTORIES[request.param](tmp_path_factory.mktemp("rows")) as made:
-        yield made
-
-
-@pytest.fixture
-def rows(make: Make) -> Iterator[RowStore]:
-    made = make()
-    yield made.store
-    for each in made.at_end:
-        each()
 
 
 def add(store: WaitStore, task_id: str, name: str, value: bytes) -> Signal:
@@ -123,9 +106,9 @@ def test_a_signal_sees_the_run_and_how_many_of_its_name_are_older(store: WaitSto
 
 
 def test_a_signal_whose_answer_was_lost_is_stored_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make_rows: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = make()
+    subject = make_rows()
     store = WaitStore(subject.store, MINE, PLAIN)
     subject.lose()
     signals = store.add_all(["t", "u"], "a", b"1")
