@@ -41,11 +41,14 @@ def copied(folder: Path, *, umask: int) -> Path:
 
 
 def built(source: Path, target: Path, **environment: str) -> Path:
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(target), str(source)],
         check=True,
         env={**os.environ, **environment},
+        stderr=subprocess.PIPE,
+        text=True,
     )
+    assert "BuildBackendWarning" not in done.stderr, "who installs from a clone would see it"
     (wheel,) = target.glob("*.whl")
     return wheel
 
@@ -80,6 +83,16 @@ def test_two_builds_give_the_same_bytes(wheels: tuple[Path, Path]) -> None:
     with ZipFile(first) as one, ZipFile(second) as other:
         assert one.namelist() == other.namelist()
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_every_file_of_the_package_is_in_the_wheel(wheels: tuple[Path, Path]) -> None:
+    there = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "aztask").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    with ZipFile(wheels[0]) as wheel:
+        assert there - set(wheel.namelist()) == set(), "add it to package_data in setup.cfg"
 
 
 def test_the_record_is_of_what_is_in_the_wheel(wheels: tuple[Path, Path]) -> None:
