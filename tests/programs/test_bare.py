@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from share import SHARE
 
 ROOT = Path(__file__).parents[2]
 HIDDEN = ("node", "npm", "npx", "java", "chromium", "google-chrome")
@@ -50,6 +51,7 @@ def npm_settings() -> dict[str, str]:
 def test_a_machine_without_the_programs(bare_path: Path, what: str) -> None:
     environment = {**os.environ, **npm_settings(), "PATH": str(bare_path)}
     environment.pop("JAVA_HOME", None)
+    environment.pop(SHARE, None)  # the one test within is not drawn once more
     # The test within ends first, so that its traceback is part of what is shown.
     environment["PYTEST_TIMEOUT"] = "500"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS[what]]

@@ -183,8 +183,8 @@ def test_while_messages_come_the_loop_receives_from_a_local_broker_itself(site, 
         site.run(lambda count=count: len(site.got) == count)
     site.run(lambda: counts(site)[1] == 0)
     others = [each for each in threads if each is not threading.current_thread()]
-    assert len(threads) >= 15
-    assert len(others) <= 4, "it waits for the first ones"
+    # It waits for the first ones, and may bring a second load before the loop has begun.
+    assert len(others) < len(threads) / 2
 
 
 def remotely(site, monkeypatch):
@@ -202,7 +202,8 @@ def test_the_loop_receives_from_a_remote_broker_while_each_receive_brings_all(si
     site.send(*[b"1"] * 42)
     site.run(lambda: len(site.got) == 42)
     loops = [each for each in threads if each is threading.current_thread()]
-    assert len(loops) >= 8
+    # The waiting thread may bring a second load before the loop has begun.
+    assert len(loops) > len(threads) - len(loops)
     assert not site.transport._loop_receives, "the last receive brought less than it asked for"
     site.send(b"1")
     site.run(lambda: len(site.got) == 43)
