@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -374,3 +375,43 @@ def test_who_may_publish_stops_every_worker_but_those_that_refuse_it(site):
 def test_remote_control_and_events(site):
     check_remote_control(site, 1.0)
     assert site.broker.queues() == ["celery"]
+
+
+SCHEDULED = """
+import json, time
+garbage = {"eta": "2999-01-01T00:00:00+00:00", "task": "celery_app.add", "id": "garbage"}
+with app.producer_pool.acquire() as producer:
+    producer.publish("no task", routing_key="celery", exchange="", headers=garbage)
+stranger = app.send_task("of.another.app", countdown=600)
+late = add.apply_async((1, 2), countdown=600)
+inspect, ends_at = app.control.inspect(timeout=SECONDS), time.monotonic() + 60
+while len(inspect.ping() or ()) < 2:
+    assert time.monotonic() < ends_at
+soon = add.apply_async((1, 1), countdown=6)
+print(json.dumps({"soon": soon.id, "late": late.id, "found": list(inspect.scheduled().values())}))
+"""
+
+
+def check_scheduled(site, seconds: float, *, shown: bool) -> None:
+    """Both workers list what waits in the broker, if it shows that; it still runs once."""
+    for name in ("one", "two"):
+        site.worker("prefork", "-n", f"{name}@%h")
+    out = json.loads(site.send(SCHEDULED.replace("SECONDS", str(seconds)), 90))
+    assert len(out["found"]) == 2
+    for found in out["found"]:
+        tasks = {each["request"]["id"]: each for each in found}
+        assert set(tasks) == ({out["soon"], out["late"]} if shown else set())
+        if shown:
+            task = tasks[out["late"]]
+            left = datetime.fromisoformat(task["eta"]).timestamp() - time.time()
+            assert 500 < left < 600
+            assert task["request"]["args"] == [1, 2]
+            assert task["request"]["name"] == "celery_app.add"
+            assert task["request"]["time_start"] is None
+    site.until(site.notes)
+    time.sleep(1)
+    assert site.notes() == ["add 2"]
+
+
+def test_inspect_scheduled_lists_what_waits_in_the_broker(site):
+    check_scheduled(site, 3.0, shown=True)

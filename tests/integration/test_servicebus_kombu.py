@@ -258,6 +258,10 @@ def test_what_is_revoked_before_there_is_a_worker(site: Site) -> None:
     test_celery.check_revoked_before_there_is_a_worker(site)
 
 
+def test_inspect_scheduled_lists_what_waits_in_the_broker(site: Site) -> None:
+    test_celery.check_scheduled(site, 5.0, shown=True)
+
+
 def test_notes_are_kept_for_mailboxes_that_are_opened_later(broker: ServiceBusBroker) -> None:
     mailboxes = broker.mailboxes()
     assert mailboxes.kept("notes") == []

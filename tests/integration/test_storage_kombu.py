@@ -184,6 +184,10 @@ def test_what_is_revoked_before_there_is_a_worker(site):
     test_celery.check_revoked_before_there_is_a_worker(site)
 
 
+def test_inspect_scheduled_cannot_list_what_the_service_hides(site):
+    test_celery.check_scheduled(site, 5.0, shown=False)
+
+
 def test_notes_are_kept_for_mailboxes_that_are_opened_later(server, monkeypatch):
     broker = broker_at(server.connection_string)
     service = broker._client.service

@@ -30,6 +30,7 @@ REASONS = {
     "emulator/view.py": "the output of aztask top: it ends when its reader has gone",
     "support/threadpool.py": "runs an event loop; errors of its coroutines belong to their callers",
     "celery/transport/looped.py": "kombu's receiver: Celery's loop gets the error and reconnects",
+    "celery/transport/scheduled.py": "one command's; it waits, and the errors are logged there",
     "queues/lease/asyncheld.py": "one call at a time; the coroutine that waits gets its error",
     "azure/transport.py": "opens connections in parallel; the caller waits and gets the errors",
     "workflows/result.py": "deletes rows in parallel; the chore waits and gets the errors",

@@ -36,7 +36,7 @@ from aztask.celery.transport.unacked import EarlyMessages, Unacked, UnackedDeliv
 from aztask.errors import AztaskError, CodecError
 from aztask.message.envelope import Envelope
 from aztask.message.message import next_link
-from aztask.queues.base import EXCHANGE, ROUTING_KEY
+from aztask.queues.base import EXCHANGE, ROUTING_KEY, Peeked
 from aztask.retry import EXPIRED, UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
 from aztask.support.display import one_line
@@ -124,8 +124,7 @@ class Channel(RoutingChannel):
 
     def served(self) -> list[float]:
         """What its consumers of queues have had, see `QueueConsumer`; mailboxes are not counted."""
-        found = list(self._sources.values())
-        return [each.served for each in found if not isinstance(each, MailboxConsumer)]
+        return [each.served for each in self.task_sources()]
 
     def _add(self, tag: str, source: QueueConsumer) -> None:
         """Receive for a consumer from now on, on a thread if it is a mailbox that needs one.
@@ -441,24 +440,52 @@ class Channel(RoutingChannel):
         if not isinstance(verdict, dict):
             self._keep_back(holding, verdict)
             return False
-        headers = verdict["headers"]
+        source.callback(self._message(source, verdict, delivery.delivery_count, holding.tag))
+        return True
+
+    def _message(
+        self, source: QueueConsumer, fields: dict[str, Any], count: int, tag: int | None
+    ) -> Any:
+        """Kombu's message of what `_judge` has let pass.
+
+        count: how often it was delivered. tag: None for one that was only peeked at.
+        """
+        headers = fields["headers"]
         info = {
             "exchange": headers.pop(EXCHANGE, ""),
             "routing_key": headers.pop(ROUTING_KEY, source.source.queue),
-            "consumer_tag": _own_tag(holding.consumer_tag),
-            "redelivered": delivery.delivery_count > 1,
-            "delivery_count": delivery.delivery_count,
+            "consumer_tag": _own_tag(source.consumer_tag),
+            "redelivered": count > 1,
+            "delivery_count": count,
         }
-        verdict["properties"].update(delivery_tag=holding.tag, delivery_info=info)
-        content = verdict.pop("content")
-        message = self.Message(
-            delivery_tag=holding.tag, delivery_info=info, channel=self, **verdict
-        )
+        fields["properties"].update(delivery_tag=tag, delivery_info=info)
+        content = fields.pop("content")
+        message = self.Message(delivery_tag=tag, delivery_info=info, channel=self, **fields)
         accepted = source.accepted
         if accepted.consumer is not None and message.content_type not in accepted.further:
             message._decoded_cache = content  # what Kombu would decode for it, once
-        source.callback(message)
-        return True
+        return message
+
+    def task_sources(self) -> list[QueueConsumer]:
+        """Its consumers of queues, without those of mailboxes."""
+        found = list(self._sources.values())
+        return [each for each in found if not isinstance(each, MailboxConsumer)]
+
+    def waiting(self, source: QueueConsumer, peeked: Peeked, now: float) -> Any:
+        """Kombu's message of a task that waits for its eta, to read it only; None for any other.
+
+        peeked: a message of the consumer's queue. now: UTC epoch seconds.
+        """
+        envelope = peeked.envelope
+        if "task" not in envelope.headers or not seconds_early(envelope, now):
+            return None
+        fields = self._judge(source, envelope, now, None)
+        if not isinstance(fields, dict):
+            return None
+        message = self._message(source, fields, peeked.delivery_count, None)
+        if source.accepted.consumer is not None:  # which sets this when it gets a message
+            message.accept = source.accepted.consumer.accept
+        return message
 
     def _judge(
         self, source: QueueConsumer, envelope: Envelope, now: float, early: float | None

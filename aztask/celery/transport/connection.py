@@ -18,6 +18,7 @@ from aztask.celery.transport.consumers import QueueConsumer
 from aztask.celery.transport.looped import LoopedConnection
 from aztask.celery.transport.names import translated_name
 from aztask.celery.transport.options import TransportOptions, address_of, broker_of, nothing, shown
+from aztask.celery.transport.scheduled import extend_inspect
 from aztask.celery.transport.unacked import Changes, LogLost
 from aztask.errors import (
     BrokerError,
@@ -370,6 +371,7 @@ class Transport(virtual.Transport):
 
     def consuming(self) -> None:
         """There is a further consumer: have the event loop's thread receive for it."""
+        extend_inspect()
         if self._looped is not None:
             self._looped.start()
         self.changes.note()
