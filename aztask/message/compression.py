@@ -1,7 +1,9 @@
 """Kombu's ``compression`` header: bodies that other producers compressed, read within limits.
 
-Rules: aztask never compresses. It reads the zlib, bzip2 and xz streams of Kombu and Celery
-producers, never more than ``MessageLimits.body_bytes`` of output. Every other method is refused.
+Rules: aztask's own messages are never compressed. Only the Kombu transport compresses what the
+service refuses as too large (`aztask.celery.transport.routing.fitting`). Of other producers, the
+zlib, bzip2 and xz streams of Kombu and Celery are read, never more than
+``MessageLimits.body_bytes`` of output. Every other method is refused.
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ import zlib
 from bz2 import BZ2Decompressor
 from collections.abc import Callable
 from lzma import FORMAT_AUTO, LZMADecompressor, LZMAError
-from typing import Any
+from typing import Any, Final
 
 from aztask.errors import ContentRefused, DecodeError
 from aztask.message.bounds import MessageLimits, check_size
 
+ZLIB: Final = "application/x-gzip"
+"""Kombu's "gzip", which is a zlib stream."""
+
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    "application/x-gzip": zlib.decompressobj,  # Kombu's "gzip" is a zlib stream
+    ZLIB: zlib.decompressobj,
     "application/x-bz2": BZ2Decompressor,
     "application/x-lzma": lambda: LZMADecompressor(FORMAT_AUTO, memlimit=64 * 1024 * 1024),
 }

@@ -26,8 +26,6 @@ KOMBU = {
 
 HIDDEN = "a task with an eta waits in a Storage queue, which hides it until its time"
 
-TOO_LARGE = "its message has 97 KB or 330 KB: a message of a Storage queue has at most 60 KiB"
-
 KNOWN: dict[tuple[str, str], dict[str, str]] = {
     ("kombu", "local"): {**KOMBU},
     ("kombu", "servicebus"): {**KOMBU},
@@ -41,8 +39,6 @@ KNOWN: dict[tuple[str, str], dict[str, str]] = {
     ("celery", "servicebus"): {},
     ("celery", "storagequeue"): {
         "test_inspect.test_Inspect.test_scheduled": HIDDEN,
-        "test_canvas.test_chord.test_chain_to_a_chord_with_large_header": TOO_LARGE,
-        "test_group_chains.test_group_chains.test_large_group_pipeline": TOO_LARGE,
     },
 }
 """By suite and address."""

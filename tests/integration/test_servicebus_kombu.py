@@ -16,13 +16,13 @@ from bus import broker_at
 
 import aztask.celery.transport
 from aztask.celery.transport.names import original_name
-from aztask.errors import ConfigurationError, InvalidQueueName
+from aztask.errors import ConfigurationError, InvalidQueueName, MessageTooLarge
 from aztask.message.envelope import Envelope
 from aztask.queues.base import QueueOptions
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE, administration_client
 from aztask.queues.servicebus.broker import ServiceBusBroker
 from aztask.queues.servicebus.mailboxes import _notes_of
-from aztask.testing import RunningEmulator
+from aztask.testing import RunningEmulator, emulator
 
 LEASE = 3.0
 
@@ -89,6 +89,24 @@ def test_a_plain_kombu_producer_and_consumer(
     (dead,) = broker.peek("plain", dead_letter=True)
     assert dead.dead_letter_reason == "rejected"
     assert broker.peek("plain") == []
+
+
+def test_a_message_that_is_too_large_for_the_tier_is_compressed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = [{"task": "shop.resize", "args": [number]} for number in range(20_000)]
+    with emulator(tier="standard") as standard:
+        monkeypatch.setenv(ADMIN_VARIABLE, standard.admin_connection_string)
+        with connected(standard) as connection:
+            producer = connection.Producer()
+            consumer = Consumer(connection)
+            producer.publish(large, routing_key="plain")
+            received = consumer.drain(1)
+            assert received.payload == large
+            received.ack()
+            with pytest.raises(MessageTooLarge):
+                producer.publish(os.urandom(300_000).hex(), routing_key="plain", retry=False)
+            consumer.cancel()
 
 
 def test_what_is_not_acknowledged_stays_leased_for_many_locks(

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import azurite
 import kombu
@@ -19,7 +20,7 @@ from storage import broker_at
 import aztask.celery.transport
 from aztask import App
 from aztask.celery.transport.names import original_name
-from aztask.errors import InvalidQueueName
+from aztask.errors import InvalidQueueName, MessageTooLarge
 from aztask.queues.base import KEPT_SECONDS, PREFIX, Binding
 
 EXAMPLE = ROOT / "examples" / "storagequeue"
@@ -96,6 +97,40 @@ def test_a_name_that_the_service_refuses_is_translated_when_asked_for(server):
     assert dead.dead_letter_reason == "rejected"
     broker.delete(name)
     broker.close()
+
+
+LARGE = [{"task": "shop.resize", "args": [number], "id": str(uuid4())} for number in range(1000)]
+
+
+def test_a_message_that_is_too_large_is_compressed(server):
+    """To a queue and to a mailbox; one that is too large even so is refused."""
+    aztask.celery.transport.register()
+    options = {"broker": server.connection_string}
+    got: list[kombu.Message] = []
+    everywhere = kombu.Exchange("everywhere", type="fanout")
+    mailbox = kombu.Queue("", everywhere, exclusive=True, auto_delete=True)
+    with kombu.Connection("aztask://", transport_options=options) as connection:
+        producer = connection.Producer()
+        consumer = consumer_of(connection, got)
+        listener = kombu.Consumer(connection.channel(), [mailbox])
+        listener.register_callback(lambda _, message: got.append(message))
+        listener.consume()
+        producer.publish(LARGE[:9], routing_key="plain")
+        producer.publish(LARGE, routing_key="plain", headers={"h": "x"})
+        producer.publish(LARGE, exchange=everywhere, declare=[everywhere])
+        drain(connection, got, 3)
+        small, large, copy = sorted(got, key=lambda each: (len(each.payload), not each.headers))
+        assert [each.payload for each in (small, large, copy)] == [LARGE[:9], LARGE, LARGE]
+        assert large.headers == {"h": "x"}
+        for message in got:
+            message.ack()
+        random = os.urandom(80_000).hex()
+        with pytest.raises(MessageTooLarge, match=r"has 2\d{5} bytes on the wire"):
+            producer.publish(random, routing_key="plain", retry=False)
+        with pytest.raises(MessageTooLarge, match=r"has 1\d{5} bytes on the wire"):
+            producer.publish(random, routing_key="plain", compression="zlib", retry=False)
+        consumer.cancel()
+        listener.cancel()
 
 
 def test_the_example(server, tmp_path: Path):
