@@ -8,17 +8,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task, chain, chord, group, signals
-from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.result import AsyncResult, GroupResult, allow_join_result
+from celery.schedules import crontab
 
 app = Celery("beside_app", broker=os.environ["BROKER_URL"], backend=os.environ["BACKEND_URL"])
 app.conf.update(
@@ -38,6 +43,11 @@ app.conf.update(
 SECONDS = 60.0
 MAIN = f"main@{socket.gethostname()}"
 SMALL = f"{os.environ['QUEUE']}-small"  # served by a worker that replaces its processes
+MEMORY = f"{os.environ['QUEUE']}-memory"  # by one that replaces those of more than 200 MB
+app.conf.beat_schedule = {
+    "tick": {"task": "tick", "schedule": 1.0, "options": {"expires": 600}, "args": ["interval"]},
+    "minute": {"task": "tick", "schedule": crontab(), "args": ["crontab"]},
+}
 
 
 def note(line: str) -> None:
@@ -150,6 +160,31 @@ def limited() -> str:
 @app.task(name="pid")
 def pid() -> int:
     return os.getpid()
+
+
+@app.task(name="memory")
+def memory(megabytes: int) -> int:
+    return os.getpid() if len(b"x" * (megabytes * 2**20)) else 0
+
+
+@app.task(name="tick")
+def tick(kind: str) -> None:
+    note(f"{kind} {time.time()}")
+
+
+@app.task(name="killed", bind=True, reject_on_worker_lost=True)
+def killed(self: Any) -> str:
+    note(f"{self.request.id} ran")
+    if len(notes(self.request.id)) < 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "ran again"
+
+
+@app.task(name="progressing", bind=True)
+def progressing(self: Any) -> None:
+    self.update_state(state="PROGRESS", meta={"done": 3})
+    time.sleep(4)
+    raise Ignore
 
 
 @app.task(name="rated", rate_limit="2/s")
@@ -270,6 +305,15 @@ def queried() -> str:
     until(lambda: sent.state == "STARTED")
     state, _ = (asked("query_task", [sent.id]) or {}).get(sent.id, ("not shown", None))
     sent.get(timeout=SECONDS)
+    return str(state)
+
+
+@fact("`inspect query_task` of a task with `countdown=300`")
+def queried_waiting() -> str:
+    sent = add.apply_async((1, 2), countdown=300)
+    time.sleep(3)
+    state, _ = (asked("query_task", [sent.id]) or {}).get(sent.id, ("not shown", None))
+    sent.revoke()
     return str(state)
 
 
@@ -554,6 +598,95 @@ def eager() -> str:
 def children_replaced() -> str:
     sent = [pid.apply_async(queue=SMALL) for _ in range(3)]
     return f"{len({each.get(timeout=SECONDS) for each in sent})} processes for 3 tasks"
+
+
+@fact("`--max-memory-per-child`")
+def memory_bounded() -> str:
+    pids = [
+        memory.apply_async((size,), queue=MEMORY).get(timeout=SECONDS) for size in (1, 1, 300, 1)
+    ]
+    kept = pids[0] == pids[1] == pids[2]
+    replaced = pids[3] != pids[2]
+    return (
+        f"a process is {'kept' if kept else 'not kept'} below it"
+        f" and {'replaced' if replaced else 'not replaced'} above it"
+    )
+
+
+@fact("`reject_on_worker_lost`, its process is killed")
+def worker_lost() -> str:
+    return str(killed.delay().get(timeout=SECONDS))
+
+
+@fact("`update_state`, then `Ignore`")
+def ignored() -> str:
+    sent = progressing.delay()
+    until(lambda: sent.state == "PROGRESS")
+    done = (sent.info or {}).get("done")
+    time.sleep(6)
+    return f"PROGRESS with {done}, and it stays {sent.state}"
+
+
+@contextmanager
+def beats(*schedulers: str) -> Iterator[None]:
+    """A process of beat for each of these scheduler classes."""
+    command = [sys.executable, "-m", "celery", "-A", "beside_app", "beat", "--pidfile="]
+    running = [
+        subprocess.Popen([*command, "-S", name, "-s", f"beat-{number}"])
+        for number, name in enumerate(schedulers)
+    ]
+    try:
+        yield
+    finally:
+        for each in running:
+            each.terminate()
+        for each in running:
+            each.wait(20)
+
+
+def ticks(kind: str) -> list[float]:
+    return sorted(float(line.split()[1]) for line in notes(kind))
+
+
+@fact("`celery beat`: an interval and a `crontab`")
+def beaten() -> str:
+    with beats("celery.beat:PersistentScheduler"):
+        until(lambda: len(ticks("interval")) > 4 and ticks("crontab"), 90)
+    sent = [kind for kind in ("interval", "crontab") if ticks(kind)]
+    return f"{' and '.join(sent)} sent"
+
+
+@fact("two beats, an entry for each second")
+def beaten_twice() -> str:
+    time.sleep(3)  # what the beat before has sent has run by then
+    earlier = len(ticks("interval"))
+    with beats(os.environ["BEAT"], os.environ["BEAT"]):
+        until(lambda: len(ticks("interval")) > earlier + 5)
+        earlier = len(ticks("interval"))
+        time.sleep(20)
+        count = len(ticks("interval")) - earlier
+    return f"each time sent {'once' if count < 30 else 'twice'}"
+
+
+def site(fact: str) -> str:
+    """What a Django application sees: `beside_site`."""
+    words = [sys.executable, "-m", "beside_site", fact]
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+@fact("Django: settings `CELERY_...`, `shared_task`, `autodiscover_tasks`")
+def django_runs() -> str:
+    return site("runs")
+
+
+@fact("Django: `delay_on_commit`")
+def django_commits() -> str:
+    return site("commit")
+
+
+@fact("Django: a row of django_celery_beat, with `DatabaseScheduler`")
+def django_beats() -> str:
+    return site("beat")
 
 
 @fact("`control`: `pool_grow`, `rate_limit`, `time_limit`, `cancel_consumer`, `add_consumer`")

@@ -29,6 +29,7 @@ from tests.celerysuite.redis import redis_server
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coming-from-celery.md"
 BEGIN, END = "<!-- beside Redis -->\n", "<!-- end of beside Redis -->\n"
+BEAT = {"BEAT": "aztask.celery:Scheduler"}
 OURS = {"local": "a local file", "storagequeue": "Azure Storage", "servicebus": "Service Bus"}
 SECONDS = 900.0
 BEFORE = """
@@ -50,6 +51,8 @@ def seen(folder: Path, **address: str) -> dict[str, str]:
         "NOTES": str(folder / "notes"),
         "C_FORCE_ROOT": "1",  # as root, Celery refuses a worker that accepts pickle
         "FOUND": str(folder / "found"),
+        "SITE": str(folder / "site.sqlite3"),
+        "BEAT": "celery.beat:PersistentScheduler",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(ROOT)]),
         **address,
     }
@@ -72,6 +75,10 @@ def seen(folder: Path, **address: str) -> dict[str, str]:
         worker = ("-m", "celery", "-A", "beside_app", "worker", "-l", "INFO")
         start(*worker, "-c", "2", "-Q", "beside,beside-routed", "-n", "main@%h")
         start(*worker, "-c", "1", "-Q", "beside-small", "-n", "small@%h", "--max-tasks-per-child=1")
+        most = "--max-memory-per-child=200000"  # KiB
+        start(*worker, "-c", "1", "-Q", "beside-memory", "-n", "memory@%h", most)
+        assert start("-m", "beside_site", "migrate").wait(60) == 0, (folder / "log").read_text()
+        start("-m", "celery", "-A", "beside_site.celery", "worker", "-c", "1", "-n", "site@%h")
         client = start("-m", "beside_app")
         assert client.wait(SECONDS) == 0, (folder / "log").read_text()[-6000:]
     found: dict[str, str] = json.loads((folder / "found").read_text())
@@ -86,7 +93,9 @@ def ended(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, str]]]:
-    if not (shutil.which("redis-server") and find_spec("redis")):
+    if not (
+        shutil.which("redis-server") and find_spec("redis") and find_spec("django_celery_beat")
+    ):
         pytest.skip("needs redis-server (apt-get install redis-server) and tox -e celery-redis")
     folder = tmp_path_factory.mktemp("services")
     with (
@@ -106,11 +115,13 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
             "local": {
                 "BROKER_URL": f"aztask+local://{folder}/queues.db",
                 "BACKEND_URL": f"aztask+local://{folder}/results.db",
+                **BEAT,
             },
             "storagequeue": {
                 "BROKER_URL": "aztask://",
                 "OPTIONS": json.dumps({"broker": queues.connection_string}),
                 **tables,
+                **BEAT,
             },
             "servicebus": {
                 "BROKER_URL": "aztask://",
@@ -118,6 +129,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
                 ADMIN_VARIABLE: bus.admin_connection_string,
                 # The scripts clean up results: each needs a store of its own.
                 "BACKEND_URL": f"aztask+local://{folder}/bus-results.db",
+                **BEAT,
             },
         }
 

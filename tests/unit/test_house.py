@@ -144,6 +144,8 @@ GROWTH: dict[str, dict[str, int]] = {
         "files with one importer": 1,
     },
     "logins with Entra ID": {"files": 1, "lines of code": 375},
+    "tasks that wait, in Celery's inspect": {"files": 1, "lines of code": 130},
+    "messages of Celery that are too large": {"lines of code": 20},
 }
 CALLABLES = {
     "stores.payloads.payloads.Payloads(make)": "opens the store at its first use, in each process",

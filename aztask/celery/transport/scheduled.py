@@ -11,7 +11,7 @@ Rules
    says when there may be more.
 4. A service that does not show delayed messages is not asked: Storage queues.
 5. The tasks look as Celery itself shows them, by its own class `Request`. What a worker of this app
-   could not read, or does not know, is left out.
+   could not read, or does not know, is skipped.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ScheduledCommand(ExtendedCommand):
     """``inspect scheduled``: the tasks of the worker's timer, then those in the broker."""
 
     def __call__(self, state: Any, **arguments: Any) -> list[dict[str, Any]]:
-        """What the command answers."""
+        """One entry for each id; the worker's own are the more exact ones."""
         found: list[dict[str, Any]] = self.own(state, **arguments)
         known = {each["request"]["id"] for each in found}
         return found + [
@@ -130,7 +130,7 @@ class QueryCommand(ExtendedCommand):
     """``inspect query_task``: of ids that the worker does not know, those in the broker."""
 
     def __call__(self, state: Any, ids: Any, **arguments: Any) -> dict[str, Any]:
-        """What the command answers. ids: one or several."""
+        """The state and the request by id, of one id or of several."""
         found: dict[str, Any] = self.own(state, ids, **arguments)
         unknown = {ids} if isinstance(ids, str) else set(ids or ())
         unknown -= set(found)
@@ -174,5 +174,5 @@ def _read(channel: Channel, found: list[Any]) -> None:
         logger.warning(
             "celery inspect cannot list the tasks with an eta that wait in the broker: %s", error
         )
-    except Exception:  # an SDK may raise anything, also because the connection was closed meanwhile
+    except Exception:  # an SDK may raise anything, also because the connection was closed
         logger.exception("celery inspect cannot list the tasks with an eta that wait in the broker")

@@ -1,0 +1,1 @@
+"""A Django site with Celery as its tutorial has it, for `test_celery_beside`."""
