@@ -32,7 +32,7 @@ The lease in the head only keeps several workers from the same work; the above h
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final, TypeAlias
@@ -185,6 +185,25 @@ class StoredHour:
     hour: Hour
 
 
+@dataclass(frozen=True, slots=True)
+class _HourRows:
+    """Rows of one hour, for `aztask.stores.records.tallysums.HourRows`."""
+
+    port: Rows
+    rows: Sequence[Row]
+    brief: bool
+    """Whether they were read without `data`."""
+
+    def __iter__(self) -> Iterator[tuple[object, object]]:
+        for row in self.rows:
+            yield row.values.get("brief"), _data(row, brief=self.brief)
+
+    def whole(self, numbers: Sequence[int]) -> list[tuple[object, object]]:
+        """Read some of them again, with `data`; a row that is gone is left out."""
+        found = self.port.get([self.rows[each].place for each in numbers])
+        return [(row.values.get("brief"), _data(row, brief=False)) for row in found if row]
+
+
 @dataclass(slots=True)
 class _LateCell:
     """A worker's row and the head, which change together (rule 4)."""
@@ -267,16 +286,19 @@ class HistoryStore:
 
         kept: of earlier calls. It knows all hours but the last one, which goes on.
         """
-        hours: dict[int, list[tuple[object, object]]] = defaultdict(list)
-        for row in self._range(HOURS, _hour_key(first), _hour_key(end), brief=False):
-            number = int(row.place.key.partition(".")[0])
-            hours[number].append((row.values.get("brief"), _data(row, brief=False)))
+        hours: dict[int, list[Row]] = defaultdict(list)
+        # The hours that need all of their rows are the first ones: the window begins within one.
+        short = next((each for each in range(first, end) if sums.brief_answers(each * HOUR)), end)
+        for part, until, brief in ((first, short, False), (short, end, True)):
+            for row in self._range(HOURS, _hour_key(part), _hour_key(until), brief=brief):
+                hours[int(row.place.key.partition(".")[0])].append(row)
         found: list[Author] = []
         for number, rows in hours.items():
+            read = _HourRows(self.rows, rows, brief=number >= short)
             if kept is not None and number < end - 1:
-                found += kept.add_hour(sums, number * HOUR, rows)
+                found += kept.add_hour(sums, number * HOUR, read)
             else:
-                found += add_rows(sums, number * HOUR, rows)
+                found += add_rows(sums, number * HOUR, read)
         return found
 
     def days(

@@ -183,7 +183,12 @@ class Author(NamedTuple):
 
 
 class PackedHour(NamedTuple):
-    """A worker's hour as a row holds it. `brief`: the sums of the hour. `data`: those of slots."""
+    """A worker's hour as a row holds it.
+
+    * `brief`: the sums of the hour by series, and those of each time for all series together, if
+      they fit. It is enough for most pages, and a tenth of what is in `data`.
+    * `data`: the sums of each time by series.
+    """
 
     brief: bytes
     data: bytes
@@ -214,16 +219,20 @@ def pack_hour(hour: Hour, begins: int) -> PackedHour:
                 continue
             data = _squeezed([[*name, _pairs(each, begins)] for name, each in series.items()])
             if len(data) <= MOST_BYTES:
-                sums = [[*name, total(each.values()).packed()] for name, each in series.items()]
-                return PackedHour(_squeezed([*hour.author, sums]), data)
+                return PackedHour(_packed_brief(hour.author, series, begins), data)
         fewer = fold(series, len(series) // 2)
         series = fewer if len(fewer) < len(series) else {("", OTHERS): joined(series.values())}
 
 
+def _packed_brief(author: Author, series: Mapping[Series, Tallies], begins: int) -> bytes:
+    sums = [[*name, total(each.values()).packed()] for name, each in series.items()]
+    brief = _squeezed([*author, sums, _pairs(joined(series.values()), begins)])
+    return brief if len(brief) <= MOST_BYTES else _squeezed([*author, sums])
+
+
 def unpack_hour(brief: Any, data: Any, begins: int) -> Hour:
     """What `pack_hour` packed. Without `data`, the sums of the hour. Raises Damaged."""
-    found = _brief(brief)
-    author = _author(found)
+    author, found = opened_brief(brief)
     hour = Hour(author)
     if data is None:
         for queue, task, sums in _threes(found[3]):
@@ -234,20 +243,16 @@ def unpack_hour(brief: Any, data: Any, begins: int) -> Hour:
     return hour
 
 
-def author_of(brief: Any) -> Author:
-    """Who wrote an hour. Raises Damaged."""
-    return _author(_brief(brief))
+def opened_brief(brief: Any) -> tuple[Author, list[Any]]:
+    """Who wrote an hour, and the values of its `brief`, which are not checked. Raises Damaged.
 
-
-def _brief(brief: Any) -> list[Any]:
+    Of the values, the fourth are the sums by series. The fifth are the sums of each time; a
+    release before this one, and a worker of very many tasks, writes none.
+    """
     found = plain_of(brief)
     if not isinstance(found, list) or len(found) < 4 or not isinstance(found[3], list):
         raise Damaged("its hour is no hour of a worker")
-    return found
-
-
-def _author(found: list[Any]) -> Author:
-    return Author(_name(found[0]), _count(found[1], most=2**40), _name(found[2]))
+    return Author(_name(found[0]), _count(found[1], most=2**40), _name(found[2])), found
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from aztask.stores.records import tallysums
 from aztask.stores.records.damage import Damaged
 from aztask.stores.records.tallies import (
     HOUR,
+    MOST_BYTES,
     SLOT,
     Author,
     Hour,
@@ -84,6 +85,75 @@ def test_the_sums_are_those_of_each_row_alone(monkeypatch, by, only, most):
         assert bool(wanted[0]) == (only != {"task": "none"})
 
 
+class Rows(list):
+    """Rows of which `data` was not read; `again` holds the numbers of those that were read then."""
+
+    def __init__(self, rows):
+        super().__init__((brief, None) for brief, _ in rows)
+        self.all, self.again = rows, []
+
+    def whole(self, numbers):
+        self.again += numbers
+        return [self.all[each] for each in numbers]
+
+
+@pytest.mark.parametrize("only", ONLY)
+@pytest.mark.parametrize("by", BY)
+def test_where_it_answers_the_brief_gives_the_same_sums(by, only):
+    for begins, step in ((BEGINS - HOUR, 20), (BEGINS - 1700, 20), (BEGINS + 600, 300)):
+        sums = WindowSums(begins, step, by, only)
+        taken = []
+        for first in (BEGINS - HOUR, BEGINS):
+            if sums.brief_answers(first):
+                rows = Rows([row for at, row in TWO if at == first])
+                taken += [(first, row) for row in rows.all]
+                assert [each.name for each in add_rows(sums, first, rows)] == ["w0", "w1", "w2"]
+                assert rows.again == []
+        assert sums.totals() == plainly(taken, begins, step, by, only)
+        narrowed = bool(only.get("queue") or only.get("task"))
+        whole = sum(first >= begins for first in (BEGINS - HOUR, BEGINS))
+        assert len(taken) == 3 * (0 if narrowed else 2 if by == "worker" else whole)
+
+
+def without_times(row: PackedHour) -> PackedHour:
+    """A row as the release before this one wrote it."""
+    version, values = msgpack.unpackb(zlib.decompress(row.brief), strict_map_key=False)
+    return row._replace(brief=zlib.compress(msgpack.packb([version, values[:4]])))
+
+
+def test_rows_whose_brief_has_no_times_are_read_whole_together():
+    new, old, large = packed("w0", 1), without_times(packed("w1", 2)), packed("w2", 3)
+    gone = (without_times(packed("w3", 4)).brief, None)
+    rows = Rows([new, old, without_times(large), gone])
+    sums = WindowSums(BEGINS, 20, "task")
+    assert [each.name for each in add_rows(sums, BEGINS, rows)] == ["w0", "w1", "w2"]
+    assert rows.again == [1, 2, 3]
+    wanted = plainly([(BEGINS, each) for each in (new, old, large)], BEGINS, 20, "task", {})
+    assert sums.totals() == wanted
+
+
+def test_an_hour_whose_times_do_not_fit_beside_its_sums_is_written_without_them():
+    noise = random.Random(7)
+    hour = Hour(Author("w0", BEGINS, "1.0"))
+    times = hour.series["mail", "pay"] = {
+        BEGINS + SLOT * number: Tally(runs={noise.randrange(128): noise.randrange(90_000)})
+        for number in range(360)
+    }
+    for number, tally in enumerate(noise.sample(list(times.values()), 360)):
+        if number % 10 == 0 and len((row := pack_hour(hour, BEGINS)).data) > MOST_BYTES - 2_000:
+            break
+        for _ in range(30):
+            tally.waits[noise.randrange(128)] = noise.randrange(90_000)
+    assert hour.step == SLOT
+    assert MOST_BYTES - 2_000 < len(row.data) <= MOST_BYTES
+    assert len(row.brief) < 5_000
+    rows = Rows([row])
+    sums = WindowSums(BEGINS, 20, "task")
+    add_rows(sums, BEGINS, rows)
+    assert rows.again == [0]
+    assert sums.totals() == plainly([(BEGINS, row)], BEGINS, 20, "task", {})
+
+
 def test_what_is_unpacked_already_is_added_too():
     for by in BY:
         sums, twin = WindowSums(BEGINS, 20, by), WindowSums(BEGINS, 20, by)
@@ -140,9 +210,39 @@ def test_a_damaged_row_is_a_gap_as_a_whole(value):
     with pytest.raises(Damaged):
         sums.add_hour(brief, data, BEGINS)
     assert sums.totals() == ({}, {})
-    rows = [(brief, data), packed("w2", 2), (b"broken", data), (None, b""), (brief, None)]
+    rows = [(brief, data), packed("w2", 2), (b"broken", data), (None, b"")]
     assert [each.name for each in add_rows(sums, BEGINS, rows)] == ["w2"]
     assert sums.totals() == plainly([(BEGINS, packed("w2", 2))], BEGINS, 20, "task", {})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [["mail", "pay", COUNTS], "text"],
+        [["mail", 5, COUNTS]],
+        [["mail", "pay", COUNTS[:6]]],
+        [["mail", "pay", [*COUNTS[:4], -1, {}, {}]]],
+        [["mail", "pay"]],
+    ],
+)
+def test_a_damaged_brief_is_a_gap_as_a_whole(values):
+    brief = with_data(["w1", BEGINS, "1.0", values, [[0, COUNTS]]])
+    sums = WindowSums(BEGINS, 20, "task")
+    with pytest.raises(Damaged):
+        sums.add_brief(brief, BEGINS)
+    assert sums.totals() == ({}, {})
+    assert add_rows(sums, BEGINS, [(brief, None), (b"broken", None), (None, None)]) == []
+
+
+@pytest.mark.parametrize(
+    "times", ["text", [[0]], [[360, COUNTS]], [[0, COUNTS[:6]]], [["0", COUNTS]], [[0, None]]]
+)
+def test_damaged_times_of_a_brief_are_a_gap_as_a_whole(times):
+    brief = with_data(["w1", BEGINS, "1.0", [["mail", "pay", COUNTS]], times])
+    sums = WindowSums(BEGINS, 20, "task")
+    with pytest.raises(Damaged):
+        sums.add_brief(brief, BEGINS)
+    assert sums.totals() == ({}, {})
 
 
 def test_a_later_release_may_write_more_values():
@@ -224,8 +324,11 @@ def test_an_hour_with_too_many_names_is_not_kept(monkeypatch, added, by):
     monkeypatch.setattr(tallysums, "MOST_CELLS", 5)
     kept = KeptHours()
     for _ in range(2):
-        asked(kept, ROWS, BEGINS, by)
+        asked(kept, ROWS, BEGINS + 20, by)
     assert len(added) == 4
+    for begins in (BEGINS, BEGINS - 20):
+        asked(kept, ROWS, begins, by)
+    assert len(added) == 6, "a whole hour needs a sum for each name alone"
 
 
 def test_kept_hours_have_a_bound(added):
