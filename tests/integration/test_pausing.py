@@ -100,6 +100,7 @@ def test_what_was_prefetched_is_given_back_once_and_counts_no_start(soon: Site) 
     app, site = soon.app(), soon
     worker = site.worker("-c", "1", "--prefetch", "8")
     running = app.send(work.name, ["long", 3.0])
+    wait_until(lambda: site.lines("start"), 15, "the pool is up")
     waiting = [app.send(work.name, [f"w{n}"]) for n in range(5)]
     wait_until(lambda: app.broker.stats("default").leased == 6, 15, "all are held")
     controls(site).pause(Scope.QUEUE, ["default"], time.time())
