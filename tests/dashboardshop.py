@@ -75,7 +75,7 @@ def shop(tmp_path):
     app.schedule("nightly", add.s(1, 2), every=3600)
     app.broker.declare("default")
     accounts = {name: Account(Role.named(name), _HASH) for name in ("read", "act", "configure")}
-    found = Shop(app, Site(app), Logins(accounts))
+    found = Shop(app, Site(app, patience=60.0), Logins(accounts))
     yield found
     for each in found.made:
         each.close()

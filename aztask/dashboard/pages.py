@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from aztask.dashboard import graph
-from aztask.dashboard.site import PAGE_SIZE, Ask, Shown, Site
+from aztask.dashboard.site import PAGE_SIZE, Ask, Making, Shown, Site
 from aztask.errors import AztaskError, ConfigurationError, NotFound
 from aztask.operate.action import audit, entry
 from aztask.operate.controls import controls, limits
@@ -70,21 +70,24 @@ def _done(site: Site, ask: Ask, chosen: OverviewFilter) -> Done:
     Raises as `history` does.
     """
     named = Ask("/history.json", chosen.query(), ask.visitor)
-    found: Done = site.answer(history_data, named, HISTORY_EVERY).values["done"]
+    # Half of the time: who asks for the overview is shown the rest of it then.
+    half = site.patience / 2
+    found: Done = site.answer(history_data, named, HISTORY_EVERY, half).values["done"]
     return found
 
 
 def overview_page(site: Site, ask: Ask) -> Shown:
     """Rates, failures, backlog, what needs attention first, and what workers did."""
-    chosen = OverviewFilter()
+    chosen, counting = OverviewFilter(), False
     try:
         chosen = OverviewFilter.parse(ask.query)
         did = _done(site, ask, chosen)
     except AztaskError as error:
-        did = Done(why=safe_str(error))
+        did, counting = Done(why=safe_str(error)), isinstance(error, Making)
     found = overview(site.app, site.figures(), chosen, did)
     ages = [(each.queue, _age(site, each.queue)) for each in found.figures.queues[:20]]
     values = {"found": found, "windows": WINDOW_NAMES, "by_all": BY, "ages": ages}
+    values["charted"] = counting or did.view is not None
     return Shown("overview", "Overview", {**values, "asked": asdict(chosen)})
 
 
@@ -245,7 +248,7 @@ def limit_list(site: Site, ask: Ask) -> Shown:
 def dead_groups(site: Site, ask: Ask) -> Shown:
     """Dead letters, grouped by task, reason and the signature of their error."""
     queue = ask.text("queue")
-    found = groups(site.app, [queue] if queue else list(site.queues))
+    found = groups(site.app, [queue] if queue else list(site.queues), site.letters)
     muted = mutes(site.app)
     rows = [(name, group, muted.of(name, group)) for name, group in found.groups]
     rows.sort(key=lambda each: (each[2] is not None, -each[1].count))
@@ -348,6 +351,9 @@ MENU: Final = (
 
 def failed(error: Exception) -> tuple[int, Shown]:
     """The status and the page for an error."""
+    if isinstance(error, Making):
+        values = {"seconds": error.seconds, "text": safe_str(error)}
+        return 503, Shown("making", "One moment", values)
     if isinstance(error, NotFound):
         return 404, Shown("failed", "Not found", {"text": safe_str(error, 600)})
     title = "This cannot be shown now"

@@ -41,7 +41,7 @@ from aztask.dashboard.access import (
 from aztask.dashboard.acting import HIDDEN, PageRequest, act, confirmation, edit_form
 from aztask.dashboard.guard import ENTRA, ENTRA_BACK, Guard, cookie_in
 from aztask.dashboard.render import Pages
-from aztask.dashboard.site import Ask, Shown, Site
+from aztask.dashboard.site import Ask, Making, Shown, Site
 from aztask.errors import ConfigurationError
 from aztask.operate.jobrunner import working
 from aztask.operate.requests import Role
@@ -127,6 +127,8 @@ class Dashboard:
         ask = self._ask(request)
         try:
             shown, status = await run_in_threadpool(self.site.answer, page, ask), 200
+        except Making as error:
+            status, shown = 200, pages.failed(error)[1]  # htmx shows no page of another status
         except Exception as error:  # noqa: BLE001  # an SDK may raise anything; the page says it
             status, shown = pages.failed(error)
         return self._html(request, shown, status)
@@ -150,6 +152,7 @@ class Dashboard:
         query = request.url.query
         context = {
             "title": shown.title,
+            "made_at": shown.at,
             "visitor": visitor,
             "menu": pages.MENU,
             "path": request.url.path,

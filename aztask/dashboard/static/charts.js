@@ -86,7 +86,7 @@
     if (Date.now() - readAt < LEAST_PAUSE) return;
     readAt = Date.now();
     const answer = await fetch(place.dataset.from, { headers: { accept: "application/json" } });
-    if (!answer.ok) return;
+    if (!answer.ok) { readAt = 0; return; }  // it is still being counted, perhaps
     data = await answer.json();
     place.hidden = false;
     if (drawn.length) for (const each of drawn) each.plot.setData(columns(each.chart));

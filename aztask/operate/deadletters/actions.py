@@ -12,7 +12,13 @@ from typing import Any, ClassVar, Final
 from aztask.app import App
 from aztask.errors import ConfigurationError, NotFound
 from aztask.operate.action import Action, Progress, Subject
-from aztask.operate.deadletters.letters import DeadLetterView, LetterGroup, Positions, Selection
+from aztask.operate.deadletters.letters import (
+    DeadLetterView,
+    LetterGroup,
+    Positions,
+    ReadLetters,
+    Selection,
+)
 from aztask.operate.deadletters.sweep import Report
 from aztask.operate.deadletters.view import DeadLetters, ReplayJournal
 from aztask.operate.queues import LeftOut, all_queues
@@ -108,13 +114,16 @@ def _behind(letters: DeadLetters, selection: Selection, after: str) -> Iterator[
         position = some[-1].position
 
 
-def groups(app: App, queues: Sequence[str]) -> GroupsFound:
-    """All dead letters by task, reason and error signature. Raises as `find` does."""
+def groups(app: App, queues: Sequence[str], read: ReadLetters | None = None) -> GroupsFound:
+    """All dead letters by task, reason and error signature. Raises as `find` does.
+
+    read: as in `DeadLetters.groups`.
+    """
     reading = _Reading(app, queues)
     found: list[tuple[str, LetterGroup]] = []
     for letters in reading.places:
         with reading.reading(letters):
-            found += [(letters.queue, group) for group in letters.groups()]
+            found += [(letters.queue, group) for group in letters.groups(read)]
     return GroupsFound(found, reading.left_out, reading.damaged())
 
 

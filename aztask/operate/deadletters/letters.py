@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeAlias
 
 from aztask.app import App
 from aztask.errors import ConfigurationError
@@ -196,6 +196,36 @@ class LetterGroup:
     count: int
     first_at: float
     last_at: float
+
+
+GroupName: TypeAlias = tuple[str | None, str, str]
+"""Task, reason and signature of a group."""
+
+ReadLetter: TypeAlias = tuple[float, GroupName]
+"""When a dead letter was enqueued, UTC epoch seconds, and its group."""
+
+MOST_READ: Final = 500_000
+"""Dead letters whose groups are kept: of each some 150 bytes."""
+
+
+class ReadLetters:
+    """The groups of the dead letters that were read before. Any thread may call.
+
+    To decode a message and find its signature takes five times as long as to list it, and neither
+    changes: a dead letter stays what it is until it is gone, and its position is not used again.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[str, Mapping[Position, ReadLetter]] = {}
+
+    def of(self, queue: str) -> Mapping[Position, ReadLetter]:
+        """Those of a queue, by position."""
+        return self._queues.get(queue, {})
+
+    def keep(self, queue: str, found: Mapping[Position, ReadLetter]) -> None:
+        """Keep those that a queue has now; none if there are too many with those of others."""
+        others = sum(len(each) for name, each in [*self._queues.items()] if name != queue)
+        self._queues[queue] = found if others + len(found) <= MOST_READ else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,11 @@ from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.letters import (
     DeadLetterBrowser,
     DeadLetterView,
+    GroupName,
     LetterGroup,
     Positions,
+    ReadLetter,
+    ReadLetters,
     Selection,
 )
 from aztask.operate.deadletters.sweep import (
@@ -108,16 +111,31 @@ class DeadLetters:
         found = sum(1 for _ in self.find(selection))
         return found + len(selection.ids.intersection(self._damaged))
 
-    def groups(self) -> Sequence[LetterGroup]:
-        """All dead letters by task, reason and error signature, the largest group first."""
-        counts: Counter[tuple[str | None, str, str]] = Counter()
-        times: dict[tuple[str | None, str, str], tuple[float, float]] = {}
-        for letter in self._all():
-            key = (letter.task, letter.reason, letter.signature)
-            counts[key] += 1
-            first, last = times.get(key, (letter.at, letter.at))
-            times[key] = (min(first, letter.at), max(last, letter.at))
-        return [LetterGroup(*key, count, *times[key]) for key, count in counts.most_common()]
+    def groups(self, read: ReadLetters | None = None) -> Sequence[LetterGroup]:
+        """All dead letters by task, reason and error signature, the largest group first.
+
+        read: what the caller has read of them before, for one who asks again and again.
+        """
+        self._damaged.clear()
+        before: Mapping[Position, ReadLetter] = {} if read is None else read.of(self.queue)
+        found: dict[Position, ReadLetter] = {}
+        counts: Counter[GroupName] = Counter()
+        times: dict[GroupName, tuple[float, float]] = {}
+        for each in self._browser().all():
+            at = each.enqueued_at
+            known = before.get(each.position)
+            if known is None or known[0] != at:
+                letter = self._view(each)
+                known = at, (letter.task, letter.reason, letter.signature)
+            if read is not None:
+                found[each.position] = known
+            name = known[1]
+            counts[name] += 1
+            first, last = times.get(name, (at, at))
+            times[name] = (min(first, at), max(last, at))
+        if read is not None:
+            read.keep(self.queue, found)
+        return [LetterGroup(*name, count, *times[name]) for name, count in counts.most_common()]
 
     def replay(
         self,

@@ -21,6 +21,7 @@ from aztask.errors import AztaskError, QueueNotFound
 from aztask.operate.attention import bad_schedules, ready, silent_workers
 from aztask.operate.controls import controls
 from aztask.operate.deadletters import DeadLetters, LetterGroup
+from aztask.operate.deadletters.letters import ReadLetters
 from aztask.operate.deadletters.mutes import mutes
 from aztask.operate.queues import LeftOut, all_queues, oldest_waiting
 from aztask.operate.watch.rules import WatchRule
@@ -91,10 +92,11 @@ class Looks:
     def __init__(self, app: App) -> None:
         self._app = app
         self._letters: dict[str, _Letters] = {}
+        self._read_letters = ReadLetters()
 
     def look(self, rules: Sequence[WatchRule]) -> dict[str, Holding]:
         """What holds for each rule, by its name."""
-        look = _Look(self._app, self._letters)
+        look = _Look(self._app, self._letters, self._read_letters)
         return {each.name: look.at(each) for each in rules}
 
 
@@ -106,9 +108,10 @@ def _path(page: str, **query: str | None) -> str:
 class _Look:
     """One look. What several rules need is read once."""
 
-    def __init__(self, app: App, letters: dict[str, _Letters]) -> None:
+    def __init__(self, app: App, letters: dict[str, _Letters], read_letters: ReadLetters) -> None:
         self._app = app
         self._letters = letters
+        self._read_letters = read_letters
         self._stats: dict[str, QueueStats | AztaskError] = {}
         self._listed: Sequence[str] | AztaskError | None = None
         self._read: dict[str, Any] = {}
@@ -200,7 +203,7 @@ class _Look:
         if stats.dead == 0:
             return ()
         if known is None or not same or now - known.at > LETTERS_SECONDS:
-            groups = DeadLetters(self._app, stats.queue).groups()
+            groups = DeadLetters(self._app, stats.queue).groups(self._read_letters)
             known = self._letters[stats.queue] = _Letters(stats.dead, now, groups)
         return known.groups
 

@@ -199,7 +199,7 @@ class _HourRows:
             yield row.values.get("brief"), _data(row, brief=self.brief)
 
     def whole(self, numbers: Sequence[int]) -> list[tuple[object, object]]:
-        """Read some of them again, with `data`; a row that is gone is left out."""
+        """Read some of them again, with `data`; a row that is gone is skipped."""
         found = self.port.get([self.rows[each].place for each in numbers])
         return [(row.values.get("brief"), _data(row, brief=False)) for row in found if row]
 

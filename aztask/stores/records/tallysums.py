@@ -58,11 +58,11 @@ class HourRows(Protocol):
     """The rows of one hour: `brief` and `data` of each, or None where `data` was not read."""
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        """Each row."""
+        """One after the other."""
         ...
 
     def whole(self, numbers: Sequence[int]) -> list[tuple[Any, Any]]:
-        """Some of them, by number, with `data`; those that are gone are left out."""
+        """Some of them, by number, with `data`; those that are gone are skipped."""
         ...
 
 

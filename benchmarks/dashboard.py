@@ -1,0 +1,352 @@
+"""The dashboard over a large store: what each page takes, and what its viewers cost.
+
+Usage: python benchmarks/dashboard.py [--check] [--tables] [--tasks N] [--letters N] [--workers N]
+           [--workflows N] [> docs/benchmarks/dashboard.txt]
+
+The store is filled as workers fill it, through the same functions, and `aztask dashboard` is
+started as a person starts it. "First" is how long the first person waits for all of a page: what
+takes long comes by itself when it is ready, and the page before it says so. Then each page is asked
+for five times, with pauses in which its answer goes stale; "older" is how many of these said that
+they show what was counted before.
+
+The viewers are connections that hold the stream of notes and ask for the overview, the runs or the
+workers at each note, as the page's own script does. The clocks that Linux keeps for each process
+say what the dashboard and a worker beside it use.
+
+With ``--tables``, the store is Azure Tables on one Azurite that keeps everything in memory. It
+looks at all rows of a table for each question, so its own CPU time is shown beside the
+dashboard's; give fewer tasks then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import azurite
+from common import Check, conclude, machine, megabytes, processor_seconds
+
+from aztask import App, chain
+from aztask.settlement import Complete, DeadLetter
+from aztask.stores.records.base import (
+    Finish,
+    Outcome,
+    RunKey,
+    RunningTask,
+    Start,
+    State,
+    WorkerRecord,
+)
+from aztask.stores.records.history import history_of
+from aztask.stores.records.tallies import HOUR, SLOT, Author, Hour, Tally, bucket_of
+
+TASKS_A_QUEUE = 10
+QUEUES = ("orders", "mail", "images", "reports")
+ROUNDS = 5
+STALE_SECONDS = 2.2
+"""A page's last answer is given again for two seconds."""
+VIEWERS = 50
+VIEWING_SECONDS = 30.0
+PAGE_SECONDS = 1.0
+FIRST_SECONDS = 0.5
+
+SHOP = """
+import os
+from aztask import App, chain
+
+app = App("shop", broker=os.environ["BENCH_BROKER"], results=os.environ["BENCH_RESULTS"])
+for queue in {queues}:
+    for number in range({count}):
+        app.task(lambda value=0: value, name=f"shop.{{queue}}{{number}}", queue=queue)
+app.schedule("nightly", app.tasks["shop.orders0"].s(1), every=3600)
+app.limit("api", rate="10/s", concurrency=3)
+"""
+
+
+def names() -> Iterator[tuple[str, str]]:
+    """Queue and task of run after run."""
+    while True:
+        for number in range(TASKS_A_QUEUE):
+            for queue in QUEUES:
+                yield queue, f"shop.{queue}{number}"
+
+
+def fill_runs(app: App, count: int, now: float) -> None:
+    """Runs that ended in the last day: of 100, one failed and two wait for a retry."""
+    assert app.results is not None
+    value = app.codec.encode_value({"order": 4711, "charged": True})
+    named = names()
+    for begin in range(0, count, 1000):
+        starts, finishes = [], []
+        for number in range(begin, min(begin + 1000, count)):
+            queue, task = next(named)
+            key, at = RunKey(f"run-{number:09}"), now - (count - number) / count * 86400
+            state = {0: State.FAILED, 1: State.RETRYING, 2: State.RETRYING}.get(
+                number % 100, State.SUCCEEDED
+            )
+            worker = f"worker-{number % 500}"
+            starts.append(Start(key, task, queue, number, key.task_id, worker, at - 0.2))
+            error = ("", "") if number % 100 > 2 else ("PaymentError", f"no answer for {number}")
+            finishes.append(
+                Finish(key, key.task_id, Outcome(state, Complete(), value, *error, "", at, 0.2))
+            )
+        app.results.start(starts)
+        app.results.record(finishes)
+
+
+def fill_letters(app: App, count: int) -> None:
+    """Dead letters of 20 errors in one queue."""
+    task = app.tasks["shop.orders0"]
+    for begin in range(0, count, 500):
+        task.map([(each,) for each in range(begin, min(begin + 500, count))])
+    receiver = app.broker.receiver("orders", lease=300.0)
+    number = 0
+    while found := receiver.receive(256, 0.2):
+        letters = []
+        for each in found:
+            letters.append(
+                (each, DeadLetter("retries-exhausted", f"Error{number % 20}: order {number}"))
+            )
+            number += 1
+        receiver.settle(letters)
+    receiver.close()
+    assert number == count, f"{number} of {count} messages were dead-lettered"
+
+
+def fill_workers(app: App, count: int, now: float) -> None:
+    """Workers that run four tasks each, with their history of this hour and of the one before."""
+    assert app.results is not None
+    history = history_of(app.results)
+    assert history is not None
+    named = names()
+    for number in range(count):
+        tasks = tuple(
+            RunningTask(f"busy-{number}-{each}", task, queue, now - each)
+            for each, (queue, task) in zip(range(4), named, strict=False)
+        )
+        name = f"worker-{number}"
+        app.results.heartbeat(WorkerRecord(name, now - 7200, now, QUEUES, 4, 4180, tasks=tasks))
+        for begins in (int(now / HOUR) * HOUR - HOUR, int(now / HOUR) * HOUR):
+            hour = Hour(Author(name, int(now - 7200), "1.0"))
+            for _ in range(TASKS_A_QUEUE):
+                series = hour.series.setdefault(next(named), {})
+                for at in range(begins, min(begins + HOUR, int(now)), SLOT):
+                    runs = {bucket_of(0.2): 4}
+                    series[at] = Tally(4, waits={bucket_of(0.1): 4}, runs=runs)
+            history.write(name, begins, hour, now)
+
+
+def fill_workflows(app: App, count: int) -> None:
+    """Open chains of two tasks."""
+    first, second = app.tasks["shop.mail0"], app.tasks["shop.mail1"]
+    for number in range(count):
+        chain(first.s(number), second.s()).delay(workflow_id=f"flow-{number:06}")
+
+
+def listening(port: int) -> bool:
+    """Whether something answers at this port."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def dashboard(folder: Path, environment: dict[str, str]) -> Iterator[tuple[int, int, str]]:
+    """`aztask dashboard`: its process id, its port and the address of its link."""
+    with (folder / "dashboard.log").open("w+") as log:
+        port = azurite.free_port()
+        command = [sys.executable, "-m", "aztask", "-A", "bigshop:app", "dashboard"]
+        command += ["--http", f"127.0.0.1:{port}"]
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 30
+            while not listening(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(
+                        f"the dashboard did not start:\n{(folder / 'dashboard.log').read_text()}"
+                    )
+                time.sleep(0.05)
+            text = (folder / "dashboard.log").read_text()
+            link = next(word for word in text.split() if word.startswith("http://"))
+            yield process.pid, port, "/" + link.removeprefix("http://").partition("/")[2]
+        finally:
+            process.terminate()
+            process.wait()
+
+
+MAKING = b"This page is still being made"
+LATE = (b"It is still being counted", b"As of <time")
+
+
+class Browser:
+    """A visitor who has followed the link."""
+
+    def __init__(self, port: int, link: str) -> None:
+        self._port = port
+        answer = self.open(link)
+        answer.read()
+        self.cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
+        if not self.cookie:
+            sys.exit(f"the link {link} logged nobody in: {answer.status}")
+
+    def open(self, path: str) -> http.client.HTTPResponse:
+        """Ask for a page; the body is unread."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
+        connection.request("GET", path, headers={"cookie": self.cookie})
+        return connection.getresponse()
+
+    cookie = ""
+
+    def asked(self, path: str) -> tuple[float, bytes]:
+        """What a page takes, in seconds, and its text."""
+        begun = time.perf_counter()
+        answer = self.open(path)
+        body = answer.read()
+        if answer.status != 200:
+            sys.exit(f"{path} answered {answer.status}: {body[:500]!r}")
+        return time.perf_counter() - begun, body
+
+    def until_made(self, path: str) -> float:
+        """Seconds until a page shows what was asked, for one who asks again and again."""
+        begun = time.perf_counter()
+        while MAKING in (body := self.asked(path)[1]) or LATE[0] in body:
+            time.sleep(0.05)
+        return time.perf_counter() - begun
+
+
+def watch(browser: Browser, path: str, until: float, asked: list[float]) -> None:
+    """One viewer: at each note, its page again."""
+    stream = browser.open("/live")
+    while time.monotonic() < until and (line := stream.readline()):
+        if line.startswith(b"data:"):
+            asked.append(browser.asked(path)[0])
+
+
+def view(browser: Browser, pid: int) -> tuple[float, list[float]]:
+    """Fifty viewers for half a minute: the share of a core they cost, and what they waited."""
+    asked: list[float] = []
+    begun, until = processor_seconds(pid), time.monotonic() + VIEWING_SECONDS
+    paths = ("/", "/runs", "/workers")
+    threads = [
+        threading.Thread(target=watch, args=(browser, paths[each % 3], until, asked))
+        for each in range(VIEWERS)
+    ]
+    for each in threads:
+        each.start()
+        time.sleep(VIEWING_SECONDS / 6 / VIEWERS)  # people do not come all at once
+    for each in threads:
+        each.join()
+    return (processor_seconds(pid) - begun) / VIEWING_SECONDS, asked
+
+
+def paths(tasks: int) -> list[str]:
+    """Every page, and the filters that people use most."""
+    middle = f"run-{tasks // 2:09}"
+    return [
+        *("/", "/?window=day", "/?window=30d&by=task", "/?by=worker"),
+        *("/queues", "/queue?name=orders", "/tasks", "/running", "/workers", "/leases"),
+        *("/runs", "/runs?state=failed", "/runs?task=shop.mail3", "/runs?text=PaymentError"),
+        *("/runs?worker=worker-77", f"/task?id={middle}"),
+        *("/workflows", "/workflow?id=flow-000001", "/schedules", "/limits"),
+        *("/dead", "/letters?queue=orders", "/letters?queue=orders&reason=retries-exhausted"),
+        *("/jobs", "/audit", f"/search?q={middle}", "/search?q=worker-77"),
+    ]
+
+
+def main() -> None:
+    """Fill, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="fail if a figure does not hold")
+    parser.add_argument("--tables", action="store_true", help="the store is Azure Tables")
+    parser.add_argument("--tasks", type=int, default=1_000_000)
+    parser.add_argument("--letters", type=int, default=100_000)
+    parser.add_argument("--workers", type=int, default=500)
+    parser.add_argument("--workflows", type=int, default=5_000)
+    given = parser.parse_args()
+    print(machine(("starlette", "uvicorn", "jinja2")))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        place = f"local://{folder}/queues.db"
+        environment = {**os.environ, "BENCH_BROKER": place, "BENCH_RESULTS": place}
+        if given.tables:
+            stores = stack.enter_context(azurite.storing(folder / "azurite"))
+            environment["BENCH_RESULTS"] = azurite.account_of(*stores)
+        os.environ.update(environment)
+        (folder / "bigshop.py").write_text(SHOP.format(queues=QUEUES, count=TASKS_A_QUEUE))
+        sys.path.insert(0, str(folder))
+        app: App = __import__("bigshop").app
+        for queue in QUEUES:
+            app.broker.declare(queue)
+        begun, now = time.perf_counter(), time.time()
+        fill_runs(app, given.tasks, now)
+        fill_letters(app, given.letters)
+        fill_workflows(app, given.workflows)
+        filled = time.perf_counter() - begun
+        amounts = f"{given.tasks:,} recorded tasks, {given.letters:,} dead letters"
+        amounts += f", {given.workers} workers, {given.workflows:,} open workflows"
+        print(f"store: {amounts}; filled in {filled:.0f} s")
+        measure(app, given, folder, environment)
+        app.close()
+
+
+def measure(app: App, given: argparse.Namespace, folder: Path, environment: dict[str, str]) -> None:
+    """Ask for each page, then with all viewers."""
+    fill_workers(app, given.workers, time.time())
+    with dashboard(folder, environment) as (pid, port, link):
+        browser = Browser(port, link)
+        first = browser.asked("/")[0]
+        shown: dict[str, list[float]] = {}
+        cpu: dict[str, list[float]] = {}
+        late: dict[str, int] = {}
+        made = {path: browser.until_made(path) for path in paths(given.tasks)}
+        for _ in range(ROUNDS):
+            for path in paths(given.tasks):
+                before = processor_seconds(pid)
+                seconds, body = browser.asked(path)
+                cpu.setdefault(path, []).append(processor_seconds(pid) - before)
+                shown.setdefault(path, []).append(seconds)
+                late[path] = late.get(path, 0) + any(each in body for each in LATE)
+            time.sleep(STALE_SECONDS)
+        print(f"\nthe first page after a start: {first * 1000:.0f} ms\n")
+        print(f"{'page':<46} {'median':>8} {'most':>8} {'CPU':>8} {'first':>9}   older")
+        for path, took in shown.items():
+            middle, most = statistics.median(took) * 1000, max(took) * 1000
+            own, whole = statistics.median(cpu[path]) * 1000, made[path] * 1000
+            print(
+                f"{path:<46} {middle:>5.0f} ms {most:>5.0f} ms {own:>5.0f} ms {whole:>6,.0f} ms"
+                f"   {late[path] or ''}"
+            )
+        share, asked = view(browser, pid)
+        print(
+            f"\n{VIEWERS} viewers: {share:.2f} of a core, {len(asked)} pages, median"
+            f" {statistics.median(asked) * 1000:.0f} ms, most {max(asked) * 1000:.0f} ms;"
+            f" {megabytes(pid):.0f} MB"
+        )
+    slowest = max(max(took) for took in shown.values())
+    conclude(
+        [
+            Check("the first page after a start", first, FIRST_SECONDS, "s", at_least=False),
+            Check("the slowest page", slowest, PAGE_SECONDS, "s", at_least=False),
+            Check(f"{VIEWERS} viewers", share, 0.5, "cores", at_least=False),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
