@@ -58,7 +58,7 @@ class HourRows(Protocol):
     """The rows of one hour: `brief` and `data` of each, or None where `data` was not read."""
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        """One after the other."""
+        """Their values, in the order of their keys."""
         ...
 
     def whole(self, numbers: Sequence[int]) -> list[tuple[Any, Any]]:
