@@ -45,12 +45,13 @@ def extend_inspect() -> None:
     Without Celery's worker in this process there are no commands, and nothing happens.
     """
     control = sys.modules.get("celery.worker.control")
-    if control is None or isinstance(control.Panel.data.get("scheduled"), ScheduledCommand):
+    if control is None:
         return
     commands, waiting = control.Panel.data, WaitingTasks(control.Request)
     for name, kind in COMMANDS.items():
-        if name in commands:
-            commands[name] = kind(commands[name], waiting)
+        own = commands.get(name)
+        if own is not None and not isinstance(own, ExtendedCommand):
+            commands[name] = kind(own, waiting)
 
 
 class WaitingTasks:

@@ -142,6 +142,16 @@ def test_a_task_is_asked_for_by_its_id(site):
     assert command(site.state, ["task-1"]) == {"task-1": ("active", {})}, "the worker knows it"
 
 
+def test_a_command_that_a_program_puts_in_its_place_is_extended_and_no_other_twice(site):
+    send(site, 1)
+    query = control.Panel.data["query_task"]
+    control.Panel.data["scheduled"] = lambda _: [{"request": {"id": "mine"}}]
+    scheduled.extend_inspect()
+    scheduled.extend_inspect()
+    assert ids(site.list()) == ["mine", "task-1"]
+    assert control.Panel.data["query_task"] is query
+
+
 def test_a_worker_on_another_transport_is_answered_by_celery_alone(site):
     send(site, 1)
     site.state.consumer.task_consumer = SimpleNamespace(channel=object())
