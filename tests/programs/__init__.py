@@ -60,6 +60,24 @@ def need_node() -> str:
     return found
 
 
+def newer_node() -> Path:
+    """The folder of PyPI's Node.js, with npm: for programs that need a newer one than Debian's."""
+    return _from_pypi("node", NODE, _arrange_node) / "bin"
+
+
+def npm_package(name: str, version: str) -> Path:
+    """The folder of the programs of an npm package that runs with `newer_node`, without scripts."""
+    place = INSTALLED / name.replace("/", "-").lstrip("@")
+    node = newer_node()
+    with _installing(place.name, place / "node_modules") as missing:
+        if missing:
+            place.mkdir(exist_ok=True)
+            (place / "package.json").write_text('{"private": true}', encoding="utf-8")
+            told = {"PATH": os.pathsep.join([str(node), os.environ["PATH"]])}
+            _run(*NPM, "--ignore-scripts", f"{name}@{version}", cwd=place, environment=told)
+    return place / "node_modules" / ".bin"
+
+
 def need_java() -> None:
     """Make sure that Spark finds a Java, through the PATH or JAVA_HOME."""
     if "JAVA_HOME" not in os.environ and shutil.which("java") is None:
