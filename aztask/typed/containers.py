@@ -77,7 +77,7 @@ class ArrayShape(Shape):
             read = self.item.read
             items = [read(each, (place, n), found) for n, each in enumerate(value)]
             items = value if self.item.plain else items
-        if self._make is None or (type(value) is self._make and items is value):
+        if self._make is None or found.by_type or (type(value) is self._make and items is value):
             return items
         try:
             return self._make(items)
@@ -115,6 +115,8 @@ class TupleShape(Shape):
 
     def read(self, value: Any, place: Place, found: Findings) -> Any:
         """A tuple of the items, each in its shape."""
+        if found.by_type and isinstance(value, list):  # of any length
+            return [shape.read(each, place, found) for shape in self._items for each in value]
         if not isinstance(value, list | tuple) or len(value) != len(self._items):
             return found.misfit(place, value, self.name)
         parts = zip(self._items, value, strict=True)
@@ -187,7 +189,7 @@ class MapShape(Shape):
                 for each, inner in value.items()
             ]
             pairs = value if self._plain_items else pairs
-        if self._make is None and pairs is value:
+        if found.by_type or (self._make is None and pairs is value):
             return value
         try:
             made = value if pairs is value else dict(pairs)
@@ -289,7 +291,7 @@ class UnionShape(Shape):
         """As the first member that fits reads it."""
         if self.unchecked:
             return value
-        held = [each for each in self._plain_members if each.holds(value)]
+        held = [each for each in self._plain_members if found.by_type or each.holds(value)]
         others = self._others
         if len(others) == 1 and isinstance(value, dict | list):
             others = []
@@ -310,7 +312,8 @@ def _attempt(
     convert: Callable[[Any, Place, Findings], Any], value: Any, place: Place, found: Findings
 ) -> tuple[bool, Any]:
     try:
-        return True, convert(value, place, Findings(strict=True, tried=found.tried))
+        inner = Findings(strict=True, by_type=found.by_type, tried=found.tried)
+        return True, convert(value, place, inner)
     except Misfit:
         return False, None
 

@@ -186,17 +186,28 @@ class Conversion:
         name = place if isinstance(place, str) else place[0]
         return name in self._secret or (self._rest_is_secret and name not in self._names)
 
-    def why_not(self, parameter: str, value: Any) -> str:
+    def why_not(self, parameter: str, value: Any, *, by_type: bool = False) -> str:
         """Why a plain value does not fit a parameter; "" if it does, or is not checked.
 
         Names the parameter. For those who know the types of many values before they send them.
+
+        * `by_type`: the value is a sample of its type, see `Findings`.
         """
         try:
-            shape = self._names.get(parameter, self._others)
-            _read(shape, value, parameter, Findings(strict=True))
+            _read(
+                self._shape_of(parameter), value, parameter, Findings(strict=True, by_type=by_type)
+            )
         except Misfit as error:
             return str(error)
         return ""
+
+    def annotation_of(self, parameter: str) -> str | None:
+        """The annotation of a parameter, as errors name it; None if nothing is checked by it."""
+        shape = self._shape_of(parameter)
+        return None if shape.unchecked else shape.name
+
+    def _shape_of(self, parameter: str) -> Shape:
+        return self._names.get(parameter, self._others)
 
     def _is_settled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: int = 0) -> bool:
         """Whether a call needs no look: it is neither converted nor warned of.

@@ -99,6 +99,8 @@ class StructShape(Shape):
             return value
         if not isinstance(value, dict | list):
             return found.misfit(place, value, self.name)
+        if found.by_type:  # msgspec would look at the values
+            return value
         return self._made(
             place,
             self._msgspec.convert,
@@ -221,6 +223,8 @@ class ModelShape(Shape):
             return value
         if self.fields is not None and not isinstance(value, dict):
             return found.misfit(place, value, self.name)
+        if found.by_type:  # pydantic would look at the values
+            return value
         return self._made(value, place, self._validated, value)
 
     def parse(self, data: bytes, place: Place) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from aztask.typed.shapes import (
     ANY,
+    AnyKeys,
     Findings,
     Misfit,
     Place,
@@ -106,9 +107,9 @@ class DataclassShape(RecordShape):
             key = each.key_in(value)
             if key in value:
                 given[each.name] = each.shape.read(value[key], (place, f".{key}"), found)
-            elif each.required:
+            elif each.required and not isinstance(value, AnyKeys):
                 raise Misfit(f"{place_text(place)}.{each.alias or each.name} is missing")
-        return made(self.kind, given, place)
+        return value if found.by_type else made(self.kind, given, place)
 
 
 class TypedDictShape(RecordShape):
@@ -146,7 +147,7 @@ class TypedDictShape(RecordShape):
             if each.name in value:
                 change = each.shape.write if writing else each.shape.read
                 result[each.name] = change(value[each.name], inside, found)
-            elif each.required:
+            elif each.required and not isinstance(value, AnyKeys):
                 found.missing(inside)
         return result
 
@@ -171,6 +172,8 @@ class NamedTupleShape(RecordShape):
             return value
         if not isinstance(value, list | tuple):
             return found.misfit(place, value, self.name)
+        if found.by_type:  # of any length
+            return [each.shape.read(part, place, found) for each in self.members for part in value]
         if len(value) < len(self.members) and self.members[len(value)].required:
             raise Misfit(f"{place_text(place)}.{self.members[len(value)].name} is missing")
         parts = {

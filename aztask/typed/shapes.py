@@ -58,6 +58,8 @@ class NotPlain(TypeError):
 class Findings:
     """What one conversion has found. strict: raise Misfit for a part that does not fit.
 
+    * `by_type`: what is read is a sample of its type, so only the type counts: any text may be the
+      member of an enum of texts, and no class of the user is called.
     * `first`: the first misfit, for the log; "" if all fits.
     * `tried`: what members of unions made of values that are no scalars, see `UnionShape`.
 
@@ -66,9 +68,14 @@ class Findings:
     """
 
     def __init__(
-        self, *, strict: bool, tried: dict[tuple[Any, ...], tuple[Any, ...]] | None = None
+        self,
+        *,
+        strict: bool,
+        by_type: bool = False,
+        tried: dict[tuple[Any, ...], tuple[Any, ...]] | None = None,
     ) -> None:
         self.strict = strict
+        self.by_type = by_type
         self.first = ""
         self.tried = {} if tried is None else tried
 
@@ -87,6 +94,10 @@ class Findings:
         self.first = self.first or f"{place_text(place)} is missing"
         if self.strict:
             raise Misfit(self.first)
+
+
+class AnyKeys(dict[Any, Any]):
+    """The sample of a map whose keys are not known, see `Findings`."""
 
 
 def place_text(place: Place) -> str:
@@ -218,7 +229,7 @@ class ScalarShape(Shape):
             return value
         try:
             if self._from_text is not None and isinstance(value, str):
-                return self._from_text(value)
+                return value if found.by_type else self._from_text(value)
             if self._number and isinstance(value, int | float) and not isinstance(value, bool):
                 return Decimal(str(value))
         except (ValueError, ArithmeticError):
@@ -244,7 +255,7 @@ class TextShape(Shape):
 
     def read(self, value: Any, place: Place, found: Findings) -> Any:
         """The object that the text stands for."""
-        if isinstance(value, self.kind):
+        if isinstance(value, self.kind) or (found.by_type and isinstance(value, str)):
             return value
         if isinstance(value, str):
             with suppress(Exception):  # a ZoneInfo opens a file, and a subclass raises anything
@@ -291,7 +302,7 @@ class EnumShape(Shape):
 
     def read(self, value: Any, place: Place, found: Findings) -> Any:
         """The member that the value or name stands for."""
-        if isinstance(value, self.kind):
+        if isinstance(value, self.kind) or (found.by_type and self._is_like(value)):
             return value
         with suppress(Exception):  # `_missing_` and `__eq__` may raise anything
             if self._by_value:
@@ -304,6 +315,15 @@ class EnumShape(Shape):
             return next(each for each in self.kind if each == same)
         names = one_line(", ".join(self.kind.__members__), NAMES_CHARACTERS)
         return found.misfit(place, value, f"{self.name} ({names})")
+
+    def _is_like(self, sample: Any) -> bool:
+        """Whether a value of the sample's type may stand for a member."""
+        if self._by_value:  # `_missing_` of the user may know other values
+            known = "_missing_" not in vars(self.kind)
+            return not known or any(isinstance(each.value, type(sample)) for each in self.kind)
+        if self._itself:
+            return any(isinstance(each, type(sample)) for each in self.kind)
+        return isinstance(sample, str)
 
 
 class LiteralShape(Shape):
@@ -332,7 +352,8 @@ class LiteralShape(Shape):
     def read(self, value: Any, place: Place, found: Findings) -> Any:
         """The literal that the plain value stands for."""
         for each, plain in self._allowed:
-            if (type(value) is type(plain) and value == plain) or value is each:
+            same = type(value) is type(plain) and (found.by_type or value == plain)
+            if same or value is each:
                 return each
         return found.misfit(place, value, self.name)
 

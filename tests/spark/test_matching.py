@@ -1,5 +1,13 @@
 """Tables that fit a task, and the errors for those that do not. Without a JVM."""
 
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+from uuid import UUID
+
 import pytest
 from pyspark.sql import types as spark
 
@@ -7,6 +15,19 @@ from aztask import App
 from aztask.errors import ConfigurationError, UnknownTask
 from aztask.spark.submission.matching import matched
 from aztask.spark.submission.submission import Submission
+
+
+class Color(Enum):
+    RED = "red"
+
+
+@dataclass
+class Line:
+    name: str
+    price: Decimal
+
+    def __post_init__(self):
+        raise AssertionError("only the types of columns are looked at")
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +45,30 @@ def app():
 
     @made.task
     def odd(path: str, /, width: int = 1) -> None: ...
+
+    @made.task
+    def typed(
+        whole: int = 0,
+        number: float = 0.0,
+        text: str = "",
+        day: date = date(2000, 1, 1),
+        moment: datetime | None = None,
+        price: Decimal = Decimal(0),
+        ident: UUID | None = None,
+        file: Path = Path(),
+        color: Color = Color.RED,
+        size: Literal["S", "L"] = "S",
+        counts: list[int] = [],  # noqa: B006
+        by_name: dict[str, int] = {},  # noqa: B006
+        line: Line | None = None,
+        lines: list[Line] = [],  # noqa: B006
+        pair: tuple[int, str] = (0, ""),
+        unknown: "Missing" = None,  # noqa: F821
+        bare=None,
+    ) -> None: ...
+
+    @made.task
+    def nulls(a: int, b: int | None, c, d: int = 1, e: int | None = 2, f=3) -> None: ...
 
     return made
 
@@ -149,3 +194,101 @@ def test_what_json_would_change_is_refused_where_json_is_written():
         assert matched(made, schema(id=NUMBER, value=kind), app).queue == "default"
     with pytest.raises(ConfigurationError, match=r"map<int,string> would be changed by"):
         matched(made, schema(id=NUMBER, value=spark.MapType(NUMBER, TEXT)), app)
+
+
+LINE = schema(name=TEXT, price=spark.DoubleType())
+FITS = {
+    "whole": (NUMBER, spark.LongType(), spark.BooleanType(), spark.NullType()),
+    "number": (spark.DoubleType(), spark.FloatType(), NUMBER),
+    "text": (TEXT, spark.VarcharType(3)),
+    "day": (spark.DateType(),),
+    "moment": (spark.TimestampType(), spark.TimestampNTZType()),
+    "price": (spark.DecimalType(10, 2),),
+    "file": (TEXT,),
+    "color": (TEXT,),
+    "size": (TEXT,),
+    "counts": (spark.ArrayType(NUMBER),),
+    "by_name": (spark.MapType(TEXT, NUMBER), schema(a=NUMBER)),
+    "line": (LINE, spark.MapType(TEXT, TEXT)),
+    "lines": (spark.ArrayType(LINE),),
+    "unknown": (TEXT, NUMBER, LINE),
+    "bare": (TEXT, NUMBER, LINE),
+}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "kind"),
+    [(name, kind) for name, kinds in FITS.items() for kind in kinds],
+    ids=lambda each: each if isinstance(each, str) else each.simpleString(),
+)
+def test_a_column_of_the_annotated_type(app, parameter, kind):
+    table = schema(id=NUMBER, **{parameter: kind})
+    assert matched(wish("shop.typed"), table, app).columns == ((parameter, parameter),)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "kind", "words"),
+    [
+        ("whole", TEXT, "of type string, .* takes whole: int; cast it to bigint, or read"),
+        ("whole", spark.DoubleType(), "of type double, .* takes whole: int; cast it to bigint"),
+        ("number", TEXT, "takes number: float; cast it to double"),
+        ("number", spark.DecimalType(10, 2), r"decimal\(10,2\), .* cast it to double"),
+        ("text", NUMBER, "takes text: str; cast it to string"),
+        ("day", TEXT, "takes day: date; cast it to date"),
+        ("moment", TEXT, r"takes moment: datetime \| None; cast it to timestamp"),
+        ("price", spark.DoubleType(), r"cast it to decimal\(38,18\)"),
+        ("ident", TEXT, "annotate what the column holds"),
+        ("file", NUMBER, "takes file: Path; cast it to string"),
+        ("color", NUMBER, "takes color: Color; cast it to string"),
+        ("size", NUMBER, "takes size: one of 'S', 'L'; cast it to string"),
+        ("counts", spark.ArrayType(TEXT), r"list\[int\] \(counts\[0\] is a str, not int\)"),
+        ("by_name", spark.MapType(TEXT, TEXT), r"by_name\[...\] is a str, not int"),
+        ("line", schema(name=TEXT), r"\(line.price is missing\)"),
+        ("line", TEXT, "takes line: Line"),
+        ("lines", spark.ArrayType(schema(name=NUMBER, price=TEXT)), r"lines\[0\].name is an int"),
+        ("pair", spark.ArrayType(NUMBER), "pair is an int, not str"),
+    ],
+    ids=lambda each: each if isinstance(each, str) and each in FITS else "",
+)
+def test_a_column_of_another_type_is_refused_by_name(app, parameter, kind, words):
+    columns = ((parameter, "col"),)
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        matched(wish("shop.typed", columns=columns), schema(id=NUMBER, col=kind), app)
+    assert str(caught.value).startswith("column 'col' is of type ")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_swapped_columns_are_found_by_their_types(app):
+    swapped = (("path", "width"), ("width", "path"))
+    with pytest.raises(ConfigurationError, match=r"column 'width' is of type int, .*path: str"):
+        matched(wish(columns=swapped), FILES, app)
+
+
+def test_any_further_argument_has_the_annotation_of_the_others():
+    app = App("shop", broker="local://:memory:")
+
+    @app.task(name="x")
+    def further(**counts: int) -> None: ...
+
+    assert matched(wish("x"), schema(id=NUMBER, a=NUMBER), app).nulls == (
+        ("id", "int"),
+        ("a", "int"),
+    )
+    with pytest.raises(ConfigurationError, match=r"column 'a' is of type string.*takes a: int"):
+        matched(wish("x"), schema(id=NUMBER, a=TEXT), app)
+
+
+def test_what_becomes_of_a_null(app):
+    """It is refused for a, None for b, c and e, and the default of d and f."""
+    columns = tuple((name, name) for name in "abcdef")
+    made = matched(
+        wish("shop.nulls", columns=columns),
+        schema(id=NUMBER, **dict.fromkeys("abcdef", NUMBER)),
+        app,
+    )
+    assert made.nulls == (("a", "int"), ("d", ""), ("f", ""))
+    assert Submission.from_options(made.as_options()) == made
+    never = spark.StructType(
+        [spark.StructField(name, NUMBER, nullable=False) for name in ("id", *"abcdef")]
+    )
+    assert matched(wish("shop.nulls", columns=columns), never, app).nulls == ()

@@ -142,13 +142,19 @@ def test_an_empty_table_is_no_failure(shop, spark, files, queue):
             ConfigurationError,
             "interval year to month",
         ),
+        (
+            lambda df: df.withColumn("width", F.col("width").cast("string")),
+            {},
+            ConfigurationError,
+            "'width' is of type string, and task 'shop.resize' takes width: int; cast it to bigint",
+        ),
         (lambda df: df, {"rate": 0.0}, ConfigurationError, "rate takes a number"),
         (lambda df: df, {"submission_id": ""}, ConfigurationError, "submission_id is empty"),
         (lambda df: df, {"app": "nosuch"}, ConfigurationError, "no module 'nosuch'"),
         (lambda df: df, {"task": "shop.resise"}, UnknownTask, "Did you mean 'shop.resize'"),
         (lambda df: df, {"queue": "NO QUEUE"}, InvalidQueueName, "cannot name a queue"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_what_is_wrong_is_said_and_nothing_is_sent(
     shop, files, queue, change, options, error, words
@@ -199,6 +205,47 @@ def test_more_partitions_than_share_the_rate_are_refused(shop, files, queue):
 def test_reading_is_refused(spark, shop):
     with pytest.raises(PySparkException, match="only writes"):
         spark.read.format("aztask").load()
+
+
+@pytest.fixture(scope="module")
+def gaps(files):
+    """The files, with a quality that is null in every third row and a width in every tenth."""
+    width = F.col("width")
+    return files.withColumn("quality", F.when(width % 3 > 0, width)).withColumn(
+        "width", F.when(width % 10 > 0, width)
+    )
+
+
+def test_a_null_is_the_default_of_its_argument(shop, gaps, queue):
+    table = gaps.where("width IS NOT NULL")
+    report = submit(table, shop.resize, key="path", submission_id="one", queue=queue)
+    assert (report.rows, report.sent, report.failed) == (900, 900, 0)
+    found, _ = messages(shop, queue)
+    assert found[task_id("one", "p1")] == ((), {"path": "p1", "width": 1, "quality": 1})
+    assert found[task_id("one", "p3")] == ((), {"path": "p3", "width": 3})
+    assert sum("quality" in kwargs for _, kwargs in found.values()) == 600
+
+
+def test_a_null_that_no_default_stands_in_for_is_found_before_anything_is_sent(shop, gaps, queue):
+    about = {"key": "path", "submission_id": "one", "queue": queue}
+    words = "column 'width' is null in 100 of 1,000 rows, and task 'shop.resize' takes width: int"
+    with pytest.raises(ConfigurationError, match=words):
+        submit(gaps, shop.resize, **about)
+    assert queue not in shop.app.broker.queues()
+    with pytest.raises(SubmitFailed, match="'width' is null, and width: int takes no") as caught:
+        submit(gaps, shop.resize, check_keys=False, **about)
+    assert (caught.value.report.sent, caught.value.report.failed) == (900, 100)
+    with pytest.raises(PySparkException, match="'width' is null, and width: int takes no None"):
+        write(gaps, queue).mode("append").save()
+    assert messages(shop, queue)[1] == 1800
+
+
+def test_a_row_that_is_too_large_is_named_by_its_key(shop, files, queue):
+    wide = files.where("width < 30").withColumn(
+        "path", F.when(F.col("width") == 17, F.repeat("path", 600_000)).otherwise(F.col("path"))
+    )
+    with pytest.raises(SubmitFailed, match=r"key 17: .*bytes"):
+        submit(wide, shop.resize, key="width", submission_id="one", queue=queue)
 
 
 def test_a_row_that_cannot_travel_fails_alone_and_loudly(shop, files, queue):

@@ -1,7 +1,13 @@
 """Checks that a table fits a task, before anything is sent.
 
-Columns become arguments by *name*. Spark passes rows by position, which would hide two columns of
-the same type in the wrong order.
+Rules
+1. Columns become arguments by *name*. Spark passes rows by position, which would hide two columns
+   of the same type in the wrong order.
+2. The type of a column must fit the annotation of its parameter, as `aztask.typed` reads it. Types
+   are compared, not values: any text fits an enum of texts. What has no annotation, or one that
+   cannot be resolved, is not checked.
+3. A null is None if the annotation takes None, or says nothing. Otherwise it stands for the
+   parameter's default: the argument is left out. Without a default the row cannot be sent.
 """
 
 from __future__ import annotations
@@ -12,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as spark
@@ -23,8 +30,9 @@ from aztask.errors import ConfigurationError, EncodeError, UnknownTask, did_you_
 from aztask.message.codec import Codec
 from aztask.message.template import Template
 from aztask.spark.submission.submission import Submission
-from aztask.support.display import safe_str
+from aztask.support.display import one_line, safe_str
 from aztask.task import Task
+from aztask.typed.shapes import AnyKeys
 
 # -- converts the values of columns into arguments of tasks --------------------------------
 #
@@ -79,10 +87,10 @@ _SAMPLES: dict[type[spark.DataType], Any] = {
 """A value of each type, to test whether the serializer can write it."""
 
 
-def check_type(name: str, kind: spark.DataType, codec: Codec) -> None:
+def check_type(parameter: str, name: str, kind: spark.DataType, codec: Codec) -> None:
     """Raise ConfigurationError if values of a column cannot be arguments of a task."""
     try:
-        given = {name: _sample(kind)}
+        given = {parameter: _sample(kind)}
         body, content_type, _ = codec.encode_arguments((), given)
     except LookupError as error:
         raise ConfigurationError(
@@ -101,20 +109,83 @@ def check_type(name: str, kind: spark.DataType, codec: Codec) -> None:
         )
 
 
-def _sample(kind: spark.DataType) -> Any:
-    """A value of that type. Raises LookupError with the name of the part that cannot be sent."""
+def _sample(kind: spark.DataType, maps: type[dict[Any, Any]] = dict) -> Any:
+    """A value of that type. Raises LookupError with the name of the part that cannot be sent.
+
+    maps: the class of the samples of maps.
+    """
     if isinstance(kind, spark.ArrayType):
-        return [_sample(kind.elementType)]
+        return [_sample(kind.elementType, maps)]
     if isinstance(kind, spark.StructType):
-        return {field.name: _sample(field.dataType) for field in kind.fields}
+        return {field.name: _sample(field.dataType, maps) for field in kind.fields}
     if isinstance(kind, spark.MapType):
         key = _sample(kind.keyType)
         if not isinstance(key, str | int):
             raise LookupError(f"a map whose keys are {kind.keyType.simpleString()}")
-        return {key: _sample(kind.valueType)}
+        return maps({key: _sample(kind.valueType, maps)})
     if type(kind) not in _SAMPLES:
         raise LookupError(kind.simpleString())
     return _SAMPLES[type(kind)]
+
+
+# -- compares the types of columns with the annotations of parameters ----------------------
+
+
+_CASTS: Final = {
+    "string": "text",
+    "double": 1.5,
+    "bigint": 1,
+    "boolean": True,
+    "date": date(2000, 1, 1),
+    "timestamp": datetime(2000, 1, 1, tzinfo=UTC),
+    "decimal(38,18)": Decimal("1.5"),
+    "binary": b"bytes",
+    "interval day to second": timedelta(1),
+}
+"""Types to cast a column to, with a sample. The first that fits is advised, so of two that fit, a
+double for ``float`` and a date for ``date``, the natural one comes first."""
+TYPE_CHARACTERS: Final = 200
+
+
+def check_fit(parameter: str, column: str, kind: spark.DataType, task: Task[..., Any]) -> None:
+    """Raise ConfigurationError if a column's type does not fit the annotation of its parameter.
+
+    Nulls are not looked at, see `nulls_of`.
+    """
+    why_not = partial(task.conversion.why_not, parameter, by_type=True)
+    why = "" if isinstance(kind, spark.NullType) else why_not(_sample(kind, maps=AnyKeys))
+    if not why:
+        return
+    cast = next((name for name, sample in _CASTS.items() if not why_not(sample)), None)
+    annotation = task.conversion.annotation_of(parameter)
+    inside = "" if why.startswith(f"{parameter} is ") else f" ({why})"
+    raise ConfigurationError(
+        f"column {column!r} is of type {one_line(kind.simpleString(), TYPE_CHARACTERS)}, and task "
+        f"{task.name!r} takes {parameter}: {annotation}{inside}; "
+        + (
+            f"cast it to {cast}, or read the files with a schema that says so"
+            if cast
+            else "annotate what the column holds, or give it the parts that the annotation names"
+        )
+    )
+
+
+def nulls_of(
+    columns: Sequence[tuple[str, str]], schema: StructType, task: Task[..., Any]
+) -> tuple[tuple[str, str], ...]:
+    """`Submission.nulls`: what becomes of a null, for each argument that takes no None."""
+    takes, _ = _keywords(task)
+    found = []
+    for parameter, column in columns:
+        annotation = task.conversion.annotation_of(parameter)
+        optional = annotation is not None and not task.conversion.why_not(parameter, None)
+        if optional or not schema[column].nullable:
+            continue
+        if not takes.get(parameter, True):
+            found.append((parameter, ""))
+        elif annotation is not None:
+            found.append((parameter, annotation))
+    return tuple(found)
 
 
 def readable(column: pa.Array) -> tuple[list[Any], dict[int, str]]:
@@ -200,13 +271,16 @@ def matched(
             )
     _check_parameters(columns, submission.task, task)
     for parameter, column in columns:
-        check_type(parameter, schema[column].dataType, app.codec)
+        check_type(parameter, column, schema[column].dataType, app.codec)
+        if task is not None:
+            check_fit(parameter, column, schema[column].dataType, task)
+    nulls = submission.nulls if task is None else nulls_of(columns, schema, task)
     queue = app.queue_for(task, {"queue": submission.queue})
     Template(app.codec, submission.task, queue)  # raises if no worker could read a name
     expires = submission.expires
     if expires is None and task is not None:
         expires = task.expires
-    return replace(submission, queue=queue, columns=columns, expires=expires)
+    return replace(submission, queue=queue, columns=columns, nulls=nulls, expires=expires)
 
 
 def _task_of(app: App, name: str) -> Task[..., Any]:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
@@ -237,6 +238,10 @@ class _Partition:
         self._id = id_maker(submission.submission_id)
         self._columns = submission.columns or ()
         self._names = [parameter for parameter, _ in self._columns]
+        nulls = dict(submission.nulls)
+        self._needed = {name: each for each, name in self._columns if nulls.get(each)}
+        self._with_default = [n for n, each in enumerate(self._names) if nulls.get(each) == ""]
+        self._sending: Sequence[Any] = ()  # the keys of the envelopes that are sent now
         writer = f"sender-{socket.gethostname()}-{os.getpid()}"
         self._events = app.open_events(writer) if app.settings.events is not None else None
         self._rows = self._sent = self._retried = self._failed = 0
@@ -269,6 +274,8 @@ class _Partition:
             found[name], unreadable = readable(_column(batch, name))
             for place, reason in unreadable.items():
                 reasons.setdefault(place, f"column {name!r}: {reason}")
+            for place in _nulls(batch, name) if name in self._needed else ():
+                reasons.setdefault(place, self._null_reason(name))
         keys = found[self._submission.key]
         columns = [found[name] for _, name in self._columns]
         rows = list(zip(*columns, strict=True)) if columns else [()] * len(keys)
@@ -280,32 +287,64 @@ class _Partition:
             keys, rows = [keys[place] for place in kept], [rows[place] for place in kept]
         size = self._pace.batch(BATCH)
         for first in range(0, len(keys), size):
-            part = keys[first : first + size]
+            part = self._sending = keys[first : first + size]
             self._rows += len(part)
-            envelopes = self._encoded(part, rows[first : first + size])
+            envelopes: list[Envelope] = []
+            for given, some, values in self._without_nulls(part, rows[first : first + size]):
+                envelopes += self._encoded(some, given, values)
             if not self._submission.dry_run:
                 self._deliver(envelopes)
             else:
                 self._sent += len(envelopes)
 
-    def _encoded(self, keys: Sequence[Any], rows: Sequence[tuple[Any, ...]]) -> list[Envelope]:
+    def _null_reason(self, column: str) -> str:
+        parameter = self._needed[column]
+        annotation = dict(self._submission.nulls)[parameter]
+        return f"column {column!r} is null, and {parameter}: {annotation} takes no None"
+
+    def _without_nulls(
+        self, keys: Sequence[Any], rows: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[Sequence[str], Sequence[Any], Sequence[tuple[Any, ...]]]]:
+        """(parameters, keys, rows): a null for which a default stands in is no argument.
+
+        Rows with the same arguments are encoded together. Normally these are all rows.
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        if self._with_default:
+            for place, row in enumerate(rows):
+                missing = tuple(n for n in self._with_default if row[n] is None)
+                groups.setdefault(missing, []).append(place)
+        if not any(groups):
+            yield self._names, keys, rows
+            return
+        for missing, places in groups.items():
+            kept = [n for n in range(len(self._names)) if n not in missing]
+            yield (
+                [self._names[n] for n in kept],
+                [keys[place] for place in places],
+                [tuple(rows[place][n] for n in kept) for place in places],
+            )
+
+    def _encoded(
+        self, keys: Sequence[Any], names: Sequence[str], rows: Sequence[tuple[Any, ...]]
+    ) -> list[Envelope]:
         """Rows as envelopes; those that cannot be sent are counted as failed."""
         if None in keys:
             raise ConfigurationError(
                 f"the key column {self._submission.key!r} holds a null: every row needs a key"
             )
         try:
-            return self._template.envelopes(map(self._id, keys), self._names, rows)
+            return self._template.envelopes(map(self._id, keys), names, rows)
         except (CodecError, TypeError, ValueError, OverflowError, RecursionError):
-            return self._one_by_one_encoded(keys, rows)
+            return self._one_by_one_encoded(keys, names, rows)
 
     def _one_by_one_encoded(
-        self, keys: Sequence[Any], rows: Sequence[tuple[Any, ...]]
+        self, keys: Sequence[Any], names: Sequence[str], rows: Sequence[tuple[Any, ...]]
     ) -> list[Envelope]:
         """As `_encoded`, row by row, because at least one cannot be sent."""
         made = []
         for key, values in zip(keys, rows, strict=True):
-            kwargs = dict(zip(self._names, values, strict=True))
+            kwargs = dict(zip(names, values, strict=True))
             try:
                 made.append(self._template.envelope(self._id(key), kwargs))
             except CodecError as error:
@@ -344,7 +383,8 @@ class _Partition:
         if len(envelopes) == 1:
             (envelope,) = envelopes
             self._unconfirmed.pop(envelope.message_id, None)
-            self._fail(f"task {envelope.correlation_id}: {error}")
+            key = next(each for each in self._sending if self._id(each) == envelope.correlation_id)
+            self._fail(f"key {short_repr(key)}: {error}")
             return
         middle = len(envelopes) // 2
         self._deliver(envelopes[:middle])
@@ -401,6 +441,15 @@ def _requested_pause(failure: BaseException) -> float | None:
     """Seconds to wait that the service asked for, in the error or in its cause; None: none."""
     seconds: float | None = getattr(failure, "retry_after", None)
     return seconds or getattr(failure.__cause__, "retry_after", None)
+
+
+def _nulls(batch: pa.RecordBatch, name: str) -> list[int]:
+    """The places of a column's nulls."""
+    column = _column(batch, name)
+    if not column.null_count:
+        return []
+    found: list[int] = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist()
+    return found
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:

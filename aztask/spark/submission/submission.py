@@ -214,6 +214,8 @@ class Submission:
     key: the column from which task ids are made, see `aztask.spark.submission.submission`.
     submission_id: the same in every rerun; "" for a stream means its query's id.
     queue, columns: None until `matching` fills them in; columns are pairs (parameter, column).
+    nulls: pairs (parameter, annotation) of arguments that take no None, filled in too. The
+        annotation is "" if the parameter has a default, which then stands in for a null.
     app: ``module:app``, which the executors import.
     broker: an address without a secret.
     broker_env: the executors' environment variable that holds the address.
@@ -229,6 +231,7 @@ class Submission:
     submission_id: str = ""
     queue: str | None = None
     columns: tuple[tuple[str, str], ...] | None = None
+    nulls: tuple[tuple[str, str], ...] = ()
     app: str | None = None
     broker: str | None = None
     broker_env: str | None = None
@@ -304,6 +307,7 @@ class Submission:
         del given["dry_run"]
         if self.columns is not None:
             given["columns"] = json.dumps(dict(self.columns))
+        given["nulls"] = json.dumps(dict(self.nulls)) if self.nulls else ""
         return {name: str(value) for name, value in given.items() if value not in (None, "")}
 
     def open_app(self) -> App:
@@ -366,6 +370,7 @@ def _seconds(name: str, text: str) -> float:
 
 _READERS: Final = {
     "columns": _columns,
+    "nulls": _columns,
     "rate": _number,
     "writers": _whole,
     "delay": _seconds,

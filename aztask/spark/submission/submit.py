@@ -31,24 +31,32 @@ from aztask.support.display import one_line, short_repr
 from aztask.task import Task
 from aztask.taskoptions import check_options
 
-# -- checks that keys are unique and not null, with one job over the key column ------------
+# -- checks keys and nulls, with one job over their columns --------------------------------
 
 
 SHOWN = 3
 
 
-def check_keys(frame: DataFrame, key: str) -> int:
+def check_keys(frame: DataFrame, key: str, needed: Sequence[tuple[str, str]] = ()) -> int:
     """Return the number of rows. Raises ConfigurationError if a key is null or repeats.
 
-    Reads the key column once and shuffles its distinct values. If keys repeat, it reads the column
+    needed: pairs (column, what it is needed for), in which no value may be null either.
+
+    Reads these columns once and shuffles the distinct keys. If keys repeat, it reads the key column
     a second time, to name some of them.
     """
     keys = frame.select(column(key).alias("key"))
-    row = keys.agg(
-        F.count(F.lit(1)).alias("rows"),
-        F.count("key").alias("keys"),
-        F.count_distinct("key").alias("distinct"),
-    ).first()
+    values = [column(name).alias(f"value{n}") for n, (name, _) in enumerate(needed)]
+    row = (
+        frame.select(column(key).alias("key"), *values)
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.count("key").alias("keys"),
+            F.count_distinct("key").alias("distinct"),
+            *(F.count(f"value{n}").alias(f"value{n}") for n in range(len(needed))),
+        )
+        .first()
+    )
     assert row is not None  # noqa: S101  # an aggregate without groups has one row
     rows, not_null, distinct = int(row["rows"]), int(row["keys"]), int(row["distinct"])
     if not_null < rows:
@@ -56,6 +64,13 @@ def check_keys(frame: DataFrame, key: str) -> int:
             f"the key column {key!r} is null in {rows - not_null:,} of {rows:,} rows: every row "
             "needs a key; nothing was sent"
         )
+    for n, (name, purpose) in enumerate(needed):
+        if missing := rows - int(row[f"value{n}"]):
+            raise ConfigurationError(
+                f"column {name!r} is null in {missing:,} of {rows:,} rows, and {purpose}, without "
+                "a default: drop these rows, fill them with coalesce, or annotate it with | None; "
+                "nothing was sent"
+            )
     if distinct < not_null:
         counted = keys.groupBy("key").count().where("count > 1").orderBy("key").limit(SHOWN)
         shown = ", ".join(short_repr(each["key"]) for each in counted.collect())
@@ -185,8 +200,9 @@ def submit(
     key: a column with unique values and without nulls.
     submission_id: a name, the same in each rerun. It makes the task ids, together with the key
         (`aztask.spark.task_id`).
-    check_keys: whether to check the keys for nulls and duplicates first, with a job over the key
-        column.
+    check_keys: whether to check first, with a job over these columns, that no key is null or
+        repeats, and that no argument is null that takes no None and has no default. Without the
+        check a null argument fails its row, and a null key fails the job while rows are sent.
     dry_run: do everything but the sending.
     options: see `SubmitOptions`.
 
@@ -240,7 +256,7 @@ def _run(df: DataFrame, plan: Submission, *, check: bool) -> SubmitReport:
     """Check the keys, send the rows, and compare Spark's row count with the messages sent."""
     began = time.monotonic()
     if check:
-        check_keys(df, plan.key)
+        check_keys(df, plan.key, _needed(plan))
     names = dict.fromkeys([plan.key, *(name for _, name in plan.columns or ())])
     frame = df.select([column(name) for name in names])
     if plan.rate is not None:
@@ -260,6 +276,16 @@ def _run(df: DataFrame, plan: Submission, *, check: bool) -> SubmitReport:
     )
     report.check()
     return report
+
+
+def _needed(plan: Submission) -> list[tuple[str, str]]:
+    """(column, what it is needed for) of each column whose nulls cannot be sent."""
+    columns = dict(plan.columns or ())
+    return [
+        (columns[parameter], f"task {plan.task!r} takes {parameter}: {annotation}")
+        for parameter, annotation in plan.nulls
+        if annotation
+    ]
 
 
 def _home_of(task: Task[..., Any] | str) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import InitVar, dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
@@ -33,6 +33,7 @@ from aztask.message.payload import StoredValue
 from aztask.message.serializer import pack, unpack
 from aztask.typed.annotations import _ARRAYS, _CONTAINERS, _MAPS
 from aztask.typed.conversion import Conversion
+from aztask.typed.shapes import AnyKeys
 
 if TYPE_CHECKING:
     from elsewhere import Unknown
@@ -546,6 +547,30 @@ def test_why_a_value_does_not_fit_a_parameter():
     assert conversion.why_not("when", datetime(2026, 1, 1)) == ""
     assert conversion.why_not("invoice", {"id": "x"}) == "invoice.id is a str, not int"
     assert conversion.why_not("anything", object()) == conversion.why_not("no_such", 1) == ""
+
+
+def test_a_sample_stands_for_all_values_of_its_type():
+    @dataclass
+    class Never:
+        count: int
+        day: date
+
+        def __post_init__(self):
+            raise AssertionError
+
+    def task(color: Color, never: Never, pair: tuple[int, str], row: Row | None, f) -> None: ...
+
+    conversion = conversion_of(task)
+    fits = partial(conversion.why_not, by_type=True)
+    assert conversion.why_not("color", "text") != fits("color", "text") == ""
+    assert fits("color", 1).startswith("color is an int, not Color")
+    assert fits("never", {"count": 1, "day": "text"}) == fits("never", AnyKeys({"x": 1})) == ""
+    assert fits("never", {"count": 1}) == "never.day is missing"
+    assert fits("never", {"count": "text", "day": "text"}) == "never.count is a str, not int"
+    assert fits("pair", [1]) == "pair is an int, not str"
+    assert fits("row", None) == fits("f", object()) == ""
+    assert conversion.annotation_of("color") == "Color"
+    assert conversion.annotation_of("f") is conversion.annotation_of("no_such") is None
 
 
 def test_a_call_with_plain_arguments_is_looked_at_once():
