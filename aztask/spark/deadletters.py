@@ -92,7 +92,8 @@ def dead_letters(
 def groups(letters: DataFrame) -> DataFrame:
     """Counts by queue, task, reason and error signature, the largest group first.
 
-    Columns: those four, count, first_at, last_at, and example, the id of the oldest one.
+    Columns: those four, count, first_at and last_at (when the first and the last were sent: no
+    service tells when it was dead-lettered), and example, the id of the oldest one.
     """
     return (
         letters.groupBy(*GROUP_BY)

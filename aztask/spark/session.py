@@ -47,6 +47,7 @@ _LAST: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.M
 _CAUSE: Final = re.compile(
     r"^Caused by: [\w.$]+: ((?:(?!\tat |\t\.\.\.|Caused by).*\n?)+)", re.MULTILINE
 )
+_FILE: Final = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 _DIED: Final = ("Python worker exited unexpectedly", "Python worker process terminated")
 AGAIN: Final = (
     "some rows may have been sent: submit again under the same submission id, and workers with a "
@@ -54,21 +55,33 @@ AGAIN: Final = (
 )
 
 
-def as_ours(error: BaseException) -> AztaskError:
-    """The error of ours that replaces `error`, which a Spark job raised."""
+def as_ours(error: BaseException, again: str = AGAIN) -> AztaskError:
+    """The error of ours that replaces `error`, which a Spark job raised.
+
+    again: what to do after a failure in the middle of the work.
+    """
     text = str(error)
     ours = ours_in(text)
     if ours is None and any(each in text for each in _DIED):
-        return SubmitFailed(f"a Python worker of Spark died (killed, or out of memory); {AGAIN}")
+        return SubmitFailed(f"a Python worker of Spark died (killed, or out of memory); {again}")
     if missing := what_is_missing(str(ours) if ours else text):
         return SubmitFailed(f"{missing}; those executors sent nothing")
     if ours:
         return ours
+    if isinstance(error, AnalysisException):  # Spark analyses a query before it runs any of it
+        return ConfigurationError(f"{translated(error)}; nothing was sent")
+    return SubmitFailed(f"{_cause_in(text)}; {again}")
+
+
+def _cause_in(text: str) -> str:
+    """The first cause in an error's text, and the file that Spark was reading."""
+    file = _FILE.search(text)
+    where = f" in {file[1]}" if file else ""
     if found := _CAUSE.findall(text):
-        return SubmitFailed(f"{_short(' '.join(found[-1].split()))}; {AGAIN}")
+        return f"{_short(' '.join(found[-1].split()))}{where}"
     if found := _LAST.findall(text):
-        return SubmitFailed(f"{found[-1][0]}: {_short(found[-1][1])}; {AGAIN}")
-    return SubmitFailed(f"{_short(text.partition(chr(10))[0])}; {AGAIN}")
+        return f"{found[-1][0]}: {_short(found[-1][1])}{where}"
+    return f"{_short(text.partition(chr(10))[0])}{where}"
 
 
 def what_is_missing(text: str) -> str | None:
@@ -98,7 +111,16 @@ def ended_well(query: StreamingQuery, seconds: int) -> bool:
     try:
         return bool(query.awaitTermination(seconds))
     except SPARK_ERRORS as error:
-        raise as_ours(error) from error
+        raise as_ours(error, _again(query)) from error
+
+
+def _again(query: StreamingQuery) -> str:
+    return (
+        "some rows of the last batch may have been sent: start the query again with the same "
+        "checkpoint. If that is damaged, start with a new one and, unless the query had a "
+        f"submission id of its own, with the submission id {query.id}: then rows that were sent "
+        "get the same task ids"
+    )
 
 
 def _short(text: str) -> str:

@@ -146,8 +146,8 @@ def test_a_stream_of_files(run, shop, tmp_path):
     assert ids(shop, "files") == {task_id("live", "f1")}
     (tmp_path / "in" / "b.json").write_text('{"path": null, "width": 1}\n')
     code, out, error = run("stream", *about, *more, "--submission-id", "live")
-    assert code == 4
-    assert "holds a null" in error
+    assert code == 1
+    assert "the key column 'path' is null" in error
 
 
 def test_without_java_the_command_is_one_line(tmp_path, shop_folder):

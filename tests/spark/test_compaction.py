@@ -9,11 +9,11 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
-from events_site import random_event, write_log
+from events_site import line, random_event, write_log
 
 from aztask.spark import compact, place_of
 from aztask.spark.events.compactfiles import is_sound, plan_of, read_compacted
-from aztask.spark.events.compaction import CHUNK_BYTES, _chunks, compact_chunk
+from aztask.spark.events.compaction import CHUNK_BYTES, _chunks, _end_of, compact_chunk
 from aztask.spark.events.files import Directory
 from aztask.spark.events.lines import DAMAGED, read_lines
 from aztask.spark.events.places import EventPlace
@@ -48,7 +48,7 @@ def ids(place: EventPlace) -> list[str]:
     for file in plan.compacted:
         for batch in read_compacted(place, file.name):
             found += batch.column("id").to_pylist()
-    return sorted(found)
+    return sorted(each for each in found if each is not None)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,43 @@ def test_an_attempt_that_is_run_again_finds_what_it_published(log):
 
 def test_open_hours_stay(log):
     assert compact(None, place_of(log), now=time.time() - 10**9).compacted_files == 0
+
+
+def test_open_hours_are_counted_and_say_until_when(log):
+    hours = sorted(path.parent.relative_to(log).as_posix() for path in log.glob("*/*/*.jsonl"))
+    first, last = _end_of(hours[0]), _end_of(hours[-1])
+    report = compact(None, place_of(log), now=first + 100.0, closed_seconds=200.0, keep=True)
+    assert (report.hours, report.open_hours) == (0, len(set(hours)))
+    assert report.open_until == last + 200.0
+    report = compact(None, place_of(log), now=first + 200.0, closed_seconds=200.0)
+    assert (report.hours, report.open_hours) == (1, len(set(hours)) - 1)
+    report = compact(None, place_of(log), now=NOW)
+    assert (report.open_hours, report.open_until) == (0, 0.0)
+
+
+def test_a_clock_that_went_back_damages_no_line(tmp_path):
+    event = random_event(random.Random(1), 1)._replace(event="succeeded")
+    folder = tmp_path / "date=2026-09-21/hour=10"
+    folder.mkdir(parents=True)
+    lines = [line(event._replace(id=f"e-{n}", ts=100.0 - 10 * n)) for n in range(3)]
+    (folder / "w1-1.jsonl").write_bytes(b"".join(lines) + b"[1]\n")
+    report = compact(None, place_of(tmp_path), now=NOW)
+    assert (report.events, report.clock_steps, report.odd) == (3, 2, 1)
+
+
+def test_a_file_with_events_of_a_newer_release_is_left_to_it(log):
+    """Of such an event only the beginning would be kept, and a release that knows it comes soon."""
+    place = place_of(log)
+    sources = sorted(log.glob("date=*/hour=*/*.jsonl"))
+    newer = line(random_event(random.Random(1), SIZE)).replace(b'"v":1', b'"v":2')
+    whole = sources[0].read_bytes() + newer
+    sources[0].write_bytes(whole)
+    report = compact(None, place, now=NOW)
+    assert (report.newer, report.odd, report.removed) == (1, 0, len(sources) - 1)
+    assert sources[0].read_bytes() == whole
+    assert ids(place) == sorted(f"e-{number}" for number in range(SIZE))
+    again = compact(None, place, now=NOW)
+    assert (again.newer, again.compacted_files, again.removed) == (1, 0, 0)
 
 
 def test_a_closed_hour_is_much_smaller(log):

@@ -410,6 +410,11 @@ def test_the_commands(spark, dead_shop, tmp_path, monkeypatch, capsys):
     run(capsys, "spark", "dlq", "list", "--sample", 1, "--to", snapshot)
     drawn = run(capsys, "spark", "dlq", "list", "--snapshot", snapshot, "-Q", "default", "--json")
     assert len(drawn.splitlines()) == 3
+    groups_table = run(capsys, "spark", "dlq", "groups")
+    assert "FIRST SENT" in groups_table
+    sampled = run(capsys, "spark", "dlq", "list", "--sample", 1, "-Q", "default")
+    assert sampled.splitlines()[0].endswith("SIGNATURE")
+    assert "KeyError: <text>" in sampled
     table = run(capsys, "spark", "dlq", "list", "--limit", 5).splitlines()
     assert len(table) == 6
     assert table[0].split()[:2] == ["ID", "QUEUE"]

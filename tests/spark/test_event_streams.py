@@ -196,3 +196,17 @@ def test_a_container(spark, tmp_path, blobs):
 def test_a_path_that_cannot_be_read_is_refused_before_the_query(spark, path):
     with pytest.raises(ConfigurationError, match=r"neither a directory|no directory is named"):
         stream_events(spark, path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"settle_seconds": 0}, "settleseconds is 0; give a number above 0"),
+        ({"settle_seconds": float("inf")}, "settleseconds is inf"),
+        ({"max_files_per_trigger": 0}, "maxfilespertrigger is 0; give a number above 0"),
+        ({"undivided": "x"}, "undivided is x; give read, skip or error"),
+    ],
+)
+def test_options_are_refused_before_the_query(spark, tmp_path, options, words):
+    with pytest.raises(ConfigurationError, match=words):
+        stream_events(spark, tmp_path, **options)

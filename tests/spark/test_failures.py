@@ -1,9 +1,10 @@
 """Errors that Spark raises become errors of aztask, in one line."""
 
 import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
 
-from aztask.errors import BrokerUnavailable, QueueNotFound, SubmitFailed
-from aztask.spark.session import as_ours, ours_in, what_is_missing
+from aztask.errors import BrokerUnavailable, ConfigurationError, QueueNotFound, SubmitFailed
+from aztask.spark.session import as_ours, ended_well, ours_in, what_is_missing
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,12 @@ from aztask.spark.session import as_ours, ours_in, what_is_missing
             r"^The header is wrong\. File: x; some rows",
         ),
         ("something else\nat z", SubmitFailed, "^something else; some rows"),
+        (
+            "[FAILED_READ_FILE] Encountered error while reading file file:///in/a.json. SQLSTATE\n"
+            "Caused by: org.E: [MALFORMED_RECORD] Malformed records.\n\tat y\n",
+            SubmitFailed,
+            r"Malformed records\. in file:///in/a\.json; some rows",
+        ),
     ],
 )
 def test_an_error_of_spark_becomes_one_line(text, kind, words):
@@ -45,6 +52,26 @@ def test_an_error_of_spark_becomes_one_line(text, kind, words):
     assert len(str(made).splitlines()) == 1
     with pytest.raises(kind, match=words):
         raise made
+
+
+def test_a_refused_query_has_sent_nothing():
+    made = as_ours(AnalysisException("[AMBIGUOUS_REFERENCE] Reference `n` is ambiguous."))
+    assert type(made) is ConfigurationError
+    assert str(made) == "Spark refuses the query: Reference `n` is ambiguous.; nothing was sent"
+
+
+def test_a_query_with_a_damaged_checkpoint_is_started_with_a_new_one():
+    """To submit again under the same id cannot help: only its own id makes the same task ids."""
+
+    class Query:
+        id = "0b6b"
+
+        def awaitTermination(self, seconds):
+            raise StreamingQueryException("Incomplete log file offsets/1")
+
+    words = "Incomplete log file offsets/1; .* with a new one and, .* with the submission id 0b6b"
+    with pytest.raises(SubmitFailed, match=words):
+        ended_well(Query(), 1)
 
 
 def test_a_text_without_an_error_of_ours():

@@ -228,6 +228,26 @@ def test_what_is_missing_is_said(tmp_path, monkeypatch, capsys):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AZTASK_BROKER", f"local://{tmp_path}/q.db")
     assert main.run(["spark", "recommend"]) == 4
-    assert "there is no event log" in capsys.readouterr().err
+    assert "there is no PATH to events" in capsys.readouterr().err
     assert main.run(["spark", "recommend", "--events", str(tmp_path), "--publish"]) == 4
     assert "--publish needs a place" in capsys.readouterr().err
+    assert main.run(["spark", "recommend", str(tmp_path), "--events", str(tmp_path)]) == 2
+    assert "--events is PATH" in capsys.readouterr().err
+
+
+def test_a_log_is_enough_and_is_named_like_that_of_the_other_commands(
+    spark, tmp_path, monkeypatch, capsys
+):
+    """An analyst has no broker; both spellings, in both commands."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("AZTASK_EVENTS", "AZTASK_LEASE_ADVICE", "AZTASK_APP", "AZTASK_BROKER"):
+        monkeypatch.delenv(name, raising=False)
+    draw = random.Random(4)
+    write_log(tmp_path / "log", [random_event(draw, number) for number in range(500)])
+    rows = recommend(capsys, "log")
+    assert [row["queue"] for row in rows] == ["queue-0", "queue-1", "queue-2"]
+    assert recommend(capsys, "--events", "log") == rows
+    for given in (["log"], ["--events", "log"]):
+        assert main.run(["spark", "stats", *given, "--json"]) == 0
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert json.loads(first)["queues"] == json.loads(second)["queues"]

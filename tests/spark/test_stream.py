@@ -117,7 +117,7 @@ def test_what_goes_wrong_ends_the_query(spark, shop, tmp_path):
         queue="nulls",
         available_now=True,
     )
-    with pytest.raises(ConfigurationError, match="holds a null"):
+    with pytest.raises(SubmitFailed, match="key column 'path' is null: a row needs a key"):
         finished(query)
     assert "nulls" not in shop.app.broker.queues()
 

@@ -183,7 +183,7 @@ def test_what_is_wrong_is_said_and_nothing_is_sent(
             lambda df: df.withColumn("path", F.lit(None).cast("string")),
             "append",
             {},
-            "holds a null: every row needs a key",
+            "1,000 of 1,000 rows could not be sent .*'path' is null: a row needs a key",
         ),
     ],
     ids=range(4),
@@ -238,6 +238,37 @@ def test_a_null_that_no_default_stands_in_for_is_found_before_anything_is_sent(s
     with pytest.raises(PySparkException, match="'width' is null, and width: int takes no None"):
         write(gaps, queue).mode("append").save()
     assert messages(shop, queue)[1] == 1800
+
+
+def test_names_that_spark_would_not_find(shop, spark, queue):
+    """A dot is a field of a struct to Spark, and it finds names without their case."""
+    rows = spark.createDataFrame([(1, "x", True), (2, "y", None)], ["N", "n", "a.b"])
+    about = {"submission_id": "one", "queue": queue}
+    report = submit(rows, shop.anything, key="N", **about)
+    assert (report.sent, report.checked) == (2, True)
+    found, _ = messages(shop, queue)
+    assert found[task_id("one", 1)] == ((), {"N": 1, "n": "x", "a.b": True})
+    submit(rows, shop.anything, key="n", **about)
+    assert task_id("one", "y") in messages(shop, queue)[0]
+    with pytest.raises(ConfigurationError, match=r"'a\.b' is of type boolean"):
+        submit(rows, shop.anything, key="a.b", **about)
+
+
+def test_a_null_key_fails_its_row_where_keys_are_not_checked(shop, files, queue):
+    gap = files.withColumn("path", F.when(F.col("width") != 500, F.col("path")))
+    about = {"key": "path", "submission_id": "one", "queue": queue, "check_keys": False}
+    with pytest.raises(
+        SubmitFailed, match=r"the key column 'path' is null.*submit again"
+    ) as caught:
+        submit(gap, shop.resize, **about)
+    assert (caught.value.report.sent, caught.value.report.failed) == (999, 1)
+    assert messages(shop, queue)[1] == 999
+
+
+def test_each_step_is_told(shop, files, queue):
+    steps = []
+    submit(files, shop.resize, key="path", submission_id="one", queue=queue, progress=steps.append)
+    assert steps == ["checking the keys", "sending"]
 
 
 def test_a_row_that_is_too_large_is_named_by_its_key(shop, files, queue):

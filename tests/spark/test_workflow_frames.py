@@ -1,6 +1,7 @@
 """Statistics of workflows: from lines and compacted files, beside events without workflows."""
 
 import json
+from contextlib import closing
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,3 +89,10 @@ def test_the_command(spark, log, capsys):
     assert shown.index("order-7.1") < shown.index("order-7.4") < shown.index("order-7.5")
     assert run(["spark", "workflows", str(log), "--id", "other"]) == 5
     assert "no event there belongs to workflow other" in capsys.readouterr().err
+
+
+def test_a_log_without_workflows_says_so(spark, tmp_path, capsys):
+    with closing(FileEventSink(tmp_path, "w")) as sink:
+        sink.emit(Event("started", "alone", "shop.page", "default", 1, ts=1000.0))
+    assert run(["spark", "workflows", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("no workflow among the events of 1 file")

@@ -207,10 +207,17 @@ class ProgressLine:
     """Shows how many of `total` items are done, and how fast."""
 
     def __init__(
-        self, total: int, noun: str, *, clock: Callable[[], float] = time.monotonic
+        self,
+        total: int,
+        noun: str,
+        *,
+        rate: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """rate: show how many are done in a second."""
         self._total = total
         self._noun = noun
+        self._rated = rate
         self._clock = clock
         self._live = sys.stderr is not None and sys.stderr.isatty()
         self._started = clock()
@@ -223,8 +230,8 @@ class ProgressLine:
         if not last and now - self._drawn_at < pause:
             return
         self._drawn_at = now
-        rate = done / max(now - self._started, 1e-6)
-        text = f"{done:,} of {self._total:,} {self._noun}, {rate:,.0f}/s{note}"
+        rate = f", {done / max(now - self._started, 1e-6):,.0f}/s" if self._rated else ""
+        text = f"{done:,} of {self._total:,} {self._noun}{rate}{note}"
         if not self._live:
             click.echo(text, err=True)
             return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 
 import click
 
 from aztask.operate.cli.options import Duration, app_option, json_option
-from aztask.operate.cli.output import ProgressLine, print_json
+from aztask.operate.cli.output import ProgressLine, local_time, print_json
 from aztask.spark.cli.session import SessionOptions, events_options, open_session
 from aztask.support.display import plural
 
@@ -41,12 +42,11 @@ def command(
         from aztask.spark import compact, place_of
         from aztask.spark.session import translated_errors
 
-        shown: list[ProgressLine] = []
+        began = time.monotonic()
 
         def progress(done: int, total: int) -> None:
-            if not shown:
-                shown.append(ProgressLine(total, "files"))
-            shown[0].show(done, last=done == total)
+            took = f" written, after {time.monotonic() - began:.0f} s"
+            ProgressLine(total, "compacted files", rate=False).show(done, took, last=True)
 
         with translated_errors():
             place = place_of(path, account_variable)
@@ -60,5 +60,16 @@ def command(
         f"({report.bytes_after / 1e6:,.1f} MB), {plural(report.events, 'event')}, "
         f"{plural(report.duplicates, 'duplicate')}, {plural(report.odd, 'damaged line')}; "
         f"{plural(report.removed, 'file')} removed"
+        + (f"; {plural(report.clock_steps, 'step')} back of a clock" if report.clock_steps else "")
         + (f"; {plural(report.unreadable, 'unreadable file')} left" if report.unreadable else "")
+        + (
+            f"; {plural(report.newer, 'file')} with events of a newer release left"
+            if report.newer
+            else ""
+        )
     )
+    if report.open_hours:
+        click.echo(
+            f"{plural(report.open_hours, 'hour')} not compacted yet: the last can be compacted "
+            f"from {local_time(report.open_until)} on (--closed-for)"
+        )

@@ -136,14 +136,17 @@ def list_(
             found.write.parquet(to)
             click.echo(f"wrote the dead letters to {visible(to)}", err=True)
             return
-        rows = found.orderBy("queue", "enqueued_at", "id").limit(limit).collect()
+        groups = ("queue",) if sample is None else deadletters.GROUP_BY
+        rows = found.orderBy(*groups, "enqueued_at", "id").limit(limit).collect()
     if as_json:
         for row in rows:
             print_json(row.asDict())
         return
+    columns = COLUMNS if sample is None else (*COLUMNS, "signature")  # which names the group
+    heads = {"enqueued_at": "sent", "resubmit_count": "retries"}
     print_table(
-        [name.removesuffix("_at").replace("resubmit_count", "retries") for name in COLUMNS],
-        [[_shown(row[name]) for name in COLUMNS] for row in rows],
+        [heads.get(name, name) for name in columns],
+        [[_shown(row[name]) for name in columns] for row in rows],
     )
 
 
@@ -152,7 +155,10 @@ def list_(
 @letters_options
 @json_option
 def groups(selection: LetterOptions, as_json: bool) -> None:
-    """Count dead letters by task, reason and error signature, the largest groups first."""
+    """Count dead letters by task, reason and error signature, the largest groups first.
+
+    FIRST SENT and LAST SENT are times of sending: no service tells when it was dead-lettered.
+    """
     with selection.letters() as letters:
         from aztask.spark import deadletters
 
@@ -163,7 +169,7 @@ def groups(selection: LetterOptions, as_json: bool) -> None:
         return
     columns = ("count", "queue", "task", "reason", "first_at", "last_at", "example", "signature")
     print_table(
-        [name.removesuffix("_at") for name in columns],
+        [name.replace("_at", " sent") for name in columns],
         [[_shown(row[name]) for name in columns] for row in rows],
     )
 

@@ -20,20 +20,15 @@ from aztask.operate.cli.options import (
     json_option,
 )
 from aztask.operate.cli.output import print_json, print_table
-from aztask.operate.cli.target import find_app
-from aztask.queues.lease.bounds import MIN_SAMPLES, SHORTEST, Bounds
-from aztask.spark.cli.session import SessionOptions, open_session, session_options
+from aztask.operate.cli.target import app_spec, find_app
+from aztask.queues.lease.bounds import LONGEST, MIN_SAMPLES, SHORTEST, Bounds
+from aztask.spark.cli.session import SessionOptions, events_options, open_session
 from aztask.support.display import visible
 
 
 @click.command("recommend")
 @app_option
-@click.option("--events", metavar="PLACE", help="The event log. [default: the app's]")
-@click.option(
-    "--account-variable",
-    metavar="NAME",
-    help="The environment variable with the connection string, if PLACE is a container's name.",
-)
+@events_options
 @click.option(
     "-Q",
     "--queues",
@@ -61,10 +56,9 @@ from aztask.support.display import visible
 @click.option(
     "--publish", is_flag=True, help="Publish the leases, for workers and senders with lease_advice."
 )
-@session_options
 @json_option
 def command(
-    events: str | None,
+    path: str,
     account_variable: str | None,
     queues: Sequence[tuple[str, ...]],
     publish: bool,
@@ -74,12 +68,12 @@ def command(
 ) -> None:
     """Recommend leases, prefetch and splits of queues, from the event log.
 
-    A published lease is changed only if it is far off. Workers and senders with lease_advice follow
-    the leases that --publish writes.
+    PATH is a directory or blob://ACCOUNT/CONTAINER. A published lease is changed only if it is far
+    off. Workers and senders with lease_advice follow the leases that --publish writes. The broker
+    says how long a lease may be; without -A and AZTASK_BROKER, give --most (5m for Service Bus).
     """
     app = find_app()
     try:
-        place = events or _events_of(app)
         bounds = _bounds(app, **limits)
         store = app.leases.store if app.leases.enabled else None
         if publish and store is None:
@@ -88,7 +82,7 @@ def command(
                 "AZTASK_LEASE_ADVICE, to auto, a file's path or blob://ACCOUNT/CONTAINER"
             )
         found, published = _work(
-            place, account_variable, all_names(queues), bounds, store, publish, spark_options
+            path, account_variable, all_names(queues), bounds, store, publish, spark_options
         )
     finally:
         app.close()
@@ -123,18 +117,13 @@ def _work(
     return done.recommendations, f"published revision {done.revision}: {names}"
 
 
-def _events_of(app: App) -> str:
-    place = app.settings.events or read_environment("AZTASK_EVENTS")
-    if place is None:
-        raise ConfigurationError(
-            "there is no event log: name it with --events or AZTASK_EVENTS, or name an app that "
-            "writes one with -A"
-        )
-    return str(place)
-
-
 def _bounds(app: App, least: float, most: float | None, min_samples: int) -> Bounds:
-    longest = app.broker.capabilities.max_lease_seconds if most is None else most
+    if most is not None:
+        longest = most
+    elif app_spec() is None and read_environment("AZTASK_BROKER") is None:
+        longest = LONGEST
+    else:
+        longest = app.broker.capabilities.max_lease_seconds
     return Bounds(min(least, longest), longest, min_samples)
 
 

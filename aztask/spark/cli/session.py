@@ -14,7 +14,7 @@ import click
 from aztask.config import environment_options
 from aztask.errors import ConfigurationError
 from aztask.operate.cli.options import Duration, PositiveRate
-from aztask.operate.cli.target import app_spec, find_app
+from aztask.operate.cli.target import app_spec, find_app, open_app
 from aztask.support.display import printable
 
 LOG_LEVEL = "OFF"
@@ -109,6 +109,7 @@ def events_options(function: Callable[..., None]) -> Callable[..., None]:
     """
 
     @click.argument("path", required=False)
+    @click.option("--events", metavar="PATH", help="The same as the argument PATH.")
     @click.option(
         "--account-variable",
         metavar="NAME",
@@ -117,7 +118,12 @@ def events_options(function: Callable[..., None]) -> Callable[..., None]:
     )
     @session_options
     @wraps(function)
-    def gathered(*args: Any, path: str | None, account_variable: str | None, **rest: Any) -> None:
+    def gathered(
+        *args: Any, path: str | None, events: str | None, account_variable: str | None, **rest: Any
+    ) -> None:
+        if path is not None and events is not None:
+            raise click.UsageError("--events is PATH: give one", click.get_current_context())
+        path = path or events
         if path is None:
             path, account_variable = _from_settings(account_variable)
         function(*args, path=path, account_variable=account_variable, **rest)
@@ -126,8 +132,15 @@ def events_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _from_settings(account_variable: str | None) -> tuple[str, str | None]:
-    """The container to which workers upload, otherwise the directory to which they write."""
+    """The container to which workers upload, otherwise the directory to which they write.
+
+    The app of -A, which is what the workers run, has its own settings for what is not set here.
+    """
     options = environment_options()
+    if "events" not in options and "events_container" not in options and app_spec() is not None:
+        with open_app() as app:
+            if app.settings.events is not None:
+                options["events"] = str(app.settings.events)
     container = options.get("events_container")
     if container is not None:
         given = account_variable or ("events_account" in options and ACCOUNT_VARIABLE) or None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,8 +52,8 @@ def command(
 
         table = read_table(session, path, kind=kind, schema=schema)
         try:
-            with watched(session):
-                report = submit(table, task, **about, **options)
+            with watched(session) as step:
+                report = submit(table, task, progress=step, **about, **options)
         except SubmitFailed as error:
             if error.report is not None:
                 _print(error.report, as_json)
@@ -81,19 +81,25 @@ def _print(report: Any, as_json: bool) -> None:
 
 
 @contextmanager
-def watched(session: Any) -> Iterator[None]:
-    """Show the finished partitions of the newest stage while the block runs Spark jobs."""
+def watched(session: Any) -> Iterator[Callable[[str], None]]:
+    """Show the finished partitions of the newest stage while the block runs Spark jobs.
+
+    Yields a function that the block calls with the name of each step.
+    """
     ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(session.sparkContext, ended), daemon=True)
+    steps = ["reading"]
+    watcher = threading.Thread(
+        target=_watch, args=(session.sparkContext, ended, steps), daemon=True
+    )
     watcher.start()
     try:
-        yield
+        yield steps.append
     finally:
         ended.set()
         watcher.join()
 
 
-def _watch(context: Any, ended: threading.Event) -> None:
+def _watch(context: Any, ended: threading.Event, steps: list[str]) -> None:
     tracker = context.statusTracker()
     shown: tuple[int, ProgressLine] | None = None
     while not ended.wait(POLL_SECONDS):
@@ -102,7 +108,7 @@ def _watch(context: Any, ended: threading.Event) -> None:
         if stage is None or about is None:
             continue
         if shown is None or shown[0] != stage:
-            shown = (stage, ProgressLine(about.numTasks, "partitions"))
-        shown[1].show(about.numCompletedTasks, f", step {stage + 1}")
+            shown = (stage, ProgressLine(about.numTasks, "partitions", rate=False))
+        shown[1].show(about.numCompletedTasks, f" done, {steps[-1]}")
     if shown is not None:
         shown[1].clear()

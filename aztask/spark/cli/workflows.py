@@ -10,7 +10,7 @@ from aztask.errors import NotFound
 from aztask.operate.cli.options import Text, app_option, json_option
 from aztask.operate.cli.output import print_json, print_table
 from aztask.spark.cli.session import SessionOptions, events_options, open_session
-from aztask.support.display import visible
+from aztask.support.display import plural, visible
 
 SLOWEST: Final = 10
 
@@ -56,8 +56,13 @@ def command(
             print_json(row)
     elif workflow is not None:
         _print_one(rows[0])
-    else:
+    elif rows:
         _print_list(rows)
+    else:
+        click.echo(
+            f"no workflow among the events of {plural(events.files, 'file')}; tasks of workflows "
+            "have events with a workflow_id, from aztask 0.2 on"
+        )
 
 
 def _print_list(rows: list[dict[str, Any]]) -> None:

@@ -9,7 +9,8 @@ Rules
    of each event like any duplicate.
 3. An hour is closed some time after its end, because a dead worker's last file appears late. A file
    that appears even later is compacted into a file of its own.
-4. Damaged lines are kept, as problem rows.
+4. Damaged lines are kept, as problem rows. A file with events of a newer release stays as it is,
+   for that release to compact: of such an event only the beginning would be kept.
 5. A source is removed only if the published compacted file names it. A source that cannot be read
    to its end is not named: it stays, and the others are compacted.
 6. A file that a worker has yet to upload is no source: the container would never get it.
@@ -36,7 +37,7 @@ from aztask.errors import ConfigurationError
 from aztask.spark.dealing import deal
 from aztask.spark.events.compactfiles import ORIGIN_KEY, CompactedOrigin, origin_of, plan_of
 from aztask.spark.events.files import PARQUET, EventFile
-from aztask.spark.events.lines import ARROW, read_lines
+from aztask.spark.events.lines import ARROW, CLOCK_BACK, NEWER, read_lines
 from aztask.spark.events.places import EventPlace
 from aztask.stores.events.retention import UPLOAD_LOCK
 from aztask.support.display import plural
@@ -75,8 +76,11 @@ class CompactionReport:
 
     hours: compacted. source_files, bytes_before: of lines. compacted_files, bytes_after: written.
     events: each once. duplicates: further copies of events, dropped. odd: damaged lines, kept as
-    problem rows. removed: source files that were removed. unreadable: files that could not be read
-    to their end, and stay.
+    problem rows. clock_steps: how often a writer's clock went back; these events count as events.
+    removed: source files that were removed. unreadable: files that could not be read to their end,
+    and stay. newer: files with events of a newer release, which stay, too. open_hours: with lines,
+    not compacted yet. open_until: when the last of them can be compacted, in seconds since 1970; 0
+    without one.
     """
 
     hours: int = 0
@@ -85,10 +89,14 @@ class CompactionReport:
     events: int = 0
     duplicates: int = 0
     odd: int = 0
+    clock_steps: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
     removed: int = 0
     unreadable: int = 0
+    newer: int = 0
+    open_hours: int = 0
+    open_until: float = 0.0
 
     def add(self, other: CompactionReport) -> None:
         """Add the numbers of another report."""
@@ -122,7 +130,10 @@ def compact(
             if not place.waits(file.name):
                 place.remove(file.name)
                 report.removed += 1
-    ended = [file for file in plan.lines if _end_of(file.folder) + closed_seconds <= moment]
+    ends = {file.folder: _end_of(file.folder) + closed_seconds for file in plan.lines}
+    ended = [file for file in plan.lines if ends[file.folder] <= moment]
+    opened = [end for end in ends.values() if moment < end < float("inf")]
+    report.open_hours, report.open_until = len(opened), max(opened, default=0.0)
     closed = [file for file in ended if not place.waits(file.name)]
     if waiting := len(ended) - len(closed):
         logger.warning(
@@ -150,7 +161,10 @@ def compact_chunk(place: EventPlace, chunk: Chunk, *, keep: bool) -> CompactionR
     dies later, some sources remain: readers skip them, and the next compaction removes them.
     """
     report = CompactionReport(source_files=len(chunk.names), bytes_before=chunk.bytes)
-    if not _is_there(place, chunk.target) and not _write(place, chunk, report):
+    newer: set[str] = set()
+    if not _is_there(place, chunk.target) and not _write(place, chunk, report, newer):
+        if newer:
+            return _compact_others(place, chunk, newer, keep=keep)
         return report
     origin = origin_of(place, chunk.target)
     if origin is None:
@@ -167,6 +181,21 @@ def compact_chunk(place: EventPlace, chunk: Chunk, *, keep: bool) -> CompactionR
     return report
 
 
+def _compact_others(
+    place: EventPlace, chunk: Chunk, newer: set[str], *, keep: bool
+) -> CompactionReport:
+    """`compact_chunk` without the files that a newer release has to compact."""
+    kept = [n for n, name in enumerate(chunk.names) if name not in newer]
+    report = CompactionReport()
+    if kept:
+        names, moments = (chunk.names[n] for n in kept), (chunk.moments[n] for n in kept)
+        size = chunk.bytes * len(kept) // len(chunk.names)
+        others = Chunk(chunk.folder, tuple(names), size, tuple(moments))
+        report = compact_chunk(place, others, keep=keep)
+    report.newer += len(newer)
+    return report
+
+
 def _is_there(place: EventPlace, name: str) -> bool:
     """Whether an earlier attempt, a Spark task that was retried, has published the file."""
     try:
@@ -176,18 +205,23 @@ def _is_there(place: EventPlace, name: str) -> bool:
     return True
 
 
-def _write(place: EventPlace, chunk: Chunk, report: CompactionReport) -> bool:
-    """Publish the compacted file; False if none of its sources could be read."""
+def _write(place: EventPlace, chunk: Chunk, report: CompactionReport, newer: set[str]) -> bool:
+    """Publish the compacted file; False if none of its sources could be read, or some are newer.
+
+    newer: the names of sources with events of a newer release are added to it.
+    """
     with place.scratch(chunk.target) as path:
         with pq.ParquetWriter(path, ARROW, compression="zstd") as writer:
             unreadable: set[str] = set()
             rows = dict.fromkeys(chunk.names, 0)
-            for table in _groups(_unique(place, chunk, report, unreadable, rows)):
+            for table in _groups(_unique(place, chunk, report, unreadable, newer, rows)):
                 writer.write_table(table)
             report.unreadable = len(unreadable)
             origin = _origin_of(chunk, report, unreadable, rows)
             writer.add_key_value_metadata({ORIGIN_KEY.decode(): origin.to_json()})
-        if pq.read_metadata(path).num_rows != report.events + report.odd:
+        if newer:
+            return False
+        if pq.read_metadata(path).num_rows != report.events + report.odd + report.clock_steps:
             raise RuntimeError(f"{path} does not hold the rows that were written: try again")
         if not origin.sources:
             return False
@@ -252,22 +286,25 @@ def _unique(
     chunk: Chunk,
     report: CompactionReport,
     unreadable: set[str],
+    newer: set[str],
     rows: dict[str, int],
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the chunk's files without further copies of events.
 
-    unreadable: the names of files that cannot be read to their end are added to it. rows: the
-    number of rows of each file is added to it.
+    unreadable: the names of files that cannot be read to their end are added to it. newer: those of
+    files with events of a newer release. rows: the number of rows of each file is added to it.
     """
     seen: set[str] = set()
     for name in chunk.names:
         try:
             with _opened(place, name) as stream:
                 for batch in read_lines(stream, name):
-                    if (
-                        batch.column("odd").null_count == 0
-                    ):  # problem rows come in batches of their own
-                        report.odd += batch.num_rows
+                    if batch.column("odd").null_count == 0:  # they come in batches of their own
+                        kinds = batch.column("odd").to_pylist()
+                        if NEWER in kinds:
+                            newer.add(name)
+                        report.clock_steps += kinds.count(CLOCK_BACK)
+                        report.odd += len(kinds) - kinds.count(CLOCK_BACK)
                         rows[name] += batch.num_rows
                         yield batch
                         continue

@@ -25,7 +25,13 @@ from aztask.spark.events.compactfiles import ReadingPlan, plan_of
 from aztask.spark.events.files import Directory, EventFile
 from aztask.spark.events.lines import CLOCK_BACK, DDL, EVENT_COLUMNS, ODD_COLUMNS
 from aztask.spark.events.places import EventPlace, place_of
-from aztask.spark.events.source import FORMAT, EventSource, read_files, unsound_files
+from aztask.spark.events.source import (
+    FORMAT,
+    EventSource,
+    check_stream_options,
+    read_files,
+    unsound_files,
+)
 
 MAX_BROADCAST_IDS: Final = 100_000
 """Up to so many repeated ids are broadcast to every executor; beyond it, all rows are shuffled."""
@@ -180,9 +186,11 @@ def stream_events(
 
     ``at`` is the event's time, but never later than the batch that reads it. The watermark follows
     ``at``: otherwise one event of a clock that runs ahead would make all others late. Files that
-    were compacted before the stream read them are read from the compacted file.
+    were compacted before the stream read them are read from the compacted file. Raises
+    ConfigurationError.
     """
     place = place_of(path, account_variable)
+    check_stream_options(max_files_per_trigger, settle_seconds, undivided)
     spark.dataSource.register(EventSource)
     reader = spark.readStream.format(FORMAT).option("path", os.fspath(path))
     if isinstance(place, Directory):

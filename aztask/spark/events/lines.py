@@ -5,6 +5,7 @@ Rules
    parser takes a whole block if the bytes show that both would agree; other blocks are read line by
    line.
 2. A damaged line becomes a problem row: the problem, the file, the line's number, its first bytes.
+   So does an event of a newer release, as in a rolling upgrade: it is not read, but told apart.
 3. At most one block and `LINE_LIMIT` are in memory, however long a line is.
 4. A worker writes its file in order, so a clock that was set back shows there: each step back of
    more than `CLOCK_STEP` becomes a problem row. The events themselves stay.
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
-from aztask.stores.events.event import EVENT_KINDS, VERSION, Event, from_line
+from aztask.stores.events.event import EVENT_KINDS, VERSION, Event, from_line, is_newer
 from aztask.stores.events.sink import LINE_LIMIT
 from aztask.support.display import mask
 
@@ -81,13 +82,14 @@ DDL: Final = ", ".join(f"{field.name} {_SQL_TYPES[field.type]}" for field in ARR
 """The columns of `ARROW` as Spark writes a schema."""
 
 NOT_AN_EVENT: Final = "not an event"
+NEWER: Final = "event of a newer release"
 EMPTY: Final = "empty line"
 TORN: Final = "torn line"
 TOO_LONG: Final = "line too long"
 NULS: Final = "NUL bytes"
 CLOCK_BACK: Final = "clock went back"
-CORRUPT: Final = (NOT_AN_EVENT, EMPTY, TORN, TOO_LONG, NULS)
-"""Problems of damaged lines. `CLOCK_BACK` is not among them: its lines are valid events."""
+CORRUPT: Final = (NOT_AN_EVENT, NEWER, EMPTY, TORN, TOO_LONG, NULS)
+"""Problems of lines that are not read. `CLOCK_BACK` is none: its lines are valid events."""
 DAMAGED: Final = "damaged Parquet file"
 UNREADABLE: Final = "unreadable file"
 """Problems of files: one row for each file, after the events that could be read."""
@@ -243,7 +245,7 @@ def _problem_of(line: bytes, text: bytes) -> str:
     if len(line) >= LINE_LIMIT:
         return TOO_LONG
     if text:
-        return NOT_AN_EVENT
+        return NEWER if is_newer(text) else NOT_AN_EVENT
     return NULS if b"\0" in line else EMPTY
 
 

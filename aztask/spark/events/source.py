@@ -158,33 +158,43 @@ class EventSource(DataSource):
         max_files = self._number("maxfilespertrigger", int)
         settle = self._number("settleseconds", float)
         undivided = self.options.get("undivided", ERROR)
-        if undivided not in UNDIVIDED:
-            raise ConfigurationError(
-                f"undivided is {printable(undivided)}; give read, skip or error"
-            )
+        check_stream_options(max_files, settle, undivided)
         reader: DataSourceStreamReader = streams.EventFilesStream(
             self._place(), max_files, settle, undivided
         )
         return reader
 
     def _number(self, name: str, kind: Callable[[str], Any]) -> Any:
-        """A number above 0 from the options; None if it is not given."""
+        """A number from the options; None if it is not given."""
         text = self.options.get(name)
         if text is None:
             return None
         try:
-            number = kind(text)
+            return kind(text)
         except ValueError:
-            number = 0
-        if not 0 < number < float("inf"):
-            raise ConfigurationError(f"{name} is {printable(text)}; give a number above 0")
-        return number
+            said = printable(text)
+            raise ConfigurationError(f"{name} is {said}; give a number above 0") from None
 
     def _place(self) -> EventPlace:
         path = self.options.get("path")
         if not path:
             raise ConfigurationError(f'{FORMAT} needs a path: .load("DIRECTORY")')
         return place_of(path, self.options.get("accountvariable"))
+
+
+def check_stream_options(
+    max_files: float | None, settle: float | None, undivided: str | None
+) -> None:
+    """Raise ConfigurationError for a value that no stream takes.
+
+    A stream that settled for 0 seconds would miss files: a directory may show a file later than a
+    newer one.
+    """
+    for name, number in (("maxfilespertrigger", max_files), ("settleseconds", settle)):
+        if number is not None and not 0 < number < float("inf"):
+            raise ConfigurationError(f"{name} is {number}; give a number above 0")
+    if undivided is not None and undivided not in UNDIVIDED:
+        raise ConfigurationError(f"undivided is {printable(undivided)}; give read, skip or error")
 
 
 class EventFilesReader(DataSourceReader):

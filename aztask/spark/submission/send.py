@@ -159,10 +159,14 @@ class PartitionReport:
 
 
 def send_batches(
-    submission: Submission, batches: Iterator[pa.RecordBatch]
+    submission: Submission, columns: Sequence[str], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """For ``DataFrame.mapInArrow``: send this task's rows, return one row of `REPORT_SCHEMA`."""
-    report = send_partition(submission, batches, partition=partition_number())
+    """For ``DataFrame.mapInArrow``: send this task's rows, return one row of `REPORT_SCHEMA`.
+
+    columns: the names of the batches' columns, which Spark could not handle.
+    """
+    named = (pa.RecordBatch.from_arrays(batch.columns, list(columns)) for batch in batches)
+    report = send_partition(submission, named, partition=partition_number())
     names = [each.name for each in fields(report)]
     yield pa.RecordBatch.from_pydict(
         {name: [value] for name, value in zip(names, astuple(report), strict=True)},
@@ -276,6 +280,8 @@ class _Partition:
                 reasons.setdefault(place, f"column {name!r}: {reason}")
             for place in _nulls(batch, name) if name in self._needed else ():
                 reasons.setdefault(place, self._null_reason(name))
+        for place in _nulls(batch, self._submission.key):
+            reasons[place] = f"the key column {self._submission.key!r} is null: a row needs a key"
         keys = found[self._submission.key]
         columns = [found[name] for _, name in self._columns]
         rows = list(zip(*columns, strict=True)) if columns else [()] * len(keys)
@@ -329,10 +335,6 @@ class _Partition:
         self, keys: Sequence[Any], names: Sequence[str], rows: Sequence[tuple[Any, ...]]
     ) -> list[Envelope]:
         """Rows as envelopes; those that cannot be sent are counted as failed."""
-        if None in keys:
-            raise ConfigurationError(
-                f"the key column {self._submission.key!r} holds a null: every row needs a key"
-            )
         try:
             return self._template.envelopes(map(self._id, keys), names, rows)
         except (CodecError, TypeError, ValueError, OverflowError, RecursionError):

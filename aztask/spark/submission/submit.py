@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from aztask.app import App
@@ -45,15 +45,15 @@ def check_keys(frame: DataFrame, key: str, needed: Sequence[tuple[str, str]] = (
     Reads these columns once and shuffles the distinct keys. If keys repeat, it reads the key column
     a second time, to name some of them.
     """
-    keys = frame.select(column(key).alias("key"))
-    values = [column(name).alias(f"value{n}") for n, (name, _) in enumerate(needed)]
+    keys = selected(frame, [key]).withColumnRenamed("column0", "key")
+    values = [f"column{n}" for n in range(1, len(needed) + 1)]
     row = (
-        frame.select(column(key).alias("key"), *values)
+        selected(frame, [key, *(name for name, _ in needed)])
         .agg(
             F.count(F.lit(1)).alias("rows"),
-            F.count("key").alias("keys"),
-            F.count_distinct("key").alias("distinct"),
-            *(F.count(f"value{n}").alias(f"value{n}") for n in range(len(needed))),
+            F.count("column0").alias("keys"),
+            F.count_distinct("column0").alias("distinct"),
+            *(F.count(each).alias(each) for each in values),
         )
         .first()
     )
@@ -64,8 +64,8 @@ def check_keys(frame: DataFrame, key: str, needed: Sequence[tuple[str, str]] = (
             f"the key column {key!r} is null in {rows - not_null:,} of {rows:,} rows: every row "
             "needs a key; nothing was sent"
         )
-    for n, (name, purpose) in enumerate(needed):
-        if missing := rows - int(row[f"value{n}"]):
+    for each, (name, purpose) in zip(values, needed, strict=True):
+        if missing := rows - int(row[each]):
             raise ConfigurationError(
                 f"column {name!r} is null in {missing:,} of {rows:,} rows, and {purpose}, without "
                 "a default: drop these rows, fill them with coalesce, or annotate it with | None; "
@@ -81,9 +81,15 @@ def check_keys(frame: DataFrame, key: str, needed: Sequence[tuple[str, str]] = (
     return rows
 
 
-def column(name: str) -> Column:
-    """A column by its exact name, which may contain dots."""
-    return F.col(f"`{name.replace('`', '``')}`")
+def selected(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    """These columns as ``column0``, ``column1`` and so on.
+
+    Spark looks names up without their case and takes a dot for a field, so that it would not find
+    ``a.b``, or ``N`` beside ``n``. Columns are therefore renamed by their positions first.
+    """
+    numbered = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
+    places = [frame.columns.index(name) for name in names]
+    return numbered.select(*(F.col(f"c{at}").alias(f"column{n}") for n, at in enumerate(places)))
 
 
 # -- the report of a submission, which compares rows read with messages sent ---------------
@@ -144,9 +150,10 @@ class SubmitReport:
             )
         if self.failed:
             first = one_line(self.errors[0]) if self.errors else "no reason was given"
+            others = ", the others were" if self.sent else ""
             raise SubmitFailed(
-                f"{self.failed:,} of {self.rows:,} rows could not be sent, the others were "
-                f"({first}); correct these rows and submit again under the submission id "
+                f"{self.failed:,} of {self.rows:,} rows could not be sent{others} ({first}); "
+                "correct these rows and submit again under the submission id "
                 f"{one_line(self.submission_id)!r}",
                 self,
             )
@@ -192,6 +199,7 @@ def submit(
     submission_id: str,
     check_keys: bool = True,
     dry_run: bool = False,
+    progress: Callable[[str], None] = lambda step: None,
     **options: Unpack[SubmitOptions],
 ) -> SubmitReport:
     """Send one invocation of `task` for each row.
@@ -202,8 +210,9 @@ def submit(
         (`aztask.spark.task_id`).
     check_keys: whether to check first, with a job over these columns, that no key is null or
         repeats, and that no argument is null that takes no None and has no default. Without the
-        check a null argument fails its row, and a null key fails the job while rows are sent.
+        check each such null fails its own row, and of two rows with one key one is dropped.
     dry_run: do everything but the sending.
+    progress: called with the name of each step before it starts.
     options: see `SubmitOptions`.
 
     Raises ConfigurationError (nothing was sent), SubmitFailed (see its `report`), and the broker's
@@ -217,7 +226,7 @@ def submit(
         raise ConfigurationError("this table is a stream: use aztask.spark.stream")
     plan = planned(df, task, key=key, submission_id=submission_id, options=options, dry_run=dry_run)
     try:
-        return _run(df, plan, check=check_keys)
+        return _run(df, plan, check=check_keys, progress=progress)
     except SPARK_ERRORS as error:
         raise as_ours(error) from error
 
@@ -252,18 +261,22 @@ def planned(
     return replace(plan, writers=plan.writers or _cores(df.sparkSession))
 
 
-def _run(df: DataFrame, plan: Submission, *, check: bool) -> SubmitReport:
+def _run(
+    df: DataFrame, plan: Submission, *, check: bool, progress: Callable[[str], None]
+) -> SubmitReport:
     """Check the keys, send the rows, and compare Spark's row count with the messages sent."""
     began = time.monotonic()
     if check:
+        progress("checking the keys")
         check_keys(df, plan.key, _needed(plan))
-    names = dict.fromkeys([plan.key, *(name for _, name in plan.columns or ())])
-    frame = df.select([column(name) for name in names])
+    progress("encoding" if plan.dry_run else "sending")
+    names = list(dict.fromkeys([plan.key, *(name for _, name in plan.columns or ())]))
+    frame = selected(df, names)
     if plan.rate is not None:
         frame = frame.repartition(plan.writers or 1)
     observed = Observation()
     frame = frame.observe(observed, F.count(F.lit(1)).alias("rows"))
-    rows = frame.mapInArrow(partial(send_batches, plan), REPORT_SCHEMA).collect()
+    rows = frame.mapInArrow(partial(send_batches, plan, names), REPORT_SCHEMA).collect()
     report = SubmitReport.of(
         (PartitionReport(**row.asDict()) for row in rows),
         rows=int(observed.get["rows"]),

@@ -181,6 +181,26 @@ def from_line(line: bytes) -> Event | None:
     return Event(**fields)
 
 
+def is_newer(line: bytes) -> bool:
+    """Whether a line that `from_line` refuses is an event of a newer release.
+
+    Its version is higher, or its kind is unknown and the rest of it is an event of this version.
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+        return False
+    version = record.get("v")
+    if isinstance(version, bool) or not isinstance(version, int):
+        return False
+    if version != VERSION:
+        return version > VERSION
+    known = {**record, "event": "started"}
+    return record["event"] not in EVENT_KINDS and from_line(json.dumps(known).encode()) is not None
+
+
 _REQUIRED: Final = frozenset({"id", "event", "ts", "task_id", "task", "queue", "worker"})
 _COUNTS: Final = frozenset({"delivery_count", "resubmit_count", "renewals", "selected", "done"})
 _NUMBERS: Final = frozenset(
