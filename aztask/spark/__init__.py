@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aztask.spark.events.workflows import WorkflowStatistics, workflow_statistics
     from aztask.spark.session import active_session, get_session
     from aztask.spark.submission.datasource import register, stream
+    from aztask.spark.submission.results import results, wait
     from aztask.spark.submission.submission import Target, task_id
     from aztask.spark.submission.submit import SubmitReport, submit
 
@@ -38,11 +39,13 @@ __all__ = [
     "place_of",
     "read_events",
     "register",
+    "results",
     "statistics",
     "stream",
     "stream_events",
     "submit",
     "task_id",
+    "wait",
     "workflow_statistics",
 ]
 
@@ -61,11 +64,13 @@ _HOMES = {
     "place_of": "aztask.spark.events.places",
     "read_events": "aztask.spark.events.frame",
     "register": "aztask.spark.submission.datasource",
+    "results": "aztask.spark.submission.results",
     "statistics": "aztask.spark.events.statistics",
     "stream": "aztask.spark.submission.datasource",
     "stream_events": "aztask.spark.events.frame",
     "submit": "aztask.spark.submission.submit",
     "task_id": "aztask.spark.submission.submission",
+    "wait": "aztask.spark.submission.results",
     "workflow_statistics": "aztask.spark.events.workflows",
 }
 

@@ -359,7 +359,20 @@ def recording(mine: World, theirs: World) -> None:
     assert [each.following() > past for each in histories] == [True, False]
 
 
+def table_results(mine: World, theirs: World) -> None:
+    """The rows of `aztask.spark.results`: a key whose id another app uses is unaccounted."""
+    module = pytest.importorskip("aztask.spark.submission.results")
+    look_up = module.LookUp(module.Target(), "one", module.pa.string(), as_json=True)
+    task_id = module.id_maker("one")("key")
+    ended(mine, task_id)
+    row = look_up._row(theirs.app, theirs.store, task_id)
+    assert (row["state"], "value" in row) == ("unaccounted", False)
+    assert row["problem"]
+    assert look_up._row(mine.app, mine.store, task_id)["state"] == "succeeded"
+
+
 SCENARIOS: dict[str, Scenario] = {
+    "aztask.spark.submission.results.LookUp": table_results,
     "aztask.operate.draining.wait_until_idle": drain,
     "aztask.operate.tasks._readable": list_recent,
     "aztask.operate.workers._record": list_workers,

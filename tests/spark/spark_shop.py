@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from aztask import App, Context
+from aztask import App, Context, RetryPolicy
 
 FOLDER = Path(os.environ["SPARK_SHOP_FOLDER"])
 
@@ -36,6 +36,13 @@ def anything(**values: object) -> str:
 @app.task_with_context
 def crawl(context: Context, url: str) -> str:
     return url
+
+
+@app.task(retry=RetryPolicy(max_retries=0))
+def squared(number: int) -> int:
+    if number == 0:
+        raise ValueError("no number")
+    return number * number
 
 
 @app.task

@@ -73,6 +73,10 @@ def test_parquet_and_a_rate(run, spark, shop, tmp_path):
     )
     assert code == 0, out
     assert len(ids(shop, "parquet")) == 50
+    more = ("--columns", "path,width", "--manifest", str(tmp_path / "manifest"))
+    code, out, _ = run("submit", *about, *more)
+    assert code == 0, out
+    assert spark.read.parquet(str(tmp_path / "manifest" / "two")).count() == 50
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def test_a_row_that_is_too_large_has_no_event_and_its_neighbours_are_sent_at_onc
     report = site.send(pa.array(texts))
     assert (report.rows, report.sent, report.failed, report.retried) == (ROWS, ROWS - 2, 2, 0)
     assert "bytes on the wire" in report.errors
+    assert [line.partition(":")[0] for line in report.errors.splitlines()] == ["key 3", "key 11"]
     assert site.events("enqueued") == ids(set(range(ROWS)) - {3, 11})
     assert site.events("send_unconfirmed") == []
     assert site.stored() == site.proxy.counts["POST"] == ROWS - 2

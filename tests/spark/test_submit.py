@@ -271,14 +271,6 @@ def test_each_step_is_told(shop, files, queue):
     assert steps == ["checking the keys", "sending"]
 
 
-def test_a_row_that_is_too_large_is_named_by_its_key(shop, files, queue):
-    wide = files.where("width < 30").withColumn(
-        "path", F.when(F.col("width") == 17, F.repeat("path", 600_000)).otherwise(F.col("path"))
-    )
-    with pytest.raises(SubmitFailed, match=r"key 17: .*bytes"):
-        submit(wide, shop.resize, key="width", submission_id="one", queue=queue)
-
-
 def test_a_row_that_cannot_travel_fails_alone_and_loudly(shop, files, queue):
     wide = files.withColumn(
         "path", F.when(F.col("width") == 17, F.repeat("path", 6_000_000)).otherwise(F.col("path"))

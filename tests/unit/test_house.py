@@ -147,6 +147,9 @@ GROWTH: dict[str, dict[str, int]] = {
     "logins with Entra ID": {"files": 1, "lines of code": 375},
     "tasks that wait, in Celery's inspect": {"files": 1, "lines of code": 130},
     "messages of Celery that are too large": {"lines of code": 20},
+    "columns that are compared with annotations": {"lines of code": 130},
+    "what a first try of the pipeline met": {"lines of code": 160},
+    "results of a table": {"files": 2, "lines of code": 290},
 }
 CALLABLES = {
     "stores.payloads.payloads.Payloads(make)": "opens the store at its first use, in each process",

@@ -27,6 +27,7 @@ POLL_SECONDS = 0.3
     default=True,
     help="Check the keys for nulls and duplicates first.",
 )
+@click.option("--manifest", help="Write keys and task ids to files in this folder, for results.")
 @click.option("--dry-run", is_flag=True, help="Do everything but the sending.")
 @session_options
 @json_option

@@ -7,7 +7,7 @@ Rules
    are compared, not values: any text fits an enum of texts. What has no annotation, or one that
    cannot be resolved, is not checked.
 3. A null is None if the annotation takes None, or says nothing. Otherwise it stands for the
-   parameter's default: the argument is left out. Without a default the row cannot be sent.
+   parameter's default: the argument is not passed. Without a default the row cannot be sent.
 """
 
 from __future__ import annotations

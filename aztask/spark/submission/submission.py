@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from aztask.address.addresses import LocalAddress
 from aztask.address.urls import parse_broker, parse_results
@@ -193,6 +194,17 @@ def kind_of(path: str, kind: str | None) -> str:
     if kind not in FORMATS:
         raise ConfigurationError(f"there is no format {kind!r}; there are {', '.join(FORMATS)}")
     return kind
+
+
+def selected(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    """These columns as ``column0``, ``column1`` and so on.
+
+    Spark looks names up without their case and takes a dot for a field, so that it would not find
+    ``a.b``, or ``N`` beside ``n``. Columns are therefore renamed by their positions first.
+    """
+    numbered = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
+    places = [frame.columns.index(name) for name in names]
+    return numbered.select(*(F.col(f"c{at}").alias(f"column{n}") for n, at in enumerate(places)))
 
 
 # -- The submission --------------------------------------------------------------------------------

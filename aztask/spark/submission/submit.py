@@ -25,8 +25,9 @@ from aztask.errors import ConfigurationError, SubmitFailed
 from aztask.message.codec import Codec
 from aztask.spark.session import SPARK_ERRORS, as_ours
 from aztask.spark.submission.matching import matched
+from aztask.spark.submission.results import write_manifest
 from aztask.spark.submission.send import MAX_ERRORS, REPORT_SCHEMA, PartitionReport, send_batches
-from aztask.spark.submission.submission import Submission, pairs_of
+from aztask.spark.submission.submission import Submission, pairs_of, selected
 from aztask.support.display import one_line, short_repr
 from aztask.task import Task
 from aztask.taskoptions import check_options
@@ -79,17 +80,6 @@ def check_keys(frame: DataFrame, key: str, needed: Sequence[tuple[str, str]] = (
             f"keys are one task (repeated keys include {shown}); nothing was sent"
         )
     return rows
-
-
-def selected(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """These columns as ``column0``, ``column1`` and so on.
-
-    Spark looks names up without their case and takes a dot for a field, so that it would not find
-    ``a.b``, or ``N`` beside ``n``. Columns are therefore renamed by their positions first.
-    """
-    numbered = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
-    places = [frame.columns.index(name) for name in names]
-    return numbered.select(*(F.col(f"c{at}").alias(f"column{n}") for n, at in enumerate(places)))
 
 
 # -- the report of a submission, which compares rows read with messages sent ---------------
@@ -199,6 +189,7 @@ def submit(
     submission_id: str,
     check_keys: bool = True,
     dry_run: bool = False,
+    manifest: str | None = None,
     progress: Callable[[str], None] = lambda step: None,
     **options: Unpack[SubmitOptions],
 ) -> SubmitReport:
@@ -212,6 +203,8 @@ def submit(
         repeats, and that no argument is null that takes no None and has no default. Without the
         check each such null fails its own row, and of two rows with one key one is dropped.
     dry_run: do everything but the sending.
+    manifest: a folder; the keys and task ids are added to Parquet files in it before anything is
+        sent, for `aztask.spark.results`. It costs a job over the key column.
     progress: called with the name of each step before it starts.
     options: see `SubmitOptions`.
 
@@ -226,7 +219,7 @@ def submit(
         raise ConfigurationError("this table is a stream: use aztask.spark.stream")
     plan = planned(df, task, key=key, submission_id=submission_id, options=options, dry_run=dry_run)
     try:
-        return _run(df, plan, check=check_keys, progress=progress)
+        return _run(df, plan, check=check_keys, manifest=manifest, progress=progress)
     except SPARK_ERRORS as error:
         raise as_ours(error) from error
 
@@ -262,13 +255,21 @@ def planned(
 
 
 def _run(
-    df: DataFrame, plan: Submission, *, check: bool, progress: Callable[[str], None]
+    df: DataFrame,
+    plan: Submission,
+    *,
+    check: bool,
+    manifest: str | None,
+    progress: Callable[[str], None],
 ) -> SubmitReport:
     """Check the keys, send the rows, and compare Spark's row count with the messages sent."""
     began = time.monotonic()
     if check:
         progress("checking the keys")
         check_keys(df, plan.key, _needed(plan))
+    if manifest is not None and not plan.dry_run:
+        progress("writing the manifest")
+        write_manifest(selected(df, [plan.key]), manifest, plan.submission_id)
     progress("encoding" if plan.dry_run else "sending")
     names = list(dict.fromkeys([plan.key, *(name for _, name in plan.columns or ())]))
     frame = selected(df, names)
