@@ -73,10 +73,16 @@ def as_ours(error: BaseException, again: str = AGAIN) -> AztaskError:
     return SubmitFailed(f"{_cause_in(text)}; {again}")
 
 
+def file_in(text: str) -> str | None:
+    """The file that Spark was reading when the error with this text was raised."""
+    found = _FILE.search(text)
+    return found[1] if found else None
+
+
 def _cause_in(text: str) -> str:
     """The first cause in an error's text, and the file that Spark was reading."""
-    file = _FILE.search(text)
-    where = f" in {file[1]}" if file else ""
+    file = file_in(text)
+    where = f" in {file}" if file else ""
     if found := _CAUSE.findall(text):
         return f"{_short(' '.join(found[-1].split()))}{where}"
     if found := _LAST.findall(text):

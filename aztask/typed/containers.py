@@ -116,7 +116,8 @@ class TupleShape(Shape):
     def read(self, value: Any, place: Place, found: Findings) -> Any:
         """A tuple of the items, each in its shape."""
         if found.by_type and isinstance(value, list):  # of any length
-            return [shape.read(each, place, found) for shape in self._items for each in value]
+            items = enumerate(self._items)
+            return [shape.read(each, (place, n), found) for n, shape in items for each in value]
         if not isinstance(value, list | tuple) or len(value) != len(self._items):
             return found.misfit(place, value, self.name)
         parts = zip(self._items, value, strict=True)

@@ -173,7 +173,11 @@ class NamedTupleShape(RecordShape):
         if not isinstance(value, list | tuple):
             return found.misfit(place, value, self.name)
         if found.by_type:  # of any length
-            return [each.shape.read(part, place, found) for each in self.members for part in value]
+            return [
+                each.shape.read(part, (place, f".{each.name}"), found)
+                for each in self.members
+                for part in value
+            ]
         if len(value) < len(self.members) and self.members[len(value)].required:
             raise Misfit(f"{place_text(place)}.{self.members[len(value)].name} is missing")
         parts = {

@@ -49,9 +49,13 @@ def test_csv_by_its_header(run, shop, tmp_path):
     assert code == 0
     assert "would be sent: 20" in " ".join(out.split())
     assert shop.app.broker.stats("csv").active == 20
-    code, _, error = run("submit", *about, "--schema", "width STRING, path STRING")
+    code, _, error = run("submit", *about, "--schema", "width INT, path STRING")
     assert (code, len(ids(shop, "csv"))) == (1, 20)
     assert "header" in error
+    code, _, error = run("submit", *about)
+    assert (code, len(ids(shop, "csv"))) == (4, 20)
+    assert "column 'width' is of type string" in error
+    assert "takes width: int; cast it to bigint, or read the files with a schema" in error
 
 
 def test_parquet_and_a_rate(run, spark, shop, tmp_path):
@@ -152,6 +156,27 @@ def test_a_stream_of_files(run, shop, tmp_path):
     code, out, error = run("stream", *about, *more, "--submission-id", "live")
     assert code == 1
     assert "the key column 'path' is null" in error
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize("command", ["submit", "stream"])
+def test_a_line_that_does_not_fit_is_named(run, tmp_path, kind, command):
+    """Otherwise a query ends at it again and again, and does not say where."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    lines = {
+        "csv": "path,width\na,1\nb,wide\nc,3\n",
+        "json": '{"path": "a", "width": 1}\n{"path": "b", "width": wide}\n',
+    }
+    (folder / f"bad.{kind}").write_text(lines[kind])
+    about = (*ABOUT, "--input", "in", "--format", kind, "--schema", SCHEMA, "-q", f"bad-{command}")
+    more = ("--checkpoint", str(tmp_path / "checkpoint"), "--available-now")
+    given = more if command == "stream" else ("--no-check-keys",)
+    code, _, error = run(command, *about, *given, "--submission-id", "bad")
+    assert code == 1
+    assert f"/in/bad.{kind} does not fit the schema" in error
+    assert ("b,wide" if kind == "csv" else '"width": wide') in error
+    assert ("start the query again" if command == "stream" else "submit again") in error
 
 
 def test_without_java_the_command_is_one_line(tmp_path, shop_folder):

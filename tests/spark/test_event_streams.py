@@ -204,7 +204,7 @@ def test_a_path_that_cannot_be_read_is_refused_before_the_query(spark, path):
         ({"settle_seconds": 0}, "settleseconds is 0; give a number above 0"),
         ({"settle_seconds": float("inf")}, "settleseconds is inf"),
         ({"max_files_per_trigger": 0}, "maxfilespertrigger is 0; give a number above 0"),
-        ({"undivided": "x"}, "undivided is x; give read, skip or error"),
+        ({"undivided": "x"}, "undivided is 'x'; give read, skip or error"),
     ],
 )
 def test_options_are_refused_before_the_query(spark, tmp_path, options, words):

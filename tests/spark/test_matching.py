@@ -246,7 +246,7 @@ def test_a_column_of_the_annotated_type(app, parameter, kind):
         ("line", schema(name=TEXT), r"\(line.price is missing\)"),
         ("line", TEXT, "takes line: Line"),
         ("lines", spark.ArrayType(schema(name=NUMBER, price=TEXT)), r"lines\[0\].name is an int"),
-        ("pair", spark.ArrayType(NUMBER), "pair is an int, not str"),
+        ("pair", spark.ArrayType(NUMBER), r"\(pair\[1\] is an int, not str\)"),
     ],
     ids=lambda each: each if isinstance(each, str) and each in FITS else "",
 )

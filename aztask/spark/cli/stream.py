@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from aztask.errors import AztaskError
 from aztask.operate.cli.options import Duration, app_option, json_option
 from aztask.operate.cli.output import print_json
 from aztask.spark.cli.session import SessionOptions, open_session, session_options, submit_options
@@ -53,7 +54,7 @@ def command(
     with open_session(spark_options, f"aztask stream {task}") as session:
         from aztask.spark import stream
         from aztask.spark.session import ended_well
-        from aztask.spark.submission.submission import read_stream
+        from aztask.spark.submission.submission import read_stream, with_damaged_line
 
         rows = read_stream(session, path, schema=schema, kind=kind, max_files=max_files)
         query = stream(rows, task, **about, **options)
@@ -62,6 +63,8 @@ def command(
             while not ended_well(query, POLL_SECONDS):
                 shown = _print_batches(query, shown, as_json)
             _print_batches(query, shown, as_json)
+        except AztaskError as error:
+            raise with_damaged_line(session, error, path, kind, schema) from error
         finally:
             query.stop()
 

@@ -49,15 +49,16 @@ def command(
     """
     with open_session(spark_options, f"aztask submit {task}") as session:
         from aztask.spark import submit
-        from aztask.spark.submission.submission import read_table
+        from aztask.spark.submission.submission import read_table, with_damaged_line
 
         table = read_table(session, path, kind=kind, schema=schema)
         try:
             with watched(session) as step:
                 report = submit(table, task, progress=step, **about, **options)
         except SubmitFailed as error:
-            if error.report is not None:
-                _print(error.report, as_json)
+            if error.report is None:
+                raise with_damaged_line(session, error, path, kind, schema) from error
+            _print(error.report, as_json)
             raise
         _print(report, as_json)
 

@@ -32,9 +32,9 @@ from aztask.address.urls import parse_broker, parse_results
 from aztask.app import App
 from aztask.app.loading import load_app
 from aztask.config import read_environment
-from aztask.errors import ConfigurationError, did_you_mean
-from aztask.spark.session import first_line
-from aztask.support.display import mask
+from aztask.errors import AztaskError, ConfigurationError, did_you_mean
+from aztask.spark.session import file_in, first_line
+from aztask.support.display import mask, short_repr
 from aztask.support.durations import parse_duration
 
 # -- The target ------------------------------------------------------------------------------------
@@ -142,6 +142,7 @@ def app_at(app: str, broker: str, broker_env: str, results: str = "") -> App:
 
 
 FORMATS: Final = ("parquet", "csv", "json")
+_DAMAGED: Final = "_damaged_line"
 _SUFFIXES: Final = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 _OPTIONS: Final = {
     "parquet": {},
@@ -186,6 +187,28 @@ def read_stream(
         return reader.schema(schema).load(path)
     except PySparkException as error:
         raise ConfigurationError(f"{path} cannot be read as {kind}: {first_line(error)}") from error
+
+
+def with_damaged_line(
+    spark: SparkSession, error: AztaskError, path: str, kind: str | None, schema: str | None
+) -> AztaskError:
+    """An error that names the damaged line at which the job of `error` ended; `error` if none did.
+
+    Spark names only the file, so that is read once more, to its first damaged line.
+    """
+    kind, file = kind_of(path, kind), file_in(str(error.__cause__))
+    if file is None or schema is None or kind not in ("csv", "json"):
+        return error
+    options = {"header": "true", "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _DAMAGED}
+    reader = spark.read.format(kind).options(**options).schema(f"{schema}, {_DAMAGED} STRING")
+    try:
+        row = reader.load(file).where(f"{_DAMAGED} IS NOT NULL").first()
+    except PySparkException:
+        return error  # the file is gone, or it cannot be read at all
+    if row is None:
+        return error
+    line = short_repr(mask(row[_DAMAGED]))
+    return type(error)(f"the line {line} of {file} does not fit the schema: mend it; {error}")
 
 
 def kind_of(path: str, kind: str | None) -> str:

@@ -567,7 +567,7 @@ def test_a_sample_stands_for_all_values_of_its_type():
     assert fits("never", {"count": 1, "day": "text"}) == fits("never", AnyKeys({"x": 1})) == ""
     assert fits("never", {"count": 1}) == "never.day is missing"
     assert fits("never", {"count": "text", "day": "text"}) == "never.count is a str, not int"
-    assert fits("pair", [1]) == "pair is an int, not str"
+    assert fits("pair", [1]) == "pair[1] is an int, not str"
     assert fits("row", None) == fits("f", object()) == ""
     assert conversion.annotation_of("color") == "Color"
     assert conversion.annotation_of("f") is conversion.annotation_of("no_such") is None
