@@ -153,6 +153,7 @@ ALLOWED = {
     "aztask.queues.storagequeue.wire:read_text": FROM_BYTES,
     "aztask.stores.connections:Connections.missing_file": "opening the file says what is wrong",
     "aztask.stores.events.event:from_line": FROM_BYTES,
+    "aztask.stores.events.event:is_newer": FROM_BYTES,
     "aztask.operate.deadletters.actions:edit": "`inspect` raises it for arguments that do not fit",
     "aztask.operate.jobrunner:JobRunner._work": LOGGED,
     "aztask.operate.ledger:unpacked": FROM_BYTES,
