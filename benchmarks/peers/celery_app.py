@@ -14,7 +14,7 @@ app.conf.update(
     task_ignore_result=True,
     broker_transport_options={"queue_name_prefix": "celery-"},
     task_default_queue="bench",
-    task_acks_late=True,
+    task_acks_late=os.environ.get("BENCH_ACKS", "late") == "late",
     worker_send_task_events=False,
     broker_connection_retry_on_startup=True,
 )

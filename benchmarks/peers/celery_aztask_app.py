@@ -19,7 +19,7 @@ app = Celery("bench", broker="aztask://")
 app.conf.update(
     task_ignore_result=True,
     task_default_queue=os.environ.get("COMPARE_QUEUE", "celery-bench"),
-    task_acks_late=True,
+    task_acks_late=os.environ.get("BENCH_ACKS", "late") == "late",
     worker_send_task_events=False,
     broker_connection_retry_on_startup=True,
 )

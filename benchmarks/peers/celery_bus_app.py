@@ -36,12 +36,12 @@ app = Celery("bench", broker="azureservicebus://policy:key@emulator")
 app.conf.update(
     task_ignore_result=True,
     task_default_queue="celery-bench",
+    task_acks_late=os.environ.get("BENCH_ACKS", "early") == "late",
     broker_transport_options={"wait_time_seconds": 5},
     worker_send_task_events=False,
     broker_connection_retry_on_startup=True,
 )
 if "BENCH_LEASE" in os.environ:
-    app.conf.task_acks_late = True
     app.conf.broker_transport_options["peek_lock_seconds"] = int(os.environ["BENCH_LEASE"])
 worker_ready.connect(ready)
 
