@@ -118,7 +118,7 @@ def test_celery_s_tools_read_argsrepr_where_it_is_on():
     def add(path, b):
         return path
 
-    request = Request(message, app=celery, task=celery.task(name="shop.add")(add))
+    request = Request(message, app=celery, task=celery.task(name="shop.add", shared=False)(add))
     assert (request.argsrepr, request.kwargsrepr) == ("('a.png',)", "{'b': 2}")
     assert request.info()["args"] is not None
     app.close()

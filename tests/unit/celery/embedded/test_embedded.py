@@ -19,7 +19,7 @@ NOW = 1_000_000.0
 celery = Celery("shop", set_as_current=False)
 
 
-@celery.task(name="add")
+@celery.task(name="add", shared=False)
 def add(*numbers: int) -> int:
     return sum(numbers)
 

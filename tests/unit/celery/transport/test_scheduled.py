@@ -53,7 +53,7 @@ def site(request, monkeypatch):
     app = App("shop", broker="local://:memory:")
     broker = app.broker if request.param == "local" else RemoteBroker(app.broker)
     celery = Celery("shop", set_as_current=False)
-    celery.task(name="add")(add)
+    celery.task(name="listed.add", shared=False)(add)
     options = {"broker": app.broker, "priorities": {"high": 4, "low": 1}, "order": "redis"}
     connection = Connection(transport=Transport, transport_options=options)
     channel = connection.channel()
@@ -75,7 +75,7 @@ def site(request, monkeypatch):
 
 
 def send(site, number, priority=0, serializer="json", **headers):
-    headers = {"id": f"task-{number}", "task": "add", "eta": ETA.isoformat(), **headers}
+    headers = {"id": f"task-{number}", "task": "listed.add", "eta": ETA.isoformat(), **headers}
     kind, encoding, body = dumps(((number, 2), {}, {}), serializer=serializer)
     message = site.channel.prepare_message(
         body, priority, content_type=kind, content_encoding=encoding, headers=headers
@@ -99,10 +99,10 @@ def test_what_waits_is_listed_as_celery_lists_it_and_stays_as_it_is(site):
         "priority": 6,
         "request": {
             "id": "task-1",
-            "name": "add",
+            "name": "listed.add",
             "args": [1, 2],
             "kwargs": {},
-            "type": "add",
+            "type": "listed.add",
             "hostname": "one@host",
             "time_start": None,
             "acknowledged": False,
