@@ -45,6 +45,7 @@ from aztask.settlement import Complete, DeadLetter
 from aztask.stores.records.base import (
     Finish,
     Outcome,
+    Provisioned,
     RunKey,
     RunningTask,
     Start,
@@ -293,6 +294,8 @@ def main() -> None:
         app: App = __import__("bigshop").app
         for queue in QUEUES:
             app.broker.declare(queue)
+        if isinstance(app.results, Provisioned):
+            app.results.create()
         begun, now = time.perf_counter(), time.time()
         fill_runs(app, given.tasks, now)
         fill_letters(app, given.letters)
