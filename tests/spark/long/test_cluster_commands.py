@@ -8,6 +8,7 @@ from cluster import standalone
 from test_cluster import CODE, commands
 
 from aztask import App
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.testing import emulator
 
 ROWS = 200
@@ -21,7 +22,8 @@ def site(tmp_path_factory):
         (folder / name).write_text(text)
     rows = "".join(f"images/{number}.png,{number}\n" for number in range(ROWS))
     (folder / "files.csv").write_text(f"path,width\n{rows}")
-    with emulator(queues=["default"]) as bus:
+    with emulator(queues=["default"]) as bus, pytest.MonkeyPatch.context() as patched:
+        patched.setenv(ADMIN_VARIABLE, bus.admin_connection_string)  # for the counts
         app = App("shop", broker=bus.connection_string)
         told = {"SHOP_BROKER": bus.connection_string, "AZTASK_EVENTS": str(folder / "events")}
         with standalone(folder, **told) as cluster:
@@ -43,7 +45,7 @@ def test_submit(site):
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
     assert (report["rows"], report["sent"], report["failed"]) == (ROWS, ROWS, 0)
-    assert broker.stats("default").total == ROWS
+    assert broker.stats("default").active == ROWS
     failed = run(site, re.sub(r"--py-files \S+", "", command))
     assert failed.returncode == 1
     assert "executors cannot import 'aztask'" in failed.stderr.splitlines()[-1]
@@ -53,7 +55,7 @@ def test_stream(site):
     _, folder, broker = site
     (folder / "in").mkdir()
     (folder / "in" / "a.json").write_text('{"path": "s", "width": 1}\n')
-    before = broker.stats("default").total
+    before = broker.stats("default").active
     ended = run(
         site,
         "aztask spark stream --master spark://HOST:7077 --py-files shop.zip -A shop --input in "
@@ -61,7 +63,7 @@ def test_stream(site):
         "--checkpoint checkpoint --available-now",
     )
     assert ended.returncode == 0, ended.stderr
-    assert broker.stats("default").total == before + 1
+    assert broker.stats("default").active == before + 1
 
 
 def test_statistics_of_what_was_sent(site):
@@ -72,7 +74,7 @@ def test_statistics_of_what_was_sent(site):
     )
     assert ended.returncode == 0, ended.stderr
     (queue,) = json.loads(ended.stdout)["queues"]
-    assert queue["enqueued"] == site[2].stats("default").total
+    assert queue["enqueued"] == site[2].stats("default").active
 
 
 def test_a_wheel_of_spark_submit_is_not_imported(site):
