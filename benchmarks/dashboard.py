@@ -204,7 +204,7 @@ class Browser:
         answer.read()
         self.cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
         if not self.cookie:
-            sys.exit(f"the link {link} logged nobody in: {answer.status}")
+            sys.exit(f"the link {link} does not log in: it answered {answer.status}")
 
     def open(self, path: str) -> http.client.HTTPResponse:
         """Ask for a page; the body is unread."""

@@ -176,7 +176,8 @@ class Site:
             now = time.monotonic()
             if now - known.at <= known.took + max(fresh, known.rest):
                 return known.given(now)
-            if (making := known.making) is None:
+            making = known.making
+            if making is None or making.done():  # done, and still there: its thread was ended
                 known.since = now
                 making = known.making = self._makers.submit(partial(self._make, known, page, ask))
         wait([making], self.patience if patience is None else patience)

@@ -113,3 +113,16 @@ def test_a_page_about_the_history_costs_at_most_20_requests(
     read += stored[WORKERS] if window == "day" and by == "worker" else 0
     requests = fate.seen.total() + math.ceil(read / PAGE_BYTES)
     assert requests <= MOST_REQUESTS
+
+
+@pytest.mark.parametrize("only", [{}, {"queue": "orders"}])
+@pytest.mark.parametrize(("now", "hours"), [(NOW, 2), (BEGINS + HOUR - 1, 1)])
+def test_no_hour_is_asked_for_that_the_window_does_not_have(
+    fleet: tuple[App, Counting, dict[str, int]], only: dict[str, str], now: float, hours: int
+) -> None:
+    """Hours that answer with their short rows are one question, and the others are one."""
+    app, fate, _ = fleet
+    fate.seen.clear()
+    assert history(app, "hour", "task", only, now=now).figure.ended > 0
+    pages = 1 + (hours == 2 and not only)
+    assert fate.seen.total() == pages, fate.seen

@@ -729,7 +729,7 @@ def events() -> str:
 
     threading.Thread(target=listen, daemon=True).start()
     ready.wait(10)
-    time.sleep(12)  # for so long, a worker on Storage queues may still believe that nobody listens
+    time.sleep(12)  # a worker on Storage queues may take so long to notice who listens
     sent.append(add.delay(1, 2))
     sent[0].get(timeout=SECONDS)
     until(lambda: "task-succeeded" in kinds, 20)

@@ -290,8 +290,9 @@ class HistoryStore:
         # The hours that need all of their rows are the first ones: the window begins within one.
         short = next((each for each in range(first, end) if sums.brief_answers(each * HOUR)), end)
         for part, until, brief in ((first, short, False), (short, end, True)):
-            for row in self._range(HOURS, _hour_key(part), _hour_key(until), brief=brief):
-                hours[int(row.place.key.partition(".")[0])].append(row)
+            if part < until:
+                for row in self._range(HOURS, _hour_key(part), _hour_key(until), brief=brief):
+                    hours[int(row.place.key.partition(".")[0])].append(row)
         found: list[Author] = []
         for number, rows in hours.items():
             read = _HourRows(self.rows, rows, brief=number >= short)

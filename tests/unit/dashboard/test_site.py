@@ -1,4 +1,4 @@
-"""The dashboard's answers: one for all who ask, and nobody waits long for one that takes long."""
+"""The dashboard's answers: one for all viewers, and a slow one does not keep them waiting."""
 
 import threading
 import time
@@ -139,6 +139,19 @@ def test_an_error_that_comes_late_is_shown_and_tried_again(made, slow):
             break
         except BrokerUnavailable:
             assert time.monotonic() < deadline
+
+
+def test_an_answer_whose_thread_is_ended_is_made_again(made):
+    begun = []
+
+    def page(site, ask):
+        begun.append(1)
+        if len(begun) == 1:
+            raise SystemExit
+        return Shown("dead", "Dead letters", {})
+
+    assert ready(made, page).title == "Dead letters"
+    assert len(begun) == 2
 
 
 def test_a_change_makes_an_answer_in_work_worthless(made, slow):
