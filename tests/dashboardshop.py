@@ -31,6 +31,17 @@ PAYLOAD = """<script>alert(1)</script>"'><img src=x onerror=alert(2)>{{7*7}}\x1b
 """Markup, ends of attributes, a template, a terminal code and a change of direction."""
 TAGS = PAYLOAD.split("\x1b", maxsplit=1)[0]
 """The part of it that may be in an id or a name of ours."""
+MODULE = """
+from aztask import App
+
+app = App("shop", broker={place!r}, results={place!r})
+
+
+@app.task
+def add(left, right):
+    return left + right
+"""
+"""The same app as a module, for programs that open it at the place of the other."""
 PASSWORD = "correct horse"
 _HASH = hash_password(PASSWORD)
 

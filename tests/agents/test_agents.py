@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 
 import httpx2 as http
 import pytest
-from dashboardshop import PAYLOAD, fill, full, shop
+from dashboardshop import MODULE, PAYLOAD, fill, full, shop
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -275,15 +275,6 @@ def test_an_edit_needs_a_role_that_sees_arguments(full):
 
 # -- serving -------------------------------------------------------------------------------------
 
-APP = """
-from aztask import App
-app = App("shop", broker={place!r}, results={place!r})
-
-@app.task
-def add(left, right):
-    return left + right
-"""
-
 
 @pytest.fixture
 def cli(tmp_path):
@@ -308,7 +299,7 @@ def cli(tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     place = f"local://{tmp_path}/queues.db"
-    (tmp_path / "agentapp.py").write_text(APP.format(place=place))
+    (tmp_path / "agentapp.py").write_text(MODULE.format(place=place))
     app = App("shop", broker=place, results=place)
     app.broker.declare("default")
     app.send("shop.add", [1, 2], task_id="t1")
@@ -417,7 +408,7 @@ def test_without_a_token_nothing_answers(served_once, headers, path, method):
 @pytest.fixture(scope="module")
 def served_once(tmp_path_factory):
     place = tmp_path_factory.mktemp("agents")
-    (place / "agentapp.py").write_text(APP.format(place=f"local://{place}/queues.db"))
+    (place / "agentapp.py").write_text(MODULE.format(place=f"local://{place}/queues.db"))
     app = App("shop", broker=f"local://{place}/queues.db")
     app.broker.declare("default")
     app.close()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from dashboardshop import PAYLOAD, fill, full, shop
+from dashboardshop import MODULE, PAYLOAD, fill, full, shop
 from programs import newer_node, npm_package
 
 from aztask.agents.queries import QUERIES
@@ -18,39 +18,34 @@ from aztask.operate.requests import KINDS
 __all__ = ["fill", "full", "shop"]
 
 INSPECTOR = ("@modelcontextprotocol/inspector", "2.12.0")
-APP = """
-from aztask import App
-
-app = App("shop", broker={place!r}, results={place!r})
-
-
-@app.task
-def add(left, right):
-    return left + right
-"""
 
 
 @pytest.fixture
 def inspector(full, tmp_path):
     """Asks the server of a store with something of everything: the answer, and the exit code."""
-    (tmp_path / "inspected.py").write_text(APP.format(place=full.app.address))
+    (tmp_path / "inspected.py").write_text(MODULE.format(place=full.app.address))
     programs = npm_package(*INSPECTOR)
     environment = {**os.environ, "PATH": os.pathsep.join([str(newer_node()), os.environ["PATH"]])}
     server = [sys.executable, "-m", "aztask", "-A", "inspected:app", "mcp"]
 
+    answers = tmp_path / "answers"
+
     def ask(method, *given, options=()):
         command = [programs / "mcp-inspector", "--cli", *server, *options, "--method", method]
-        done = subprocess.run(
-            [*command, *given],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        # Node.js writes to files at once; what it has put into a pipe is lost if it exits.
+        with answers.open("w+") as out:
+            done = subprocess.run(
+                [*command, *given],
+                cwd=tmp_path,
+                env=environment,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+                timeout=60,
+            )
         assert "Traceback" not in done.stderr, done.stderr
-        return json.loads(done.stdout or done.stderr), done.returncode
+        return json.loads(answers.read_text() or done.stderr), done.returncode
 
     return ask
 
