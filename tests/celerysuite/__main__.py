@@ -34,6 +34,9 @@ ADDRESSES = ("local", "servicebus", "storagequeue", REDIS)
 LIMIT = 7200
 """Seconds after which a run is ended: the suites take about half an hour on two cores."""
 
+ON_REDIS = HERE / "waits_on_redis.py"
+"""What `known` says of our addresses, shown on Kombu's transport."""
+
 ALONE = (("test_worker.py", "test_pidbox_reset_after_repeated_control_errors"),)
 """Tests that have a process of their own: a test before it makes a solo worker in their process,
 after which Celery refuses to wait for results."""
@@ -86,8 +89,12 @@ def celery(folder: Path, address: str, arguments: list[str]) -> dict[str, str]:
     """
     project = tests_of("celery")
     tests = project / "t" / "integration"
-    parts = [(file, _without(file.name)) for file in sorted(tests.glob("test_*.py"))]
+    parts: list[tuple[Path | str, list[str]]] = [
+        (file, _without(file.name)) for file in sorted(tests.glob("test_*.py"))
+    ]
     parts += [(f"{tests / file}::{test}", []) for file, test in ALONE]
+    if address == REDIS:
+        parts.append((ON_REDIS, []))
     outcomes: dict[str, str] = {}
     with ExitStack() as stack:
         port = stack.enter_context(redis_server(folder))

@@ -24,7 +24,10 @@ KOMBU = {
     ),
 }
 
-HIDDEN = "a task with an eta waits in a Storage queue, which hides it until its time"
+HIDDEN = (
+    "a task with an eta waits in a Storage queue, which hides it until its time; `waits_on_redis`"
+    " shows that one that waits in the broker is not listed on Redis either"
+)
 
 KNOWN: dict[tuple[str, str], dict[str, str]] = {
     ("kombu", "local"): {**KOMBU},
