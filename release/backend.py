@@ -5,7 +5,9 @@ Rules
    sorted, and their times and modes say nothing of the machine. ``SOURCE_DATE_EPOCH`` sets the time
    (reproducible-builds.org/specs/source-date-epoch); else it is the first that a zip can have.
 2. What an earlier build has left in the tree plays no part: each one has its own build directory.
-3. The SBOM (CycloneDX 1.6, JSON) lists what the wheel contains of others, with hashes, and what it
+3. The links of the README, which are relative in the repository, are absolute in the metadata, as
+   a package index shows it. Their address is that of "Source" in setup.cfg's project_urls.
+4. The SBOM (CycloneDX 1.6, JSON) lists what the wheel contains of others, with hashes, and what it
    requires, as the metadata of the wheel says it. It lies where PEP 770 says: ``.dist-info/sboms``.
 
 Every other hook is setuptools' own.
@@ -15,10 +17,13 @@ from __future__ import annotations
 
 import base64
 import email
+import gzip
 import hashlib
+import io
 import json
 import os
 import re
+import tarfile
 import tempfile
 import time
 import tomllib
@@ -38,6 +43,8 @@ VENDORED: Final = "vendored.toml"
 `aztask/dashboard/static`."""
 
 REQUIREMENT: Final = re.compile(r"([\w.-]+)(?:\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(?:;\s*(.*))?")
+LINK: Final = re.compile(r"(?m)(\]\(|^\[[^\]\n]+\]: )(?!https?://|#)([^)\s]+)")
+"""A relative link of the README: in its place, or where the links are defined."""
 EXTRA: Final = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 
 
@@ -62,6 +69,34 @@ def build_wheel(
     return str(name)
 
 
+def build_sdist(sdist_directory: str, config_settings: Mapping[str, Any] | None = None) -> str:
+    """Build the source distribution (PEP 517), with the links of its metadata by rule 3."""
+    name = str(build_meta.build_sdist(sdist_directory, config_settings))
+    path = Path(sdist_directory, name)
+    data = io.BytesIO()
+    with tarfile.open(path) as old, tarfile.open(fileobj=data, mode="w") as new:
+        for entry in old:
+            found = old.extractfile(entry)
+            content = found.read() if found is not None else b""
+            if PurePosixPath(entry.name).name == "PKG-INFO":
+                content = with_absolute_links(content)
+                entry.size = len(content)
+            new.addfile(entry, io.BytesIO(content))
+    path.write_bytes(gzip.compress(data.getvalue(), mtime=0))
+    return name
+
+
+def with_absolute_links(metadata: bytes) -> bytes:
+    """The metadata with absolute links in the README, which is its body (rule 3)."""
+    head, blank, readme = metadata.decode().partition("\n\n")
+    urls = email.message_from_string(head).get_all("Project-URL") or []
+    found = dict(each.split(", ", 1) for each in urls)
+    if "Source" not in found:
+        raise ValueError("setup.cfg has no Source in project_urls")
+    readme = LINK.sub(rf"\g<1>{found['Source']}/blob/main/\g<2>", readme)
+    return f"{head}{blank}{readme}".encode()
+
+
 def rewrite(wheel: Path) -> None:
     """Add the SBOM to a wheel, and write all of it with sorted entries and the same times."""
     with ZipFile(wheel) as archive:
@@ -69,6 +104,8 @@ def rewrite(wheel: Path) -> None:
     (record,) = (name for name in files if name.endswith(".dist-info/RECORD"))
     info = str(PurePosixPath(record).parent)
     files[f"{info}/sboms/aztask.cdx.json"] = sbom(files, info)
+    if "Project-URL" in files[f"{info}/METADATA"].decode():
+        files[f"{info}/METADATA"] = with_absolute_links(files[f"{info}/METADATA"])
     del files[record]
     lines = [_recorded(name, data) for name, data in sorted(files.items())]
     files[record] = "".join([*lines, f"{record},,\n"]).encode()

@@ -7,9 +7,11 @@ import csv
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,52 @@ def test_two_builds_give_the_same_bytes(wheels: tuple[Path, Path]) -> None:
     with ZipFile(first) as one, ZipFile(second) as other:
         assert one.namelist() == other.namelist()
     assert first.read_bytes() == second.read_bytes()
+
+
+def links(readme: str) -> list[str]:
+    found = re.findall(r"\]\(([^)\s]+)", readme) + re.findall(r"(?m)^\[[^\]\n]+\]: (\S+)", readme)
+    return found + re.findall(r'(?:src|href)="([^"]+)"', readme)
+
+
+def test_the_links_of_the_readme_work_on_a_package_index(
+    wheels: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with ZipFile(wheels[0]) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        texts = [archive.read(name).decode()]
+    script = "import sys, backend; print(backend.build_sdist(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        cwd=copied(tmp_path / "source", umask=0o022),
+        env={**os.environ, "PYTHONPATH": "release"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:
+        found = [archive.extractfile(each) for each in archive if each.name.endswith("PKG-INFO")]
+        texts += [each.read().decode() for each in found if each is not None]
+    assert len(texts) == 3  # one of the two of a source distribution is in its egg-info
+    for text in texts:
+        (source,) = re.findall(r"(?m)^Project-URL: Source, (\S+)$", text)
+        targets = links(text.partition("\n\n")[2])
+        assert [each for each in targets if not each.startswith(("https://", "#"))] == []
+        assert f"{source}/blob/main/docs/quickstart.md" in targets
+
+
+def test_a_link_of_each_form_is_made_absolute() -> None:
+    sys.path.insert(0, str(ROOT / "release"))
+    try:
+        import backend  # noqa: PLC0415  # a hook of the build, in no package
+    finally:
+        sys.path.pop(0)
+    readme = "[a](docs/a.md) [b](https://b.example/) [e](#e)\n[`c`]: c.md\n[d]: https://d.example\n"
+    head = "Name: x\nProject-URL: Source, https://s.example/x\n\n"
+    expected = "[a](https://s.example/x/blob/main/docs/a.md) [b](https://b.example/) [e](#e)\n"
+    expected += "[`c`]: https://s.example/x/blob/main/c.md\n[d]: https://d.example\n"
+    assert backend.with_absolute_links((head + readme).encode()) == (head + expected).encode()
+    with pytest.raises(ValueError, match="no Source"):
+        backend.with_absolute_links(b"Name: x\n\n[a](b)\n")
 
 
 def test_every_file_of_the_package_is_in_the_wheel(wheels: tuple[Path, Path]) -> None:
