@@ -251,6 +251,9 @@ class Settings:
         example='"staging"',
         variable="AZTASK_ENVIRONMENT",
     )
+    version: str | None = setting(
+        None, "str", text, "The version of the app.", example='"7.1"', variable="AZTASK_APP_VERSION"
+    )
     celery_may_send: tuple[str, ...] | None = setting(
         None, "Sequence[str]", names, "Further tasks that Celery may have sent.", example='["pay"]'
     )
@@ -258,11 +261,7 @@ class Settings:
         False, "bool", flag, "Refuse arguments of other types than annotated.", example="True"
     )
     argsrepr: bool = setting(
-        False,
-        "bool",
-        flag,
-        "Write the arguments as text into `argsrepr` and `kwargsrepr`, for Celery's tools.",
-        example="True",
+        False, "bool", flag, "Write `argsrepr` and `kwargsrepr` for Celery.", example="True"
     )
     poll_ceiling_seconds: float = setting(
         1.0,

@@ -10,8 +10,10 @@ for five times, with pauses in which its answer goes stale; "older" is how many 
 they show what was counted before.
 
 The viewers are connections that hold the stream of notes and ask for the overview, the runs or the
-workers at each note, as the page's own script does. The clocks that Linux keeps for each process
-say what the dashboard and a worker beside it use.
+workers at each note, as the page's own script does. The clock that Linux keeps for each process
+says what the dashboard uses. Beside it, one worker runs tasks that wait 10 ms, eight at a time, on
+the same file: in turn without viewers and with all of them. The median of the pairs' ratios, with
+its 95 % interval, is what viewers cost it.
 
 With ``--tables``, the store is Azure Tables on one Azurite that keeps everything in memory. It
 looks at all rows of a table for each question, so its own CPU time is shown beside the
@@ -38,7 +40,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import azurite
-from common import Check, conclude, machine, megabytes, processor_seconds
+from common import Check, conclude, machine, megabytes, processor_seconds, spread
+from compare import Ratio
 
 from aztask import App, chain
 from aztask.settlement import Complete, DeadLetter
@@ -64,15 +67,21 @@ VIEWERS = 50
 VIEWING_SECONDS = 30.0
 PAGE_SECONDS = 1.0
 FIRST_SECONDS = 0.5
+PAIRS = 15
+SLICE_SECONDS = 8.0
+SETTLING_SECONDS = 2.0
+"""What comes before a slice is not counted: viewers come or go."""
 
 SHOP = """
 import os
+import time
 from aztask import App, chain
 
 app = App("shop", broker=os.environ["BENCH_BROKER"], results=os.environ["BENCH_RESULTS"])
 for queue in {queues}:
     for number in range({count}):
         app.task(lambda value=0: value, name=f"shop.{{queue}}{{number}}", queue=queue)
+app.task(lambda: time.sleep(0.01), name="shop.beside", queue="beside")
 app.schedule("nightly", app.tasks["shop.orders0"].s(1), every=3600)
 app.limit("api", rate="10/s", concurrency=3)
 """
@@ -241,8 +250,16 @@ def watch(browser: Browser, path: str, until: float, asked: list[float]) -> None
 
 def view(browser: Browser, pid: int) -> tuple[float, list[float]]:
     """Fifty viewers for half a minute: the share of a core they cost, and what they waited."""
-    asked: list[float] = []
-    begun, until = processor_seconds(pid), time.monotonic() + VIEWING_SECONDS
+    begun, asked = processor_seconds(pid), list[float]()
+    with viewers(browser, VIEWING_SECONDS, asked, VIEWING_SECONDS / 6):
+        pass
+    return (processor_seconds(pid) - begun) / VIEWING_SECONDS, asked
+
+
+@contextmanager
+def viewers(browser: Browser, seconds: float, asked: list[float], coming: float) -> Iterator[None]:
+    """All viewers for so many seconds, who come within the first `coming` of them."""
+    until = time.monotonic() + seconds
     paths = ("/", "/runs", "/workers")
     threads = [
         threading.Thread(target=watch, args=(browser, paths[each % 3], until, asked))
@@ -250,10 +267,59 @@ def view(browser: Browser, pid: int) -> tuple[float, list[float]]:
     ]
     for each in threads:
         each.start()
-        time.sleep(VIEWING_SECONDS / 6 / VIEWERS)  # people do not come all at once
+        time.sleep(coming / VIEWERS)  # people do not come all at once
+    yield
     for each in threads:
         each.join()
-    return (processor_seconds(pid) - begun) / VIEWING_SECONDS, asked
+
+
+@contextmanager
+def worker(folder: Path, environment: dict[str, str]) -> Iterator[int]:
+    """`aztask worker` of the queue beside; yields its process id."""
+    with (folder / "worker.log").open("w") as log:
+        command = [sys.executable, "-m", "aztask", "-A", "bigshop:app", "worker"]
+        command += ["-Q", "beside", "-c", "8"]
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        try:
+            yield process.pid
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def beside(app: App, browser: Browser, folder: Path, environment: dict[str, str]) -> list[float]:
+    """The rates of a worker with viewers, as ratios to those without, in order."""
+    app.broker.declare("beside")
+    most = int(1.2 * 8 / 0.01 * 2 * PAIRS * (SLICE_SECONDS + SETTLING_SECONDS))
+    for begin in range(0, most, 5000):
+        app.tasks["shop.beside"].map([()] * min(5000, most - begin))
+
+    def rate() -> float:
+        time.sleep(SETTLING_SECONDS)
+        before, begun = app.broker.stats("beside").living, time.perf_counter()
+        time.sleep(SLICE_SECONDS)
+        after, seconds = app.broker.stats("beside").living, time.perf_counter() - begun
+        assert after > 0, "the tasks came to an end"
+        return (before - after) / seconds
+
+    def watched() -> float:
+        length = 2 * SETTLING_SECONDS + SLICE_SECONDS
+        with viewers(browser, length, [], SETTLING_SECONDS / 2):
+            return rate()
+
+    ratios = []
+    with worker(folder, environment):
+        time.sleep(SETTLING_SECONDS)
+        for number in range(PAIRS):
+            rates: dict[str, float] = {}
+            for each in ("alone", "watched")[:: -1 if number % 2 else 1]:
+                rates[each] = watched() if each == "watched" else rate()
+            ratios.append(rates["watched"] / rates["alone"])
+    print(
+        f"a worker beside {VIEWERS} viewers: {statistics.median(ratios):.3f} of its rate without"
+        f" ({rates['alone']:,.0f} tasks a second), {spread(ratios)}"
+    )
+    return sorted(ratios)
 
 
 def paths(tasks: int) -> list[str]:
@@ -341,12 +407,16 @@ def measure(app: App, given: argparse.Namespace, folder: Path, environment: dict
             f" {statistics.median(asked) * 1000:.0f} ms, most {max(asked) * 1000:.0f} ms;"
             f" {megabytes(pid):.0f} MB"
         )
+        ratio = Ratio.of(
+            [[each] for each in beside(app, browser, folder, environment)], [[1.0]] * PAIRS
+        )
     slowest = max(max(took) for took in shown.values())
     conclude(
         [
             Check("the first page after a start", first, FIRST_SECONDS, "s", at_least=False),
             Check("the slowest page", slowest, PAGE_SECONDS, "s", at_least=False),
             Check(f"{VIEWERS} viewers", share, 0.5, "cores", at_least=False),
+            Check("a worker's rate beside them, lower end of 95 %", ratio.low, 0.98, "of alone"),
         ]
     )
 

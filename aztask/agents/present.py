@@ -32,6 +32,7 @@ from aztask.operate.tasks import STATES, result, settlement_of
 from aztask.operate.workers import running as running_tasks
 from aztask.operate.workers import workers as shown_workers
 from aztask.stores.records.base import RunRecord
+from aztask.version import shown_release
 
 # -- what is going on --------------------------------------------------------------------------
 
@@ -86,8 +87,16 @@ def history_answer(asked: Question) -> Answer:
         fields(at=when(each.at), kind=each.kind, text=data(each.text))
         for each in marks(asked.app, view)[-FEW:]
     ]
+    waited = view.waited
+    waiting = waited and fields(
+        most=waited.most, most_at=when(waited.most_at), last=waited.last, at=when(waited.last_at)
+    )
     return listed(
-        items[: asked.limit], count=len(items), total=_figure(view.figure), marks=beside or None
+        items[: asked.limit],
+        count=len(items),
+        total=_figure(view.figure),
+        waiting=waiting,
+        marks=beside or None,
     )
 
 
@@ -248,6 +257,7 @@ def workers_answer(asked: Question) -> Answer:
             queues=[name(queue) for queue in each.queues],
             running=each.running,
             finished=each.finished,
+            version=data(shown_release(each.release)) if each.release else None,
             failing=[data(f"{part.part}: {part.reason}") for part in found.failing(each)],
         )
         for each in found.records[: asked.limit]

@@ -37,6 +37,7 @@ class AppOptions(TypedDict, total=False):
     signature_max_age: float | timedelta
     signature_clock_skew: float | timedelta
     environment: str
+    version: str
     celery_may_send: Sequence[str]
     strict: bool
     argsrepr: bool

@@ -22,6 +22,7 @@ from markupsafe import Markup, escape
 from aztask.dashboard.access import Visitor
 from aztask.operate.requests import KINDS
 from aztask.support.display import mask, one_line, plural, short_repr, visible
+from aztask.version import shown_release
 
 LONGEST_VALUE: Final = 2_000
 LONGEST_BLOCK: Final = 20_000
@@ -123,6 +124,7 @@ class Pages:
             moment=moment,
             ago=ago,
             plural=plural,
+            release=shown_release,
         )
 
     def fill(self, name: str, context: Mapping[str, Any]) -> str:

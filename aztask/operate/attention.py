@@ -92,7 +92,7 @@ def _queues(figures: Figures) -> Iterator[Notice]:
     }
     known = any(figures.workers)
     for stats in figures.queues:
-        count = ready(stats)
+        count = stats.waiting
         if known and count and stats.queue not in served:
             text = f"queue {stats.queue} has {plural(count, 'message')} and no running worker"
             yield Notice(Level.PROBLEM, "queue", stats.queue, text)
@@ -102,14 +102,9 @@ def _queues(figures: Figures) -> Iterator[Notice]:
             yield Notice(Level.WARNING, "dead", stats.queue, text)
 
 
-def ready(stats: QueueStats) -> int:
-    """Messages that wait to be received; all of them where the service reports only the sum."""
-    return stats.living if stats.active is None else stats.active
-
-
 def backlog(queues: Sequence[QueueStats]) -> int:
     """How many messages wait in these queues."""
-    return sum(map(ready, queues))
+    return sum(each.waiting for each in queues)
 
 
 def _controls(app: App) -> Iterator[Notice]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.operate.action import audit, results_of
 from aztask.operate.workers import heartbeats
+from aztask.stores.records.backlogs import Backlogs, waiting_at
 from aztask.stores.records.history import TASKS, WORKERS, HistoryStore, history_of
 from aztask.stores.records.tallies import (
     DAY_SLOT,
@@ -31,6 +32,7 @@ from aztask.stores.records.tallies import (
 from aztask.stores.records.tallysums import KeptHours, WindowSums
 from aztask.support import clock
 from aztask.support.display import plural
+from aztask.version import shown_release
 
 __all__ = [
     "BY",
@@ -109,11 +111,20 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """A worker process that started in the window. `version`: of its aztask."""
+    """A worker process that started in the window. `release`: what it ran."""
 
     at: float
     worker: str
-    version: str
+    release: str
+
+
+class Waited(NamedTuple):
+    """How many messages waited: the most, and at last. Times are UTC epoch seconds."""
+
+    most: int
+    most_at: int
+    last: int
+    last_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +134,8 @@ class HistoryView:
     * `begins`, `at`: the first second of the first point, and when it was read; UTC epoch seconds.
     * `times`: when each point begins. `points`: what happened then; None for a gap.
     * `total`: all of the window. `rows`: by queue, task or worker, the busiest first.
+    * `waiting`: messages that waited at each point, where it was looked: of one queue or of all,
+      and not known by task or worker.
     * `starts`: of workers, the oldest first: a deploy is many of them together.
     * `conditions`: what was asked for, by the names of `history`'s arguments.
     """
@@ -135,12 +148,14 @@ class HistoryView:
     points: Points
     total: Tally
     rows: Sequence[tuple[str, Tally]]
+    waiting: Sequence[int | None]
     starts: Sequence[WorkerStart] = ()
     conditions: Mapping[str, str] = field(default_factory=dict)
 
     def chart(self) -> dict[str, Sequence[float | None]]:
-        """The points by figure: ``ended``, ``failed``, ``retried`` and ``lost`` a second, and
-        percentiles in seconds. None: nothing was recorded then, which is not the same as nothing.
+        """The points by figure: ``ended``, ``failed``, ``retried`` and ``lost`` a second,
+        percentiles in seconds, and ``waiting`` messages. None: nothing was recorded then, which is
+        not the same as nothing.
         """
         passed = [max(1.0, min(float(self.window.step), self.at - each)) for each in self.times]
         found: dict[str, Sequence[float | None]] = {
@@ -153,7 +168,18 @@ class HistoryView:
         figures = [None if tally is None else Figure.of(tally) for tally in self.points]
         for name in ("wait_median", "wait_95", "run_median", "run_95"):
             found[name] = [None if each is None else getattr(each, name) for each in figures]
+        found["waiting"] = self.waiting
         return found
+
+    @property
+    def waited(self) -> Waited | None:
+        """What is known of `waiting`, in short; None if nothing is."""
+        known = [
+            (count, at)
+            for count, at in zip(self.waiting, self.times, strict=True)
+            if count is not None
+        ]
+        return Waited(*max(known, key=lambda each: each[0]), *known[-1]) if known else None
 
     @property
     def figure(self) -> Figure:
@@ -203,7 +229,7 @@ def history(
     begins = int(at // found.step + 1) * found.step - found.seconds
     sums = WindowSums(begins, found.step, by, conditions)
     starts = _read(store, found, sums, at, kept)
-    return _view(found, sums, at, starts)
+    return _view(found, sums, at, starts, _waiting(store, found, sums, at))
 
 
 def _check(window: HistoryWindow, by: str, conditions: Mapping[str, str]) -> None:
@@ -254,16 +280,30 @@ def _read(
             if (moment := day_begins + number * scale) < following * HOUR
         }
         sums.add(*(("", "", day.name[0]) if by_worker else (*day.name, "")), tallies)
-        starts += [WorkerStart(born, day.name[0], version) for born, version in day.notes]
+        starts += [WorkerStart(born, day.name[0], release) for born, release in day.notes]
     return starts
 
 
+def _waiting(
+    store: HistoryStore, window: HistoryWindow, sums: WindowSums, at: float
+) -> Mapping[int, int]:
+    """What waited, by point; empty for a question about tasks or workers."""
+    if sums.only.get("task") or sums.only.get("worker"):
+        return {}
+    queue = sums.only.get("queue", "")
+    return waiting_at(Backlogs(store), sums.begins, int(at) + 1, window.step, queue)
+
+
 def _starts(authors: Iterable[Author]) -> list[WorkerStart]:
-    return [WorkerStart(each.born, each.name, each.version) for each in authors]
+    return [WorkerStart(each.born, each.name, each.release) for each in authors]
 
 
 def _view(
-    window: HistoryWindow, sums: WindowSums, at: float, starts: Sequence[WorkerStart]
+    window: HistoryWindow,
+    sums: WindowSums,
+    at: float,
+    starts: Sequence[WorkerStart],
+    waiting: Mapping[int, int],
 ) -> HistoryView:
     begins, (points, rows) = sums.begins, sums.totals()
     times = list(range(begins, begins + window.seconds, window.step))
@@ -277,6 +317,7 @@ def _view(
         [points.get(each) for each in times],
         total(rows.values()),
         sorted(rows.items(), key=lambda each: (-each[1].ended, each[0])),
+        [waiting.get(each) for each in times],
         known,
         {name: value for name, value in sums.only.items() if value},
     )
@@ -333,8 +374,8 @@ def _deploys(starts: Sequence[WorkerStart]) -> Iterator[Mark]:
         if together and (each is None or each.at > together[-1].at + TOGETHER_SECONDS):
             names = sorted({start.worker for start in together})
             listed = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
-            versions = ", ".join(sorted({start.version for start in together}))
-            text = f"{plural(len(names), 'worker')} started, aztask {versions}: {listed}"
+            releases = sorted({shown_release(start.release) for start in together})
+            text = f"{plural(len(names), 'worker')} started, {', '.join(releases)}: {listed}"
             yield Mark(together[0].at, "deploy", text)
             together = []
         if each is not None:

@@ -185,6 +185,11 @@ class QueueStats:
     total: int | None = None
 
     @property
+    def waiting(self) -> int:
+        """Messages that wait to be received; all but dead letters where only the sum is known."""
+        return self.living if self.active is None else self.active
+
+    @property
     def living(self) -> int:
         """The number of messages without dead letters."""
         if self.total is not None:

@@ -120,9 +120,10 @@ def test_a_page_about_the_history_costs_at_most_20_requests(
 def test_no_hour_is_asked_for_that_the_window_does_not_have(
     fleet: tuple[App, Counting, dict[str, int]], only: dict[str, str], now: float, hours: int
 ) -> None:
-    """Hours that answer with their short rows are one question, and the others are one."""
+    """Hours that answer with their short rows are one question, the others are one, and so is what
+    waited."""
     app, fate, _ = fleet
     fate.seen.clear()
     assert history(app, "hour", "task", only, now=now).figure.ended > 0
-    pages = 1 + (hours == 2 and not only)
+    pages = 2 + (hours == 2 and not only)
     assert fate.seen.total() == pages, fate.seen

@@ -10,6 +10,7 @@
     return seconds < 7200 ? `${Math.round(seconds / 60)} m` : `${Math.round(seconds / 3600)} h`;
   };
   const rate = each => each == null ? "–" : `${Number(each.toPrecision(3))}/s`;
+  const count = each => each == null ? "–" : `${Math.round(each)}`;
   const CHARTS = [
     { title: "Runs that ended", show: rate,
       lines: [["ended", "all", "--link"], ["failed", "failed", "--bad"],
@@ -18,6 +19,7 @@
       lines: [["wait_median", "median", "--link"], ["wait_95", "95 %", "--warn"]] },
     { title: "Duration of runs", show: span,
       lines: [["run_median", "median", "--link"], ["run_95", "95 %", "--warn"]] },
+    { title: "Waiting messages", show: count, lines: [["waiting", "waiting", "--link"]] },
     { title: "Leases lost", show: rate, lines: [["lost", "lost", "--bad"]] },
   ];
   const HEIGHT = 150;

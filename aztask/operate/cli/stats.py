@@ -40,17 +40,25 @@ def command(window: str, by: str, as_json: bool, **only: str | None) -> None:
     """Show what workers did in the last hour, day, week or 30 days.
 
     The busiest first. Runs are all that ended; percentiles are at most a fifth off. Below the table
-    are deploys, pauses and silent workers. Workers write every 10 seconds, to Azure Tables every
-    30. Queues and tasks are kept for 30 days, workers for one; both together for an hour.
+    are how many messages waited, deploys, pauses and silent workers. Workers write every 10
+    seconds, to Azure Tables every 30, and look at their queues once a minute. Queues and tasks are
+    kept for 30 days, workers for one; both together for an hour.
     """
     with open_app(reads=True) as app:
         view = history(app, window, by, {name: text for name, text in only.items() if text})
         beside = marks(app, view)
     rows = [("", view.figure), *view.figures()]
+    waited = view.waited
     if as_json:
         for name, figure in rows:
-            print_json({"window": window, by: name or None, **asdict(figure)})
+            more = {} if name else {"waiting": waited and waited._asdict()}
+            print_json({"window": window, by: name or None, **asdict(figure), **more})
         return
     print_table((by, *COLUMNS), [[name or "(all)", *cells(figure)] for name, figure in rows])
+    if waited is not None:
+        click.echo(
+            f"waiting messages: {waited.most} at most, at {iso_time(waited.most_at)}; "
+            f"{waited.last} at last, at {iso_time(waited.last_at)}"
+        )
     for each in beside:
         click.echo(visible(f"{iso_time(each.at)} {each.text}"))

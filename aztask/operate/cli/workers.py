@@ -28,6 +28,7 @@ from aztask.operate.cli.target import open_app
 from aztask.operate.workers import RunningRow, WorkerRecord, Workers
 from aztask.support.display import visible
 from aztask.support.durations import span
+from aztask.version import shown_release
 
 
 @click.command("workers")
@@ -37,8 +38,9 @@ def command(as_json: bool) -> None:
     """List the workers of the last day: running ones first, the newest first.
 
     alive: its last heartbeat is at most 15 seconds old. silent: it was killed, is frozen, or cannot
-    reach the result store. stopped: it ended normally. leased: the messages that it holds. failing:
-    its parts that do not work, with the reason below the table; the others go on.
+    reach the result store. stopped: it ended normally. leased: the messages that it holds. version:
+    the app's version, from its setting `version`, and aztask's. failing: its parts that do not
+    work, with the reason below the table; the others go on.
     """
     with open_app(reads=True) as app:
         found = operate.workers(app)
@@ -53,6 +55,7 @@ def command(as_json: bool) -> None:
     print_table(
         [
             *("worker", "state", "queues", "running", "leased", "finished", "started", "seen"),
+            "version",
             *(["failing"] if failing else []),
             *(["owner"] if several else []),
         ],
@@ -66,6 +69,7 @@ def command(as_json: bool) -> None:
                 worker.finished,
                 ago(worker.started_at, found.at),
                 ago(worker.seen_at, found.at),
+                shown_release(worker.release) or "-",
                 *([_parts_of(found, worker)] if failing else []),
                 *([worker.broker] if several else []),
             ]
@@ -89,6 +93,7 @@ def _described(found: Workers, worker: WorkerRecord) -> dict[str, object]:
         "started_at": iso_time(worker.started_at),
         "seen_at": iso_time(worker.seen_at),
         "owner": worker.broker or None,
+        "version": shown_release(worker.release) or None,
         "failing": [
             {"part": each.part, "since": iso_time(each.since), "reason": each.reason}
             for each in found.failing(worker)

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 
 from aztask.app import App
 from aztask.errors import AztaskError, QueueNotFound
-from aztask.operate.attention import bad_schedules, ready, silent_workers
+from aztask.operate.attention import bad_schedules, silent_workers
 from aztask.operate.controls import controls
 from aztask.operate.deadletters import DeadLetters, LetterGroup
 from aztask.operate.deadletters.letters import ReadLetters
@@ -165,7 +165,7 @@ class _Look:
 
     def _backlog(self, rule: WatchRule, found: Holding) -> None:
         for stats in self._queues(rule, found):
-            count, queue = ready(stats), stats.queue
+            count, queue = stats.waiting, stats.queue
             if count > rule.above:
                 waits = f"{plural(count, 'message')} {'waits' if count == 1 else 'wait'}"
                 text = f"{waits} in queue {queue}, more than {rule.above:,.0f}"
@@ -175,7 +175,7 @@ class _Look:
         paged = self._app.broker.capabilities.paged_peek
         for stats in self._queues(rule, found):
             queue = stats.queue
-            if not ready(stats):
+            if not stats.waiting:
                 continue
             with found.reading(queue):
                 oldest = oldest_waiting(self._app, queue)

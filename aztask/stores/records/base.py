@@ -494,6 +494,7 @@ class WorkerRecord:
     * `failing`: its parts that fail, the oldest first; older releases report none.
     * `damage`: why the worker's row cannot be read, on one line; then only the name is known.
     * `broker`: whose messages it receives; "" if that is not known. A store fills it in.
+    * `release`: what it runs (`aztask.version.release_of`); "" for older releases.
     """
 
     name: str
@@ -508,6 +509,7 @@ class WorkerRecord:
     damage: str = ""
     broker: str = ""
     failing: tuple[PartFailure, ...] = ()
+    release: str = ""
 
     def state_at(self, now: float) -> str:
         """``alive``, ``silent`` (no heartbeat for `SILENT_SECONDS`) or ``stopped``."""

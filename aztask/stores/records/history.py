@@ -107,6 +107,9 @@ HISTORY: Final = Kind(
 HOURS: Final = "hours"
 TASKS: Final = "tasks"
 WORKERS: Final = "workers"
+BACKLOG: Final = "backlog"
+"""What waited in each queue, by day: `aztask.stores.records.backlogs`."""
+
 HEAD: Final = "head"
 """Its key among the hours, whose keys begin with a digit: both can change in one transaction."""
 
@@ -310,14 +313,24 @@ class HistoryStore:
         part: `TASKS` or `WORKERS`. brief: without what is finer than an hour.
         """
         found = []
-        for row in self._range(part, _day_key(first), _day_key(end), brief=brief):
-            begins = int(row.place.key.partition(".")[0]) * 24 * HOUR
+        for begins, row in self.rows_of_days(part, first, end, brief=brief):
             try:
                 day = unpack_day(row.values.get("brief"), _data(row, brief=brief))
             except Damaged:
                 continue
             found.append((begins, day))
         return found
+
+    def rows_of_days(
+        self, part: str, first: int, end: int, *, brief: bool
+    ) -> list[tuple[int, Row]]:
+        """The rows from one day to before another, each with the day's first second."""
+        rows = self._range(part, _day_key(first), _day_key(end), brief=brief)
+        return [(int(row.place.key.partition(".")[0]) * 24 * HOUR, row) for row in rows]
+
+    def of_day(self, part: str, day: int, *names: str) -> Place:
+        """Where a day's row about these names is. day: its number since 1970."""
+        return self._at(part, f"{_day_key(day)}.{digest(*names)}")
 
     def _range(self, part: str, first: str, end: str, *, brief: bool) -> list[Row]:
         found = self.rows.range(self.owner, part, first, end, limit=MOST_ROWS, short=brief)
@@ -368,7 +381,7 @@ class HistoryStore:
             for name, tallies in each.series.items():
                 series[name].append(tallies)
             workers[each.author.name, ""].append(joined(each.series.values()))
-            notes[each.author.name, ""].append((each.author.born, each.author.version))
+            notes[each.author.name, ""].append((each.author.born, each.author.release))
         tasks = fold({name: joined(parts) for name, parts in series.items()}, MOST_SERIES)
         people = {name: joined(parts) for name, parts in workers.items()}
         changes = [
@@ -414,6 +427,7 @@ class HistoryStore:
             HOURS: _hour_key(min(hour - HOURS_KEPT, self.following())),
             TASKS: _day_key(hour // 24 - KEPT_DAYS),
             WORKERS: _day_key(hour // 24 - 1),
+            BACKLOG: _day_key(hour // 24 - KEPT_DAYS),
         }
         for part, end in ends.items():
             more = True

@@ -175,11 +175,17 @@ def fold(series: Mapping[Series, Tallies], most: int) -> dict[Series, Tallies]:
 
 
 class Author(NamedTuple):
-    """Who wrote an hour: the worker's name, when it started, UTC epoch seconds, and its aztask."""
+    """Who wrote an hour: the worker's name, when it started, UTC epoch seconds, and what it runs
+    (`aztask.version.release_of`)."""
 
     name: str
     born: int
-    version: str
+    release: str
+
+    @classmethod
+    def of(cls, name: str, born: float, release: str) -> Author:
+        """With names as long as a row takes."""
+        return cls(name[:LONGEST_NAME], max(0, int(born)), release[:LONGEST_NAME])
 
 
 class PackedHour(NamedTuple):
@@ -217,7 +223,7 @@ def pack_hour(hour: Hour, begins: int) -> PackedHour:
                 hour.step = step
             if step < DAY_SLOT and sum(map(len, series.values())) > MOST_TALLIES:
                 continue
-            data = _squeezed([[*name, _pairs(each, begins)] for name, each in series.items()])
+            data = squeezed([[*name, _pairs(each, begins)] for name, each in series.items()])
             if len(data) <= MOST_BYTES:
                 return PackedHour(_packed_brief(hour.author, series, begins), data)
         fewer = fold(series, len(series) // 2)
@@ -226,8 +232,8 @@ def pack_hour(hour: Hour, begins: int) -> PackedHour:
 
 def _packed_brief(author: Author, series: Mapping[Series, Tallies], begins: int) -> bytes:
     sums = [[*name, total(each.values()).packed()] for name, each in series.items()]
-    brief = _squeezed([*author, sums, _pairs(joined(series.values()), begins)])
-    return brief if len(brief) <= MOST_BYTES else _squeezed([*author, sums])
+    brief = squeezed([*author, sums, _pairs(joined(series.values()), begins)])
+    return brief if len(brief) <= MOST_BYTES else squeezed([*author, sums])
 
 
 def unpack_hour(brief: Any, data: Any, begins: int) -> Hour:
@@ -252,7 +258,7 @@ def opened_brief(brief: Any) -> tuple[Author, list[Any]]:
     found = plain_of(brief)
     if not isinstance(found, list) or len(found) < 4 or not isinstance(found[3], list):
         raise Damaged("its hour is no hour of a worker")
-    return Author(_name(found[0]), _count(found[1], most=2**40), _name(found[2])), found
+    return Author(_name(found[0]), whole_number(found[1], most=2**40), _name(found[2])), found
 
 
 @dataclass(slots=True)
@@ -262,7 +268,7 @@ class Day:
     * `name`: the queue and the task; or the worker and "".
     * `hours`: the sums of each hour, by its number in the day.
     * `slots`: those of `DAY_SLOT` seconds in each hour, by the seconds of the day.
-    * `notes`: of a worker: when each of its processes started, and the version of aztask.
+    * `notes`: of a worker: when each of its processes started, and what it ran.
     """
 
     name: Series
@@ -287,7 +293,7 @@ def pack_day(day: Day) -> PackedHour:
     """The row of a day: `brief` has the hours and the notes."""
     hours = [[number, tally.packed()] for number, tally in sorted(day.hours.items())]
     notes = [list(each) for each in sorted(day.notes)]
-    return PackedHour(_squeezed([*day.name, hours, notes]), _squeezed(_pairs(day.slots, 0)))
+    return PackedHour(squeezed([*day.name, hours, notes]), squeezed(_pairs(day.slots, 0)))
 
 
 def unpack_day(brief: Any, data: Any = None) -> Day:
@@ -297,14 +303,15 @@ def unpack_day(brief: Any, data: Any = None) -> Day:
         raise Damaged("its day is no day")
     day = Day((_name(found[0]), _name(found[1])))
     for number, tally in _twos(found[2]):
-        day.hours[_count(number, most=23)] = _tally(tally)
-    day.notes = [(_count(at, most=2**40), _name(version)) for at, version in _twos(found[3])]
+        day.hours[whole_number(number, most=23)] = _tally(tally)
+    day.notes = [(whole_number(at, most=2**40), _name(release)) for at, release in _twos(found[3])]
     if data is not None:
         day.slots = _read_pairs(plain_of(data), 0, 24 * HOUR)
     return day
 
 
-def _squeezed(value: list[Any]) -> bytes:
+def squeezed(value: list[Any]) -> bytes:
+    """Values as a row holds them."""
     plain: bytes = msgpack.packb([VERSION, value], unicode_errors="surrogatepass")
     return zlib.compress(plain, 6)
 
@@ -333,23 +340,26 @@ def _pairs(tallies: Mapping[int, Tally], begins: int) -> list[Any]:
 
 def _read_pairs(pairs: Any, begins: int, seconds: int) -> Tallies:
     most = seconds // SLOT - 1
-    return {begins + SLOT * _count(at, most=most): _tally(each) for at, each in _twos(pairs)}
+    return {begins + SLOT * whole_number(at, most=most): _tally(each) for at, each in _twos(pairs)}
 
 
 def _tally(found: Any) -> Tally:
     if not isinstance(found, list) or len(found) < 7:
         raise Damaged("its counts are no counts")
-    succeeded, failed, retried, other, lost = map(_count, found[:5])
+    succeeded, failed, retried, other, lost = map(whole_number, found[:5])
     return Tally(succeeded, failed, retried, other, lost, _buckets(found[5]), _buckets(found[6]))
 
 
 def _buckets(found: Any) -> dict[int, int]:
     if not isinstance(found, dict):
         raise Damaged("its durations are no durations")
-    return {_count(key, most=LAST_BUCKET): _count(count) for key, count in found.items()}
+    return {
+        whole_number(key, most=LAST_BUCKET): whole_number(count) for key, count in found.items()
+    }
 
 
-def _count(found: Any, most: int = COUNT_LIMIT) -> int:
+def whole_number(found: Any, most: int = COUNT_LIMIT) -> int:
+    """A number of a row, if it is one from 0 to `most`. Raises Damaged."""
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= most:
         raise Damaged("one of its counts is out of range")
     return found

@@ -54,6 +54,7 @@ def read_worker(values: Mapping[str, Any]) -> WorkerRecord:
         unpack_running(NOTHING_RUNS if tasks is None else tasks),
         broker=columns.text("broker", missing=""),
         failing=() if failing is None else unpack_failing(failing),
+        release=columns.text("release", missing=""),
     )
 
 

@@ -30,6 +30,7 @@ from aztask.stores.records.base import (
 from aztask.stores.records.onceruns import Life, Noted, OnceBeat, OnceRun, once_runs_of
 from aztask.stores.records.workerrow import PROGRESS
 from aztask.support.parts import failures
+from aztask.version import release_of
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.pool import Pool
 from aztask.worker.runtime import WorkerRuntime
@@ -55,6 +56,7 @@ class Heartbeat:
         self._clock = runtime.clock
         self._born = runtime.clock.wall()
         self._codec = runtime.app.codec
+        self._release = release_of(runtime.app.settings.version)
         self._told: dict[str, bytes] = {}
 
     def news(self) -> bool:
@@ -85,6 +87,7 @@ class Heartbeat:
             len(self._deliveries),
             tuple(_running_tasks(running[:MOST_TASKS], behind, self._codec)),
             failing=tuple(failures()),
+            release=self._release,
         )
 
     def status(self, *, draining: bool) -> WorkerStatus:

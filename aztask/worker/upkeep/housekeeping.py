@@ -27,19 +27,21 @@ from aztask.stores.payloads.payloads import Payloads
 from aztask.stores.records.base import Outcome, ResultStore, RunKey, RunRecord, State, WorkerRecord
 from aztask.stores.records.controls import controls_of
 from aztask.stores.records.schedules import schedules_of
+from aztask.stores.records.tallies import Author
 from aztask.stores.records.uniques import uniques_of
 from aztask.stores.records.workflows import workflows_of
 from aztask.stores.rows import KeepsRows
 from aztask.support import chance
 from aztask.support.parts import Part
 from aztask.uniqueness.rules import QUIET
+from aztask.version import release_of
 from aztask.worker.lane import Work
 from aztask.worker.pipeline.uniquekeys import unique_engine
 from aztask.worker.pipeline.workflowends import WorkflowEnds
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.stages import Stages
 from aztask.worker.upkeep.heartbeat import Heartbeat, LostRuns
-from aztask.worker.upkeep.recording import Recording
+from aztask.worker.upkeep.recording import BacklogLooks, Recording
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import NodePlace
 from aztask.workflows.repair import Repair
@@ -321,8 +323,11 @@ class Housekeeping:
         self._lost = LostRuns(runtime)
         self._waits_at = clock.monotonic() + QUIET_SECONDS
         self._unowned_at = self._steps_at = self._schedules_at = self._purge_at
+        release = release_of(app.settings.version)
+        author = Author.of(runtime.name, clock.wall(), release)
+        looks = BacklogLooks(app.broker, runtime.options.queues, clock)
         recorder = runtime.journal.recorder
-        self._recording = Recording(recorder, runtime.name, runtime.holder, clock, self._purge_at)
+        self._recording = Recording(recorder, author, runtime.holder, looks, clock, self._purge_at)
         self._scheduling = (
             runtime.shell.scheduling(app, runtime.name) if runtime.options.schedules else None
         )
@@ -368,6 +373,8 @@ class Housekeeping:
         self._look_after(results, now)
         if (write := self._recording.write_due(results, now)) is not None:
             self._submit("history", write)
+        if (look := self._recording.look_due(results, now)) is not None:
+            self._submit("backlog", look)
         if self._scheduling is not None and now >= self._schedules_at:
             self._schedules_at = now + PURGE_SECONDS
             if schedules_of(results) is not None:

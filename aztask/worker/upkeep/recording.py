@@ -1,4 +1,4 @@
-"""What a worker writes into the history: the loop counts, and chores write and merge.
+"""What a worker writes into the history: the loop counts, and chores write, look and merge.
 
 Rules
 1. The loop only adds numbers. `HistoryWriter.write` packs and writes them on a lane, so that no
@@ -6,6 +6,9 @@ Rules
 2. There is at most one write in `LOCAL_SECONDS` or `REMOTE_SECONDS`, and none for a worker that did
    nothing.
 3. What could not be written is written with the next one, for `LATE_HOURS` at most.
+4. How much waits in a queue is asked for once a minute, by one of its workers: the others see the
+   sample, and look less and less often, `MOST_LOOK_SECONDS` apart at most. So a queue whose worker
+   died has a gap of that length at most, and a large fleet asks little.
 
 Crash window: what a killed worker did since its last write is missing in the history. Runs and
 events do not depend on it.
@@ -13,11 +16,15 @@ events do not depend on it.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
+from aztask.errors import AztaskError
+from aztask.queues.base import Broker
+from aztask.stores.records.backlogs import Backlogs
 from aztask.stores.records.base import ResultStore, State
 from aztask.stores.records.history import GRACE, LATE_HOURS, HistoryStore, digest, history_of
 from aztask.stores.records.tallies import (
@@ -32,11 +39,15 @@ from aztask.stores.records.tallies import (
     bucket_of,
 )
 from aztask.support.clock import Clock
-from aztask.version import __version__
+
+logger = logging.getLogger(__name__)
 
 LOCAL_SECONDS: Final = 10.0
 REMOTE_SECONDS: Final = 30.0
 """Over Tables, a busy worker makes 86,000 requests a month with this."""
+
+LOOK_SECONDS: Final = 60.0
+MOST_LOOK_SECONDS: Final = 480.0
 
 SPREAD_SECONDS: Final = 120
 """Within so many seconds workers check for an hour to merge, each at a time of its own."""
@@ -95,10 +106,10 @@ class Recorder:
 class HistoryWriter:
     """Writes what was counted. The loop calls `give`; `gather` and `write` run on a lane."""
 
-    def __init__(self, name: str, holder: str, clock: Clock) -> None:
+    def __init__(self, author: Author, holder: str, clock: Clock) -> None:
         self._holder = holder
         self._clock = clock
-        self._author = Author(name[:LONGEST_NAME], max(0, int(clock.wall())), __version__)
+        self._author = author
         self._given: deque[Counted] = deque()
         self._hours: dict[int, Hour] = {}
         self._changed: set[int] = set()
@@ -140,23 +151,59 @@ class HistoryWriter:
             self._changed.add(begins)
 
 
+class BacklogLooks:
+    """Asks how much waits in the worker's queues (rule 4). A chore calls it, and reads `pause`."""
+
+    def __init__(self, broker: Broker, queues: Sequence[str], clock: Clock) -> None:
+        self._broker = broker
+        self._queues = queues
+        self._clock = clock
+        self.pause = LOOK_SECONDS
+        """Seconds until the next look."""
+
+    def look(self, history: HistoryStore) -> None:
+        """Look at the queues at which no worker has looked. Raises BrokerUnavailable for the store.
+
+        A queue whose service does not tell, or does not answer, has a gap.
+        """
+        backlogs, now = Backlogs(history), self._clock.wall()
+        newest = backlogs.newest(now)
+        # Half of the pause: what this worker itself added a pause ago is old, though barely.
+        due = [each for each in self._queues if newest.get(each, 0) <= now - LOOK_SECONDS / 2]
+        for queue in due:
+            try:
+                stats = self._broker.stats(queue)
+            except AztaskError as error:
+                logger.debug("queue %s: how much waits is not known: %s", queue, error)
+                continue
+            backlogs.add(queue, now, stats.waiting)
+        self.pause = LOOK_SECONDS if due else min(2 * self.pause, MOST_LOOK_SECONDS)
+
+
 class Recording:
-    """When a worker writes and merges; only the supervisor's loop uses it.
+    """When a worker writes, looks and merges; only the supervisor's loop uses it.
 
     The chores open the history: the first one makes its tables, and so waits for the store.
     """
 
     def __init__(
-        self, recorder: Recorder | None, name: str, holder: str, clock: Clock, merge_at: float
+        self,
+        recorder: Recorder | None,
+        author: Author,
+        holder: str,
+        looks: BacklogLooks,
+        clock: Clock,
+        first_at: float,
     ) -> None:
-        """recorder: None without history. merge_at: of the first merge, as `Clock.monotonic`."""
+        """recorder: None without history. first_at: of looks and merges, as `Clock.monotonic`."""
         self._recorder = recorder
         self._holder = holder
         self._clock = clock
-        self._writer = HistoryWriter(name, holder, clock)
+        self._writer = HistoryWriter(author, holder, clock)
+        self._looks = looks
         self._history: HistoryStore | None = None
         self._write_at = 0.0
-        self._merge_at = merge_at
+        self._look_at = self._merge_at = first_at
 
     def write_due(self, results: ResultStore, now: float) -> Callable[[], None] | None:
         """The chore that writes what was counted; None if it is not due or there is nothing."""
@@ -168,9 +215,23 @@ class Recording:
 
     def _write(self, results: ResultStore) -> None:
         self._writer.gather()
+        if (history := self._opened(results)) is not None:
+            self._writer.write(history)
+
+    def look_due(self, results: ResultStore, now: float) -> Callable[[], None] | None:
+        """The chore that looks at how much waits; None if it is not due."""
+        if self._recorder is None or now < self._look_at:
+            return None
+        self._look_at = now + self._looks.pause
+        return partial(self._look, results)
+
+    def _look(self, results: ResultStore) -> None:
+        if (history := self._opened(results)) is not None:
+            self._looks.look(history)
+
+    def _opened(self, results: ResultStore) -> HistoryStore | None:
         self._history = self._history or history_of(results)
-        if self._history is not None:
-            self._writer.write(self._history)
+        return self._history
 
     def merge_due(self, results: ResultStore, now: float) -> Callable[[], None] | None:
         """The chore that merges the hours that have ended; None if it is not due."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -20,6 +21,7 @@ from aztask.errors import ConfigurationError
 from aztask.operate import controls
 from aztask.operate.history import HistoryView, history, marks
 from aztask.operate.requests import Role
+from aztask.stores.records.backlogs import Backlogs
 from aztask.stores.records.base import WorkerRecord
 from aztask.stores.records.history import history_of
 from aztask.stores.records.tallies import HOUR, Author, Hour, Tally, bucket_of
@@ -61,6 +63,7 @@ def full(app: App) -> App:
     kept = history_of(app.results)
     assert kept is not None
     assert kept.merge("m", NOW) == 4
+    Backlogs(kept).add("orders", time.time(), 7)
     return app
 
 
@@ -155,6 +158,19 @@ def test_what_happened_beside_is_marked(full: App) -> None:
         assert "started, aztask 1.0" in texts["deploy"]
 
 
+def test_a_deploy_names_the_versions_of_the_app(full: App) -> None:
+    begins, kept = int(NOW // HOUR) * HOUR, history_of(full.results)
+    assert kept is not None
+    for number, release in enumerate(("1.0 shop-7", "1.0 shop-7", "1.1 shop-8")):
+        hour = Hour(Author(f"pod-{number}", int(NOW) - 9, release))
+        hour.series["orders", "pay"] = {begins: Tally(succeeded=1)}
+        kept.write(f"pod-{number}", begins, hour, NOW)
+    texts = [each.text for each in marks(full, history(full, "hour", now=NOW + 1.0))]
+    assert texts[-1].endswith(
+        "3 workers started, shop-7 (aztask 1.0), shop-8 (aztask 1.1): pod-0, pod-1, pod-2"
+    )
+
+
 def test_the_page_the_command_and_agents_have_the_same_figures(
     cli: Any, full: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +184,8 @@ def test_the_page_the_command_and_agents_have_the_same_figures(
         for line in map(json.loads, lines):
             assert line.pop("window") == window
             command[line.pop(by)] = line
+        waited = command[None].pop("waiting")
+        assert waited == {"most": 7, "most_at": waited["last_at"], "last": 7, "last_at": ANY}
         assert command == found
         answer = ask(full, "history", {"window": window, "by": by})
         agents: dict[str | None, Any] = {each.pop(by): each for each in answer["items"]}
@@ -175,11 +193,13 @@ def test_the_page_the_command_and_agents_have_the_same_figures(
         assert {name: each["ended"] for name, each in agents.items()} == {
             name: each["ended"] for name, each in found.items()
         }
+        assert (answer["waiting"]["most"], answer["waiting"]["last"]) == (7, 7)
         assert agents[None]["run_95"] == round(view.figure.run_95 or 0.0, 3)
         visitor = Logins({"a": Account(Role.READ, "")})
         asked = Ask("/history.json", {"window": window, "by": by}, visitor)  # type: ignore[arg-type]
         drawn = charts(Site(full), asked)
         assert drawn["times"] == view.times
+        assert [each for each in drawn["waiting"] if each is not None] == [7]
         assert drawn["ended"][:-1] == view.chart()["ended"][:-1]
 
 

@@ -39,7 +39,7 @@ _ERROR: Final = ("error_type", "error", "traceback")
 _SAVED_TYPES: Final = ("null", "blob")
 _WORKER_FIELDS: Final = (
     "started_at", "queues", "running", "finished", "stopped", "leased", "tasks", "broker",
-    "failing",
+    "failing", "release",
 )  # fmt: skip
 _OLDEST_WORKER: Final = 5
 """The fields of a worker's row in the first release."""
@@ -233,6 +233,7 @@ def worker_row(worker: WorkerRecord, broker: str = "") -> tuple[Any, ...]:
     record = (
         worker.started_at, worker.queues, worker.running, worker.finished, worker.stopped,
         worker.leased, pack_running(worker.tasks), broker, pack_failing(worker.failing),
+        worker.release,
     )  # fmt: skip
     return worker.name, worker.seen_at, msgpack.packb(record)
 

@@ -412,6 +412,7 @@ def worker_entity(worker: WorkerRecord, broker: str = "") -> dict[str, Any]:
         "tasks": pack_running(worker.tasks),
         **({"broker": broker} if broker else {}),
         "failing": pack_failing(worker.failing),
+        **({"release": worker.release} if worker.release else {}),
     }
 
 

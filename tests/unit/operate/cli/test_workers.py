@@ -1,5 +1,6 @@
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ def workers(filled):
     now = time.time()
     for name, seen_at, stopped in (("a", now, False), ("b", now - 60, False), ("c", now, True)):
         record = WorkerRecord(name, now - 7200, seen_at, ("x", "y"), 2, 5, stopped)
+        record = replace(record, release="0.1.0 shop-7" if name == "a" else "")
         filled.results.heartbeat(record)
     return filled
 
@@ -36,5 +38,7 @@ def test_as_a_table(cli, workers):
         "FINISHED",
         "STARTED",
         "SEEN",
+        "VERSION",
     ]
+    assert "shop-7 (aztask 0.1.0)" in lines[1]
     assert "2h ago" in lines[1]

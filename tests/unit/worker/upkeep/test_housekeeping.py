@@ -79,7 +79,7 @@ def test_much_that_was_old_brings_the_next_look_forward(
         payloads=None,
         sends=NO_SIGNALS,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
-        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None, version=None),
     )
     clock = Clock(monotonic=lambda: now[0], wall=lambda: 2000.0)
     runtime = make_runtime(app, clock=clock, queues=("q",))
@@ -108,7 +108,7 @@ def test_what_is_old_is_known_from_the_stores_clock(monkeypatch: pytest.MonkeyPa
         payloads=None,
         sends=NO_SIGNALS,
         broker=SimpleNamespace(capabilities=Capabilities("made up")),
-        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None, version=None),
     )
     clock = Clock(monotonic=lambda: 1000.0, wall=lambda: 2000.0 + 365 * 86400.0)
     answers: list[StoreTime] = []
@@ -145,7 +145,7 @@ def test_a_new_checkpoint_brings_the_heartbeat_forward_once_a_second() -> None:
         payloads=None,
         sends=NO_SIGNALS,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
-        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None, version=None),
     )
     runtime = make_runtime(app, clock=Clock(monotonic=lambda: now[0]), queues=("q",))
     beating = Idle()
@@ -181,7 +181,7 @@ def test_a_chore_of_minutes_delays_no_heartbeat() -> None:
         payloads=None,
         sends=NO_SIGNALS,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
-        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None, version=None),
     )
     runtime = make_runtime(app, clock=Clock(monotonic=lambda: now[0]), queues=("q",))
     chores = Housekeeping(runtime, Idle(), Noting())
@@ -215,7 +215,7 @@ def test_a_deletion_of_minutes_delays_no_other_chore() -> None:
         payloads=None,
         sends=NO_SIGNALS,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
-        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None, version=None),
     )
     runtime = make_runtime(app, queues=("q",))
     heartbeat = Idle()
@@ -243,7 +243,7 @@ def test_workers_that_live_for_a_few_seconds_purge_too() -> None:
             payloads=None,
             sends=NO_SIGNALS,
             broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
-            settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+            settings=SimpleNamespace(result_retention_seconds=50.0, events=None, version=None),
         )
         clock = Clock(monotonic=lambda now=now: now[0], wall=lambda: 2000.0)  # type: ignore[misc]
         runtime = make_runtime(app, clock=clock, queues=("q",))
@@ -272,6 +272,7 @@ def test_a_worker_deletes_old_event_files(tmp_path: Path, results: Any) -> None:
             events=str(tmp_path),
             events_container=None,
             events_retention_seconds=500.0,
+            version=None,
         ),
     )
     clock = Clock(monotonic=lambda: 1000.0, wall=lambda: 1600.0)
@@ -288,7 +289,7 @@ def test_results_and_values_that_have_ended_are_removed_hourly() -> None:
         results=None,
         payloads=payloads,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
-        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None, version=None),
     )
     chores = Housekeeping(make_runtime(app, queues=("q",)), Idle(), Noting())
     now = time.monotonic() + PURGE_SECONDS
@@ -317,7 +318,7 @@ def test_a_queue_that_does_not_exist_counts_as_empty() -> None:
             payloads=None,
             sends=NO_SIGNALS,
             broker=broker,
-            settings=SimpleNamespace(events=None),
+            settings=SimpleNamespace(events=None, version=None),
         )
         chores = Housekeeping(make_runtime(app, queues=queues), Idle(), Noting())
         found = chores.drained()
@@ -335,7 +336,7 @@ def test_a_chore_that_fails_is_named_until_it_succeeds_and_harms_no_other(
         results=None,
         payloads=None,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
-        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None, version=None),
     )
     now = [1000.0]
     clock = Clock(monotonic=lambda: now[0], wall=lambda: 1600.0)

@@ -15,15 +15,31 @@ from still import Still
 from aztask import App
 from aztask.address.owner import NO_OWNER
 from aztask.errors import BrokerUnavailable
+from aztask.queues.base import QueueStats
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
+from aztask.stores.records.backlogs import Backlogs
 from aztask.stores.records.base import State
 from aztask.stores.records.history import GRACE, LATE_HOURS, TASKS, HistoryStore
-from aztask.stores.records.tallies import HOUR, LONGEST_NAME, MOST_SERIES, OTHERS, Tally, total
+from aztask.stores.records.tallies import (
+    HOUR,
+    LONGEST_NAME,
+    MOST_SERIES,
+    OTHERS,
+    Author,
+    Tally,
+    total,
+)
 from aztask.stores.rows import Place, Values
+from aztask.version import __version__
 from aztask.worker.upkeep.heartbeat import Heartbeat
 from aztask.worker.upkeep.housekeeping import Housekeeping
 from aztask.worker.upkeep.recording import (
     LOCAL_SECONDS,
+    LOOK_SECONDS,
+    MOST_LOOK_SECONDS,
     SPREAD_SECONDS,
+    BacklogLooks,
     HistoryWriter,
     Recorder,
     Recording,
@@ -44,8 +60,14 @@ class Bench:
         self.history = HistoryStore(self.store, NO_OWNER)
         self.put, self.history.rows.put = self.history.rows.put, self._put  # type: ignore[method-assign]
         self.recorder = Recorder(self.time)  # type: ignore[arg-type]
-        self.writer = HistoryWriter("w", "w!1", self.time)  # type: ignore[arg-type]
+        self.writer = HistoryWriter(Author("w", 0, "1.0"), "w!1", self.time)  # type: ignore[arg-type]
         self.writes = 0
+
+    def recording(self) -> Recording:
+        """That of a worker of one queue."""
+        looks = BacklogLooks(LocalBroker(Database(":memory:")), ["orders"], self.time)  # type: ignore[arg-type]
+        author = Author("w", 0, "1.0")
+        return Recording(self.recorder, author, "w!1", looks, self.time, 0.0)  # type: ignore[arg-type]
 
     def _put(self, place: Place, values: Values) -> None:
         if self.away:
@@ -151,7 +173,9 @@ class Nothing:
 
 def test_housekeeping_writes_every_ten_seconds_and_merges_once_an_hour(tmp_path: Path) -> None:
     time = Still(NOW)
-    app = App("shop", broker=f"local://{tmp_path}/q.db", results=f"local://{tmp_path}/q.db")
+    place = f"local://{tmp_path}/q.db"
+    app = App("shop", broker=place, results=place, version="shop-7")
+    app.broker.declare("default")
     runtime = make_runtime(app, clock=time, queues=("default",), schedules=False)
     runtime.journal.recorder = recorder = Recorder(time)  # type: ignore[arg-type]
     heartbeat = Heartbeat(runtime, Nothing())  # type: ignore[arg-type]
@@ -181,6 +205,11 @@ def test_housekeeping_writes_every_ten_seconds_and_merges_once_an_hour(tmp_path:
         assert history.following() == 0
         turn(SPREAD_SECONDS + 2.0)
         assert history.following() == NOW // HOUR + 1
+        (worker,) = app.results.workers()
+        assert worker.release == f"{__version__} shop-7"
+        authors = {each.hour.author for each in history.hours(0, 10**7 - 1)}
+        assert {each.release for each in authors} == {worker.release}
+        assert Backlogs(history).newest(time.now) == {"default": int(time.now)}
         (day,) = [day for _, day in history.days(TASKS, 0, 10**6 - 1)]
         assert total(day.hours.values()).succeeded == 3
         recorder.ended("orders", "pay", State.SUCCEEDED)
@@ -196,6 +225,57 @@ def _tallies(history: HistoryStore) -> list[tuple[int, Tally]]:
     hours = history.hours(0, 10**7 - 1)
     series = [tallies for each in hours for tallies in each.hour.series.values()]
     return [pair for tallies in series for pair in tallies.items()]
+
+
+class Counter:
+    """A broker of which the test says how much waits. None: it does not answer."""
+
+    def __init__(self, **waiting: int | None) -> None:
+        self.waiting = waiting
+        self.asked: list[str] = []
+
+    def stats(self, queue: str) -> QueueStats:
+        self.asked.append(queue)
+        count = self.waiting[queue]
+        if count is None:
+            raise BrokerUnavailable("no answer")
+        return QueueStats(queue, count, 0, 0, 0, 0)
+
+
+def test_one_worker_looks_once_a_minute_and_the_others_less_and_less_often() -> None:
+    bench = Bench()
+    broker: Any = Counter(orders=5, mail=2)
+    first, second = (BacklogLooks(broker, ["orders", "mail"], bench.time) for _ in range(2))  # type: ignore[arg-type]
+    pauses = []
+    for minute in range(1, 5):
+        first.look(bench.history)
+        assert first.pause == LOOK_SECONDS
+        assert broker.asked == minute * ["orders", "mail"]
+        bench.time.now += 20.0
+        second.look(bench.history)
+        pauses.append(second.pause)
+        bench.time.now += LOOK_SECONDS - 20.0
+    assert pauses == [120.0, 240.0, MOST_LOOK_SECONDS, MOST_LOOK_SECONDS]
+    assert broker.asked == 4 * ["orders", "mail"]
+    bench.time.now += LOOK_SECONDS  # the first one has died
+    second.look(bench.history)
+    assert second.pause == LOOK_SECONDS
+    found = {day.queue: day for _, day in Backlogs(bench.history).days(0, 2**32, brief=False)}
+    assert {queue: [*day.minutes.values()] for queue, day in found.items()} == {
+        "orders": [5] * 5, "mail": [2] * 5
+    }  # fmt: skip
+
+
+def test_a_queue_that_does_not_tell_is_a_gap_and_harms_no_other() -> None:
+    bench = Bench()
+    broker: Any = Counter(orders=None, mail=2)
+    looks = BacklogLooks(broker, ["orders", "mail"], bench.time)  # type: ignore[arg-type]
+    looks.look(bench.history)
+    assert [*Backlogs(bench.history).newest(NOW)] == ["mail"]
+    broker.waiting["orders"] = 7
+    bench.time.now += LOOK_SECONDS
+    looks.look(bench.history)
+    assert sorted(Backlogs(bench.history).newest(NOW)) == ["mail", "orders"]
 
 
 class AwayStore:
@@ -221,7 +301,7 @@ class AwayStore:
 def test_the_loop_opens_no_store_and_nothing_is_lost_until_it_is_open() -> None:
     bench = Bench()
     results: Any = AwayStore(bench.store)
-    recording = Recording(bench.recorder, "w", "w!1", bench.time, 0.0)  # type: ignore[arg-type]
+    recording = bench.recording()
     for number in range(2):
         bench.recorder.ended("default", "step", State.SUCCEEDED, 0.5)
         write = recording.write_due(results, number * LOCAL_SECONDS)
@@ -240,7 +320,7 @@ def test_the_loop_opens_no_store_and_nothing_is_lost_until_it_is_open() -> None:
 def test_what_a_store_that_is_away_for_long_leaves_in_memory_has_a_bound() -> None:
     bench = Bench()
     results: Any = AwayStore(bench.store)
-    recording = Recording(bench.recorder, "w", "w!1", bench.time, 0.0)  # type: ignore[arg-type]
+    recording = bench.recording()
     for number in range(3 * LATE_HOURS):
         for _ in range(3):
             bench.recorder.ended("default", "step", State.SUCCEEDED, 0.5)
