@@ -15,6 +15,7 @@ from aztask.operate import controls, jobs
 from aztask.operate.jobrunner import make_job
 from aztask.operate.requests import Role, prepare
 from aztask.settlement import Complete, DeadLetter
+from aztask.stores.records.backlogs import Backlogs
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -118,12 +119,15 @@ def fill(app):
         app.results.record([Finish(key, "o", outcome)])
     task = RunningTask(PAYLOAD, PAYLOAD, "default", now - 9, 1, app.codec.encode_value(PAYLOAD))
     app.results.heartbeat(
-        WorkerRecord(f"w {PAYLOAD}", now - 60, now, ("default",), 1, 5, tasks=(task,))
+        WorkerRecord(
+            f"w {PAYLOAD}", now - 60, now, ("default",), 1, 5, tasks=(task,), release=PAYLOAD
+        )
     )
     hour = Hour(Author(PAYLOAD, int(now), PAYLOAD))
     begins = int(now / HOUR) * HOUR
     hour.series[PAYLOAD, PAYLOAD] = {int(now / SLOT) * SLOT: Tally(3, 1, runs={40: 4})}
     history_of(app.results).write(PAYLOAD, begins, hour, now)
+    Backlogs(history_of(app.results)).add(PAYLOAD, now, 3)
     controls.pause(app, controls.Names(queues=["default"]), checked=False).act(by=PAYLOAD)
     group([app.tasks["shop.add"].s(1, 2), app.tasks["shop.add"].s(3, 4)]).delay(workflow_id="w")
     every = {"queue": "default", "all": "yes"}
@@ -178,7 +182,9 @@ def did(app):
     for number in range(300):
         at = int(now / SLOT - 300 + number) * SLOT
         begins = at - at % HOUR
-        hour = hours.setdefault(begins, Hour(Author("shop-7c9f-1", int(now - 2100), "0.2.0")))
+        hour = hours.setdefault(
+            begins, Hour(Author("shop-7c9f-1", int(now - 2100), "0.1.0 2026.11.3"))
+        )
         for name, (most, spent) in busy.items():
             count = int(most * (0.6 + 0.4 * abs((number % 60) / 30 - 1)))
             bad = count // 3 if name[1] == "shop.charge" and number > 120 else 0
@@ -186,6 +192,10 @@ def did(app):
             runs = {bucket_of(spent): count - bad, bucket_of(spent * 4): bad}
             tally = Tally(count - bad, bad // 3, bad - bad // 3, waits=waits, runs=runs)
             hour.series.setdefault(name, {})[at] = tally
+    waiting = Backlogs(history_of(app.results))
+    for number in range(50):
+        left = 40 * max(0, number - 20) if number < 40 else 80 * (50 - number)
+        waiting.add("payments", now - 60 * (50 - number), left + number % 7)
     for begins, hour in hours.items():
         history_of(app.results).write("shop-7c9f-1!x", begins, hour, now)
     controls.pause(app, controls.Names(queues=["payments"]), checked=False).act(by="ann")

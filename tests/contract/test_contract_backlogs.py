@@ -30,7 +30,10 @@ def test_samples_are_read_by_point_and_queue(backlogs: Backlogs) -> None:
     backlogs.add("orders", BEGINS + DAY - 1.0, 1)
     backlogs.add("orders", BEGINS + DAY, 4)
     end = BEGINS + 2 * DAY
-    assert waiting_at(backlogs, BEGINS, BEGINS + HOUR, 20) == {BEGINS + 60: 7, BEGINS + 120: 7}
+    # Each sample holds until the next one of its queue, or for two minutes.
+    fine = {60: 7, 80: 7, 100: 7, 120: 9, 140: 9, 160: 9, 180: 7, 200: 7, 220: 7}
+    found = waiting_at(backlogs, BEGINS, BEGINS + HOUR, 20)
+    assert found == {BEGINS + second: waiting for second, waiting in fine.items()}
     assert waiting_at(backlogs, BEGINS, BEGINS + HOUR, 300) == {BEGINS: 9}
     assert waiting_at(backlogs, BEGINS, end, 300, "mail") == {BEGINS: 2}
     hours = {BEGINS: 9, BEGINS + DAY - HOUR: 1, BEGINS + DAY: 4}

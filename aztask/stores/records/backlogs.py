@@ -31,6 +31,8 @@ from aztask.stores.rows import Change, New, Place, Row, change
 
 MINUTE: Final = 60
 DAY: Final = 24 * HOUR
+HELD_SECONDS: Final = 2 * MINUTE
+"""Samples that are a minute apart may leave out one by the clock, and that is no gap."""
 
 
 @dataclass(slots=True)
@@ -139,7 +141,8 @@ def waiting_at(
 ) -> dict[int, int]:
     """The messages that waited at each step of a window, of one queue or of all; gaps are missing.
 
-    A step of several samples has the largest of each queue. step: seconds, a day at most.
+    A step of several samples has the largest of each queue; a sample holds for `HELD_SECONDS`, or
+    until the next one. step: seconds.
     """
     brief = step >= HOUR
     largest: dict[tuple[int, str], int] = {}
@@ -147,11 +150,13 @@ def waiting_at(
         if queue and day.queue != queue[:LONGEST_NAME]:
             continue
         unit, samples = (HOUR, day.hours) if brief else (MINUTE, day.minutes)
-        for number, waiting in samples.items():
-            at = first + number * unit
-            key = at - (at - begins) % step, day.queue
-            if begins <= at < end:
-                largest[key] = max(largest.get(key, 0), waiting)
+        starts = sorted(samples)
+        for number, following in zip(starts, [*starts[1:], DAY // unit], strict=True):
+            held = unit if brief else min((following - number) * unit, HELD_SECONDS)
+            for at in range(first + number * unit, first + number * unit + held, min(step, unit)):
+                key = at - (at - begins) % step, day.queue
+                if begins <= at < end:
+                    largest[key] = max(largest.get(key, 0), samples[number])
     found: dict[int, int] = {}
     for (at, _), waiting in largest.items():
         found[at] = found.get(at, 0) + waiting
