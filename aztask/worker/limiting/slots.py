@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -163,15 +163,25 @@ class Slots:
             and (item.pointer is not None or message_of(item).pointer is None)
         )
 
-    def is_far(self, item: WorkItem) -> bool:
-        """Whether the delivery's next slot is so far away that it will be put off."""
-        limits = self._limits.get(item.task.name, ()) if item.task is not None else ()
-        if message_of(item).slots or item.permits:
-            return False
-        if any(limit.key is not None or limit.concurrency is not None for limit in limits):
-            return False
-        free_at = max(self._claims.free_at(limit.entry("")) for limit in limits)
-        return free_at > 0.0 and free_at > self._time.now() + AHEAD
+    def far_tasks(self) -> set[str]:
+        """The tasks whose next slot is so far away that their deliveries will be put off."""
+        soon = self._time.now() + AHEAD
+        return {
+            task
+            for task, limits in self._limits.items()
+            if not any(each.key is not None or each.concurrency is not None for each in limits)
+            and max(self._claims.free_at(each.entry("")) for each in limits) > max(soon, 0.0)
+        }
+
+    def is_far(self, item: WorkItem, far_tasks: Collection[str]) -> bool:
+        """Whether the delivery will be put off. far_tasks: of `far_tasks`."""
+        return (
+            item.task is not None
+            and item.task.name in far_tasks
+            and self.applies(item)
+            and not message_of(item).slots
+            and not item.permits
+        )
 
     def admit(self, items: Sequence[WorkItem]) -> None:
         """Give each delivery a window, or put it off.

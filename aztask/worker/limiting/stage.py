@@ -105,7 +105,9 @@ class LimitStage(Work[WorkItem | None]):
 
     def take_far(self, opened: Opened) -> None:
         """Take those that will be put off anyhow: they need no room in the pool."""
-        far = [item for item in opened if self._gate.applies(item) and self._gate.is_far(item)]
+        # By task first: this is done at every turn, and thousands may be opened.
+        tasks = self._gate.far_tasks()
+        far = [item for item in opened if self._gate.is_far(item, tasks)] if tasks else []
         if far:
             taken = set(far)
             left = [item for item in opened if item not in taken]

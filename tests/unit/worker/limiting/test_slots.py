@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -672,3 +673,24 @@ def test_two_workers_under_one_name_have_permits_of_their_own(make: Make) -> Non
     assert [bool(item.permits) for item in items] == [True, True, False, False]
     usage = usage_of(controls_of(bench.app.results), bench.app.limits["two"])
     assert usage.held == {"w": 2}
+
+
+def test_those_that_will_be_put_off_anyhow_are_taken_before_the_pool_has_room(limited: Any) -> None:
+    bench, gate = limited()
+    runtime = make_runtime(bench.app, clock=bench.clock, keeper=bench.keeper)
+    stage = LimitStage(runtime, bench.pipeline, cast(Any, Pauses()), Noting())
+    stage._gate = gate
+    first = bench.items(*[f"t{n:02}" for n in range(30)])
+    opened = deque(bench.items("u1", "u2", "u3"))
+    stage.take_far(opened)
+    assert len(opened) == 3, "nothing is known of the rate"
+    gate.admit(first)
+    has_slot = opened[0]
+    has_slot.window = ALWAYS
+    stage.take_far(opened)
+    assert list(opened) == [has_slot]
+    assert stage.held == 2, "the others are in the gate"
+    bench.clock.now += 10.0  # the next slot is near
+    opened = deque(bench.items("v1"))
+    stage.take_far(opened)
+    assert len(opened) == 1
