@@ -16,18 +16,30 @@ from aztask.errors import ConfigurationError
 from aztask.support.late import install_command
 
 LIBRARIES: Final = ("pyspark", "pyarrow", "pandas")
+CONNECT_LIBRARIES: Final = ("grpc", "grpc_status", "google.rpc", "zstandard")
+"""What PySpark's client of Spark Connect needs besides."""
 REPORT_LIBRARIES: Final = ("jinja2",)
 """What only the HTML report needs: a hosted Spark without it runs everything else."""
 
 
-def check_installed(libraries: Sequence[str] = LIBRARIES) -> None:
-    """Raise ConfigurationError, with the command that installs them, if libraries are missing."""
-    missing = [name for name in libraries if find_spec(name) is None]
+def check_installed(libraries: Sequence[str] = LIBRARIES, *, extra: str = "spark") -> None:
+    """Raise ConfigurationError, with the command that installs them, if libraries are missing.
+
+    extra: aztask's, which brings them.
+    """
+    missing = [name for name in libraries if not _is_there(name)]
     if missing:
         raise ConfigurationError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: "
-            f"{install_command('spark')}"
+            f"{install_command(extra)}"
         )
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def check_java() -> None:

@@ -22,11 +22,11 @@ from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 
-from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 import aztask
 from aztask.errors import ConfigurationError
+from aztask.spark.kind import add_code, code_folder
 from aztask.support.display import printable
 from aztask.version import __version__
 
@@ -267,7 +267,7 @@ def _is_packed(path: PurePosixPath) -> bool:
     )
 
 
-# -- sends code to the executors of a running session: ``addPyFile``, for wheels too -------
+# -- sends code to the executors of a running session, wheels too --------------------------
 #
 # Spark copies wheels to its executors but never imports from them; see `aztask.spark.packing`.
 
@@ -278,16 +278,17 @@ REPACKED: Final = "aztask-repacked"
 
 
 def add_py_files(spark: SparkSession, paths: Iterable[str]) -> None:
-    """Call ``addPyFile`` for each path; a wheel is repacked as a zip, which workers can import.
+    """Send each file to the executors; a wheel is repacked as a zip, which workers can import.
 
-    Spark removes that zip at the session's end. Raises ConfigurationError.
+    Raises ConfigurationError.
     """
     for path in paths:
-        spark.sparkContext.addPyFile(_importable(path))
+        with code_folder(spark) as folder:
+            add_code(spark, _importable(path, folder))
 
 
-def _importable(path: str) -> str:
-    """The file to give to ``addPyFile``, made here if `path` is a wheel."""
+def _importable(path: str, folder: Path) -> str:
+    """The file from which workers can import, made in the folder if `path` is a wheel."""
     shown = printable(path)
     if "://" in path:
         if path.endswith(WHEEL):
@@ -302,8 +303,7 @@ def _importable(path: str) -> str:
             f"{shown} is neither a .py file nor a zip nor a wheel: Spark would not import from it"
         )
     files = wheel_files(Path(path))
-    folder = Path(SparkFiles.getRootDirectory(), REPACKED)
-    folder.mkdir(exist_ok=True)
-    target = folder / f"{Path(path).stem}.zip"
+    (folder / REPACKED).mkdir(exist_ok=True)
+    target = folder / REPACKED / f"{Path(path).stem}.zip"
     write_zip(target, files)
     return str(target)

@@ -2,8 +2,8 @@
 
 Rules
 1. A session that already runs (a notebook's, a platform's) is used unchanged and never stopped.
-2. A new session runs where ``master`` says, else where spark-submit or Spark's settings say, else
-   on this machine.
+2. A new session runs where ``master`` says, else where ``SPARK_REMOTE`` says, spark-submit or
+   Spark's settings, else on this machine. ``sc://HOST`` is a server of Spark Connect; see `kind`.
 3. On this machine its Python workers run the driver's interpreter, not the first ``python3`` on the
    PATH, which may lack aztask. With PySpark's own Spark they also share imports (see `workers`).
 4. `conf` overrides the settings of spark-submit, and those override our defaults.
@@ -20,16 +20,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.util import is_remote_only
 
 from aztask import errors
 from aztask.errors import AztaskError, ConfigurationError, SubmitFailed
+from aztask.spark.kind import SPARK_ERRORS, is_remote, open_remote, remote_address
 from aztask.spark.needs import check_java
 from aztask.support.display import mask, one_line
+
+if not is_remote_only():
+    from pyspark import SparkConf, SparkContext
 
 # -- Failures --------------------------------------------------------------------------------------
 #
@@ -37,9 +40,6 @@ from aztask.support.display import mask, one_line
 #
 # Spark passes a remote traceback on as text. If an aztask error is in it, the last one is raised
 # again under its class; any other error is reported in Spark's own words, cut to one line.
-
-SPARK_ERRORS: Final = (PySparkException, Py4JError)
-"""What a job raises: PySpark's own errors, and the Java bridge's for all others."""
 
 _OURS: Final = re.compile(r"^(?:[\w.]+: )*aztask\.errors\.(\w+): (.+)$", re.MULTILINE)
 _MISSING: Final = re.compile(r"(?:No module named|there is no module) '(\w+)")
@@ -117,7 +117,14 @@ def ended_well(query: StreamingQuery, seconds: int) -> bool:
     try:
         return bool(query.awaitTermination(seconds))
     except SPARK_ERRORS as error:
-        raise as_ours(error, _again(query)) from error
+        found = as_ours(error, _again(query))
+        if is_remote(query) and what_is_missing(str(error)):
+            # Spark 4.3 looks for a session's files in the server's own folder for them.
+            found = type(found)(
+                f"{found}. Executors of a stream do not find the files of a Spark Connect session: "
+                "start the server with --files and the same zip, too"
+            )
+        raise found from error
 
 
 def _again(query: StreamingQuery) -> str:
@@ -137,11 +144,11 @@ def _short(text: str) -> str:
 
 
 LOCAL = "local[*]"
-DEFAULTS = {
+SESSION_DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.ui.showConsoleProgress": "false",
 }
+DEFAULTS = {**SESSION_DEFAULTS, "spark.ui.showConsoleProgress": "false"}
 PYTHON_VARIABLE = "PYSPARK_PYTHON"
 DAEMON_MODULE = "spark.python.daemon.module"
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -162,13 +169,22 @@ def get_session(
     """The active session, or a new one.
 
     name: the application's, on Spark's own pages. master, conf: as for spark-submit; an active
-    session ignores them. conf overrides our defaults (time zone UTC, Arrow on). ui: whether to
-    serve Spark's web page. log_level: the JVM's. Raises ConfigurationError if Java is missing or
-    Spark does not start.
+    session ignores them. A master ``sc://HOST`` is a server of Spark Connect. conf overrides our
+    defaults (time zone UTC, Arrow on). ui: whether to serve Spark's web page. log_level: the JVM's.
+    A server of Spark Connect has its own name, page and log level. Raises ConfigurationError if
+    Java is missing, Spark does not start, or no server answers.
     """
     active = active_session()
     if active is not None:
         return active
+    address = remote_address(master, conf or {})
+    if address is not None:
+        try:
+            return open_remote(address, {**SESSION_DEFAULTS, **(conf or {})})
+        except PySparkException as error:
+            raise ConfigurationError(
+                f"Spark Connect refuses the session: {mask(first_line(error))}"
+            ) from error
     check_java()
     settings = {"spark.ui.enabled": str(ui).lower(), **DEFAULTS, **(conf or {})}
     where = master or settings.get("spark.master")
@@ -256,7 +272,7 @@ def translated_errors() -> Iterator[None]:
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         yield
-    except (PySparkException, Py4JError) as error:
+    except SPARK_ERRORS as error:
         raise translated(error) from error
 
 

@@ -24,8 +24,8 @@ HERE = Path(__file__).parent
 OWN = (
     *("test_recording.py", "test_cluster.py", "test_example.py", "test_compaction.py"),
     *("test_datasource.py", "test_event_lines.py", "test_packing.py", "test_sent_events.py"),
-    *("test_charts.py", "test_failures.py", "test_ids.py", "test_matching.py", "test_needs.py"),
-    *("test_pace.py", "test_queries.py"),
+    *("test_charts.py", "test_failures.py", "test_ids.py", "test_kind.py", "test_matching.py"),
+    *("test_needs.py", "test_pace.py", "test_queries.py"),
     *("test_recommendation.py", "test_report.py", "test_report_page.py", "test_submission.py"),
     *("test_values.py", "test_workers.py"),
 )

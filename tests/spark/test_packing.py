@@ -131,5 +131,6 @@ def test_each_extra_is_for_the_cluster_or_stays_here():
     settings.read(Path(__file__).parents[2] / "setup.cfg")
     extras = set(settings["options.extras_require"])
     here = {"dashboard", "django", "mcp", "migrate", "prometheus", "reload", "test", "top"}
+    here.add("spark-connect")
     there = {name for name in extras if name in packing._CLUSTER.split("|")}
     assert (there | here, there & here) == (extras, set())

@@ -18,6 +18,7 @@ PRIVATE = {
     "azure-servicebus": r"from azure\.servicebus\._",
     "kombu": r"(?:kombu|Transport|Channel|virtual)\b",  # a transport is a subclass of Kombu's own
     "msal": r"response_mode",  # it warns of answers as a query, which it may remove
+    "pandas": r"createDataFrame",  # PySpark's client of Spark Connect warns of pandas 3
     "mcp": r"from mcp\.server\.lowlevel",  # release 2 renamed its classes
 }
 """Packages of which something is used that their makers may change, and how that shows."""
@@ -35,6 +36,7 @@ NOT_TRIED = {
     "pandas": "of Spark",
     "pyarrow": "of Spark",
     "pyjwt": "of the dashboard",
+    "pyspark-client": "`tox -e spark-long`",
     "pyspark": "the oldest that is allowed is the one that all tests use",
     "python-multipart": "of the dashboard",
     "starlette": "of the dashboard",

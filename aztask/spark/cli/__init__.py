@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
 def command() -> None:
     """Submit tasks from Spark, and learn from their events.
 
-    Needs `pip install "aztask[spark]"` and Java 17 or newer. The commands run on this machine
-    unless --master says otherwise.
+    Needs `pip install "aztask[spark]"` and Java 17 or newer, or, for a Spark Connect server, only
+    `pip install "aztask[spark-connect]"`. The commands run on this machine unless --master or
+    SPARK_REMOTE says otherwise.
     """

@@ -51,7 +51,9 @@ def session_options(function: Callable[..., None]) -> Callable[..., None]:
     """``--master``, ``--conf`` and ``--py-files``; the command gets them as ``spark_options``."""
 
     @click.option(
-        "--master", help="Run Spark there. [default: Spark's own settings, else this machine]"
+        "--master",
+        help="Run Spark there, such as sc://HOST. [default: SPARK_REMOTE, Spark's own settings, "
+        "else this machine]",
     )
     @click.option(
         "--conf",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -72,14 +71,14 @@ def command(
 def _print_batches(query: Any, shown: int, as_json: bool) -> int:
     """Print the batches after number `shown`; returns the newest one's number."""
     for progress in query.recentProgress:
-        about = json.loads(progress.json)
-        batch, rows = int(about["batchId"]), int(about["numInputRows"])
+        batch, rows = int(progress.batchId), int(progress.numInputRows)
         if batch <= shown or not rows:
             continue
         shown = batch
-        seconds = about.get("durationMs", {}).get("triggerExecution", 0) / 1000
+        seconds = progress.durationMs.get("triggerExecution", 0) / 1000
         if as_json:
-            print_json({"batch": batch, "rows": rows, "seconds": seconds, "query": about["id"]})
+            about = {"batch": batch, "rows": rows, "seconds": seconds}
+            print_json({**about, "query": str(progress.id)})
         else:
             click.echo(f"batch {batch}: {plural(rows, 'row')} sent in {seconds:.1f} s")
     return shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +12,6 @@ from aztask.errors import SubmitFailed
 from aztask.operate.cli.options import app_option, json_option
 from aztask.operate.cli.output import ProgressLine, print_fields, print_json
 from aztask.spark.cli.session import SessionOptions, open_session, session_options, submit_options
-
-POLL_SECONDS = 0.3
 
 
 @click.command("submit")
@@ -88,29 +85,19 @@ def watched(session: Any) -> Iterator[Callable[[str], None]]:
 
     Yields a function that the block calls with the name of each step.
     """
-    ended = threading.Event()
+    from aztask.spark.kind import watched_stages
+
     steps = ["reading"]
-    watcher = threading.Thread(
-        target=_watch, args=(session.sparkContext, ended, steps), daemon=True
-    )
-    watcher.start()
+    shown: list[tuple[int, ProgressLine]] = []
+
+    def show(stage: int, tasks: int, ended: int) -> None:
+        if not shown or shown[-1][0] != stage:
+            shown[:] = [(stage, ProgressLine(tasks, "partitions", rate=False))]
+        shown[-1][1].show(ended, f" done, {steps[-1]}")
+
     try:
-        yield steps.append
+        with watched_stages(session, show):
+            yield steps.append
     finally:
-        ended.set()
-        watcher.join()
-
-
-def _watch(context: Any, ended: threading.Event, steps: list[str]) -> None:
-    tracker = context.statusTracker()
-    shown: tuple[int, ProgressLine] | None = None
-    while not ended.wait(POLL_SECONDS):
-        stage = max(tracker.getActiveStageIds(), default=None)
-        about = None if stage is None else tracker.getStageInfo(stage)
-        if stage is None or about is None:
-            continue
-        if shown is None or shown[0] != stage:
-            shown = (stage, ProgressLine(about.numTasks, "partitions", rate=False))
-        shown[1].show(about.numCompletedTasks, f" done, {steps[-1]}")
-    if shown is not None:
-        shown[1].clear()
+        for _, line in shown:
+            line.clear()

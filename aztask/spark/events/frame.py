@@ -32,6 +32,7 @@ from aztask.spark.events.source import (
     read_files,
     unsound_files,
 )
+from aztask.spark.kind import kept, release
 
 MAX_BROADCAST_IDS: Final = 100_000
 """Up to so many repeated ids are broadcast to every executor; beyond it, all rows are shuffled."""
@@ -126,7 +127,7 @@ class Events:
     def close(self) -> None:
         """Free the lines that Spark keeps in memory and on disk. The frames still work, slower."""
         if "_frames" in self.__dict__:
-            self._frames[1].unpersist()
+            release(self._frames[1])
 
     @property
     def _rows(self) -> DataFrame:
@@ -256,7 +257,7 @@ def _rows(
         ours += plan.compacted
     if ours or not frames:
         # Lines are parsed once; Spark keeps the columns in memory, or on disk if that is short.
-        frames.append(read_files(spark, place, ours).persist())
+        frames.append(kept(read_files(spark, place, ours)))
     rows = frames[0]
     for frame in frames[1:]:
         rows = rows.unionByName(frame)

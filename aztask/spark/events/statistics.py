@@ -15,6 +15,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from aztask.spark.kind import kept, release
 from aztask.stores.events.event import EVENT_KINDS
 
 ACCURACY: Final = 10_000
@@ -103,7 +104,7 @@ class Statistics:
 
     def close(self) -> None:
         """Free the memory of the computed figures."""
-        self.figures.unpersist()
+        release(self.figures)
 
     def _level(self, level: str, *keys: str) -> DataFrame:
         rows = self.figures.where(F.col("level") == LEVELS[level])
@@ -124,7 +125,7 @@ def statistics(events: DataFrame) -> Statistics:
     joined = counts.join(spreads, same, "left").select(counts["*"], *_spread_columns(spreads))
     # One partition, because the rows are few: Spark does not merge the partitions of a persisted
     # frame, and each use of it would run as many tasks as a shuffle has partitions.
-    return Statistics(events, _derived(joined).repartition(1).persist())
+    return Statistics(events, kept(_derived(joined).repartition(1)))
 
 
 def columns() -> list[str]:

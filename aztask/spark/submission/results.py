@@ -35,6 +35,7 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 from aztask.app import App
 from aztask.errors import CodecError, ConfigurationError, ForeignId, ResultTimeout
 from aztask.spark.events.lines import storable
+from aztask.spark.kind import analyzed
 from aztask.spark.session import first_line
 from aztask.spark.submission.submission import Target, id_maker, selected
 from aztask.stores.records.base import ResultStore, RunRecord
@@ -183,7 +184,7 @@ def read_manifest(spark: SparkSession, folder: str, submission_id: str) -> DataF
     """The keys of a submission, each once. Raises ConfigurationError if there are none."""
     path = manifest_path(folder, submission_id)
     try:
-        return spark.read.parquet(path).select(KEY).dropDuplicates()
+        return analyzed(spark.read.parquet(path).select(KEY).dropDuplicates())
     except PySparkException as error:
         raise ConfigurationError(
             f"there is no manifest of submission {submission_id!r} in {folder}: submit with "

@@ -33,6 +33,7 @@ from aztask.app import App
 from aztask.app.loading import load_app
 from aztask.config import read_environment
 from aztask.errors import AztaskError, ConfigurationError, did_you_mean
+from aztask.spark.kind import analyzed
 from aztask.spark.session import file_in, first_line
 from aztask.support.display import mask, short_repr
 from aztask.support.durations import parse_duration
@@ -165,7 +166,7 @@ def read_table(
     try:
         if schema:
             reader = reader.schema(schema)
-        return reader.load(path)
+        return analyzed(reader.load(path))
     except PySparkException as error:
         raise ConfigurationError(f"{path} cannot be read as {kind}: {first_line(error)}") from error
 
@@ -184,7 +185,7 @@ def read_stream(
     if max_files is not None:
         reader = reader.option("maxFilesPerTrigger", max_files)
     try:
-        return reader.schema(schema).load(path)
+        return analyzed(reader.schema(schema).load(path))
     except PySparkException as error:
         raise ConfigurationError(f"{path} cannot be read as {kind}: {first_line(error)}") from error
 

@@ -16,14 +16,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from aztask.app import App
 from aztask.errors import ConfigurationError, SubmitFailed
 from aztask.message.codec import Codec
-from aztask.spark.session import SPARK_ERRORS, as_ours
+from aztask.spark.kind import SPARK_ERRORS, cores
+from aztask.spark.session import as_ours
 from aztask.spark.submission.matching import matched
 from aztask.spark.submission.results import write_manifest
 from aztask.spark.submission.send import MAX_ERRORS, REPORT_SCHEMA, PartitionReport, send_batches
@@ -251,7 +251,7 @@ def planned(
     if plan.rate is None:
         return plan
     _check_speculation(df.sparkSession)
-    return replace(plan, writers=plan.writers or _cores(df.sparkSession))
+    return replace(plan, writers=plan.writers or cores(df.sparkSession))
 
 
 def _run(
@@ -328,16 +328,6 @@ def _check_writable_without(task: Task[..., Any]) -> None:
             f"the app of task {task.name!r} has keys, argsrepr=True or its own serializer, which "
             "executors get only by importing it: name it, app='module:app'"
         )
-
-
-def _cores(session: SparkSession) -> int:
-    try:
-        return int(session.sparkContext.defaultParallelism)
-    except PySparkException as error:
-        raise ConfigurationError(
-            "the number of cores is unknown here: set writers=, the number of partitions that send "
-            "at the same time"
-        ) from error
 
 
 def _check_speculation(session: SparkSession) -> None:

@@ -40,7 +40,7 @@ def run(site, command):
 
 def test_submit(site):
     broker = site[2]
-    (command,) = commands("aztask spark submit")
+    (command,) = commands("aztask spark submit --master")
     ended = run(site, f"{command} --json")
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
