@@ -47,6 +47,7 @@ _LAST: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.M
 _CAUSE: Final = re.compile(
     r"^Caused by: [\w.$]+: ((?:(?!\tat |\t\.\.\.|Caused by).*\n?)+)", re.MULTILINE
 )
+_CALL: Final = re.compile(r"An error occurred while calling \w+\.\w+\.$")
 _FILE: Final = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 _DIED: Final = ("Python worker exited unexpectedly", "Python worker process terminated")
 AGAIN: Final = (
@@ -249,8 +250,12 @@ def active_session() -> SparkSession | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text; a query plan and a stack follow it in Spark's errors."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    """The first line of an error's text; a query plan and a stack follow it in Spark's errors.
+
+    The first line of the bridge to Java only says which call failed, so that it is passed over.
+    """
+    lines = [line.strip(" :") for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if not _CALL.match(line)), lines[0] if lines else "")
 
 
 # -- turns Spark's errors about queries into aztask's: one line, not a plan and two stacks -

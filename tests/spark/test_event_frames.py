@@ -222,7 +222,56 @@ def test_an_empty_directory_and_none_at_all(spark, tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be listed"):
         read_events(spark, tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match="neither a directory nor blob://"):
-        read_events(spark, "abfss://x@y/z")
+        place_of("abfss://x@y/z")
+
+
+@pytest.fixture
+def lake(spark, tmp_path):
+    """A scheme of Hadoop's own for the test's folder: a mount table, as data lakes have them."""
+    name = "fs.viewfs.mounttable.lake.link./events"
+    spark.conf.set(name, f"file://{tmp_path}")
+    yield "viewfs://lake/events"
+    spark.conf.unset(name)
+
+
+@pytest.mark.parametrize("scheme", ["file", "viewfs"])
+def test_spark_reads_what_a_directory_holds_at_any_path_that_it_knows(spark, log, lake, scheme):
+    """Lines, compacted hours beside their sources, damaged files, and what is odd."""
+    directory, _ = log
+    expected = make_hostile(directory)
+    compact(None, place_of(directory), now=BEGIN + 2.5 * 3600, keep=True)
+    (whole,) = directory.glob("date=*/hour=*/*.parquet")
+    beside = whole.parent.parent / "hour=07"
+    beside.mkdir()
+    behind = bytearray(whole.read_bytes())
+    behind[100:2100] = bytes(2000)
+    (beside / "damaged.parquet").write_bytes(behind)
+    (beside / "cut.parquet").write_bytes(whole.read_bytes()[:-100])
+    plain_read = read_events(spark, directory)
+    path = f"file://{directory}" if scheme == "file" else f"{lake}/{directory.name}"
+    read = read_events(spark, path)
+    assert read.counts.odd == plain_read.counts.odd
+    assert read.counts.odd.items() >= (expected | {"damaged Parquet file": 1}).items()
+    assert read.counts.skipped["damaged Parquet file"] == 1
+    assert read.counts.skipped["compacted already"] > 0
+    for name in ("files", "compacted_files", "events", "duplicates"):
+        assert getattr(read.counts, name) == getattr(plain_read.counts, name)
+    assert ids(read.events) == ids(plain_read.events)
+    where = ("odd", "odd_file", "odd_line")
+    told = [sorted(tuple(row[n] or "" for n in where[:2]) for row in each.odd.collect())
+            for each in (read, plain_read)]  # fmt: skip
+    assert told[0] == told[1]
+    read.close()
+    plain_read.close()
+
+
+def test_a_path_that_spark_cannot_list_is_one_line(spark, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"nowhere' cannot be listed: .*PATH_NOT_FOUND"):
+        read_events(spark, f"file://{tmp_path}/nowhere")
+    with pytest.raises(ConfigurationError, match=r"cannot be listed: .*nosuch"):
+        read_events(spark, "nosuch://x/y")
+    read = read_events(spark, f"file://{tmp_path}")
+    assert (read.counts.events, read.events.count()) == (0, 0)
 
 
 def test_a_file_that_vanishes_while_it_is_read_fails_loudly(spark, log):

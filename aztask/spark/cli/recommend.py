@@ -68,7 +68,8 @@ def command(
 ) -> None:
     """Recommend leases, prefetch and splits of queues, from the event log.
 
-    PATH is a directory or blob://ACCOUNT/CONTAINER. A published lease is changed only if it is far
+    PATH is a directory, blob://ACCOUNT/CONTAINER, or any path that Spark reads (abfss://, dbfs:/,
+    file:///). A published lease is changed only if it is far
     off. Workers and senders with lease_advice follow the leases that --publish writes. The broker
     says how long a lease may be; without -A and AZTASK_BROKER, give --most (5m for Service Bus).
     """

@@ -48,7 +48,8 @@ def command(
 ) -> None:
     """Show how tasks waited, ran and ended, from their events.
 
-    PATH is a directory or blob://ACCOUNT/CONTAINER. Waits, runs and margins (the lease left at
+    PATH is a directory, blob://ACCOUNT/CONTAINER, or any path that Spark reads (abfss://, dbfs:/,
+    file:///). Waits, runs and margins (the lease left at
     settlement) are in seconds. Counts are exact; percentiles are off by at most 1 rank in 10,000.
     """
     from aztask.spark.needs import REPORT_LIBRARIES, check_installed

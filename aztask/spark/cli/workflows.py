@@ -33,7 +33,8 @@ def command(
 ) -> None:
     """Show which workflows took longest, and which tasks made them wait.
 
-    Lists the longest workflows in the events under PATH. With --id, it shows one workflow's
+    Lists the longest workflows in the events under PATH: a directory, blob://ACCOUNT/CONTAINER, or
+    any path that Spark reads (abfss://, dbfs:/, file:///). With --id, it shows one workflow's
     critical path, the tasks whose delay would have delayed its end, and its 10 slowest tasks.
     """
     with open_session(spark_options, "aztask workflows") as spark:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from aztask.spark.events.files import EventFile, FileListing
 from aztask.spark.events.lines import ARROW, DAMAGED, NOT_AN_EVENT, TEXTS, odd_table
-from aztask.spark.events.places import EventPlace
+from aztask.spark.events.places import EventPlace, ReadablePlace
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,11 @@ class CompactedOrigin:
     def from_metadata(cls, metadata: pq.FileMetaData) -> CompactedOrigin:
         """The origin that a footer records; empty for a file of another program."""
         text = (metadata.metadata or {}).get(ORIGIN_KEY)
-        if text is None:
-            return cls()
+        return cls() if text is None else cls.from_json(text)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> CompactedOrigin:
+        """The origin that `to_json` wrote. Raises ValueError, KeyError and TypeError."""
         record: Any = json.loads(text)
         numbers = (tuple(map(int, record.get(name, ()))) for name in ("moments", "rows"))
         return cls(tuple(map(str, record["sources"])), int(record["duplicates"]), *numbers)
@@ -88,10 +91,17 @@ class ReadingPlan:
 def plan_of(place: EventPlace) -> ReadingPlan:
     """List the place, read the footers, and decide which files to read."""
     listing = place.list()
+    return planned(listing, _origins(place, [file for file in listing.files if file.compacted]))
+
+
+def planned(
+    listing: FileListing, origins: Iterable[tuple[EventFile, CompactedOrigin | None]]
+) -> ReadingPlan:
+    """Which of the listed files to read. origins: of each compacted one, None if it is damaged."""
     compacted: list[EventFile] = []
     sources: set[str] = set()
     duplicates = 0
-    for file, origin in _origins(place, [file for file in listing.files if file.compacted]):
+    for file, origin in origins:
         if origin is None:
             listing.skipped[DAMAGED] += 1
             continue
@@ -123,7 +133,7 @@ def _origin(place: EventPlace, name: str) -> CompactedOrigin | None:
         return CompactedOrigin()
 
 
-def origin_of(place: EventPlace, name: str) -> CompactedOrigin | None:
+def origin_of(place: ReadablePlace, name: str) -> CompactedOrigin | None:
     """What a compacted file was made from; None if its footer cannot be read.
 
     Raises FileNotFoundError.
@@ -138,7 +148,7 @@ def origin_of(place: EventPlace, name: str) -> CompactedOrigin | None:
         return None
 
 
-def read_compacted(place: EventPlace, name: str) -> Iterator[pa.RecordBatch]:
+def read_compacted(place: ReadablePlace, name: str) -> Iterator[pa.RecordBatch]:
     """The rows of one compacted file; a column that it lacks is null.
 
     A damaged file gives the rows before the damage and one problem row. A row without the columns
@@ -160,7 +170,7 @@ def read_compacted(place: EventPlace, name: str) -> Iterator[pa.RecordBatch]:
 
 
 def read_rows(
-    place: EventPlace, name: str, ranges: Sequence[tuple[int, int]]
+    place: ReadablePlace, name: str, ranges: Sequence[tuple[int, int]]
 ) -> Iterator[pa.RecordBatch]:
     """As `read_compacted`, only the rows in these ranges (first row, number of rows).
 
@@ -183,7 +193,7 @@ def read_rows(
             yield from odd_table(name, [(DAMAGED, str(error), None)]).to_batches()
 
 
-def is_sound(place: EventPlace, name: str) -> bool:
+def is_sound(place: ReadablePlace, name: str) -> bool:
     """Whether a file is as a compaction writes it. Reads all of it, up to the last row."""
     with place.local_copy(name) as path:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import stat
@@ -227,3 +228,31 @@ def _add_entry(listing: FileListing, name: str, entry: os.DirEntry[str]) -> None
         return  # removed since the folder was read
     if stat.S_ISREG(status.st_mode):
         listing.add(name, status.st_size, status.st_ctime)
+
+
+# -- One file that Spark has fetched ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """One file that Spark has fetched, with a place's operations for reading."""
+
+    place: str
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.place
+
+    def open(self, name: str) -> BinaryIO:
+        """A stream of the content."""
+        return io.BytesIO(self.content)
+
+    open_seekable = open
+
+    @contextmanager
+    def local_copy(self, name: str) -> Iterator[Path]:
+        """Yield a temporary copy on this machine."""
+        with tempfile.TemporaryDirectory(prefix="aztask-events-") as folder:
+            path = Path(folder, "copy")
+            path.write_bytes(self.content)
+            yield path

@@ -11,17 +11,15 @@ Rules
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from aztask.spark.events.compactfiles import ReadingPlan, plan_of
+from aztask.spark.events.compactfiles import ReadingPlan, plan_of, planned
 from aztask.spark.events.files import Directory, EventFile
 from aztask.spark.events.lines import CLOCK_BACK, DDL, EVENT_COLUMNS, ODD_COLUMNS
 from aztask.spark.events.places import EventPlace, place_of
@@ -32,6 +30,7 @@ from aztask.spark.events.source import (
     read_files,
     unsound_files,
 )
+from aztask.spark.events.sparkfiles import SparkPath, escaped, is_of_spark
 from aztask.spark.kind import kept, release
 
 MAX_BROADCAST_IDS: Final = 100_000
@@ -70,7 +69,7 @@ class Events:
     def __init__(
         self,
         spark: SparkSession,
-        place: EventPlace,
+        place: EventPlace | SparkPath,
         plan: ReadingPlan,
         *,
         unique: bool,
@@ -154,15 +153,25 @@ def read_events(
 ) -> Events:
     """The events under `path`. Lines and compacted hours are read together, no event twice.
 
-    path: a directory, ``blob://ACCOUNT/CONTAINER[/FOLDER]`` (Entra ID), or a container's name with
-    `account_variable`. account_variable: the environment variable with the account's connection
-    string, which the driver and each executor read; the string is never an option of Spark.
+    path: a directory, ``blob://ACCOUNT/CONTAINER[/FOLDER]`` (Entra ID), a container's name with
+    `account_variable`, or a path that Spark reads, such as ``abfss://CONTAINER@ACCOUNT.../FOLDER``,
+    ``dbfs:/FOLDER`` or ``file:///FOLDER`` (of Spark's machines). account_variable: the environment
+    variable with the account's connection string, which the driver and each executor read; the
+    string is never an option of Spark.
     check_duplicates: False trusts that no event is in two files, and saves a job over the ids.
     check_files: False trusts that the compacted files of a directory are intact, and saves a job
     that reads them; a damaged one then fails the jobs that read it.
 
     Raises ConfigurationError.
     """
+    if account_variable is None and is_of_spark(os.fspath(path)):
+        ours = SparkPath(spark, os.fspath(path))
+        listing = ours.list()
+        origins = ours.origins(
+            [each for each in listing.files if each.compacted], check=check_files
+        )
+        plan = planned(listing, origins)
+        return Events(spark, ours, plan, unique=check_duplicates, check=check_files)
     place = place_of(path, account_variable)
     return Events(spark, place, plan_of(place), unique=check_duplicates, check=check_files)
 
@@ -239,36 +248,37 @@ def _moment() -> Column:
 
 
 def _rows(
-    spark: SparkSession, place: EventPlace, plan: ReadingPlan, *, check: bool
+    spark: SparkSession, place: EventPlace | SparkPath, plan: ReadingPlan, *, check: bool
 ) -> tuple[DataFrame, DataFrame]:
     """(every row of the planned files, the part of them that Spark persists).
 
-    Spark's own reader takes the Parquet files of a directory. It fails the whole job at the first
-    damaged one, so those are found first and read here, as lines and blobs are.
+    Spark's own reader takes the Parquet files that it can reach. It fails the whole job at the
+    first damaged one, so those are found first and read here, as lines and blobs are.
     """
     ours: list[EventFile] = list(plan.lines)
     frames: list[DataFrame] = []
-    if isinstance(place, Directory):
+    unsound = plan.compacted
+    if isinstance(place, SparkPath):
+        unsound = [file for file in plan.compacted if file.name in place.unsound]
+    elif isinstance(place, Directory):
         unsound = unsound_files(spark, place, plan.compacted) if check else []
-        ours += unsound
-        if sound := [file for file in plan.compacted if file not in unsound]:
-            frames.append(_parquet(spark, place, sound))
-    else:
-        ours += plan.compacted
+    ours += unsound
+    if sound := [file for file in plan.compacted if file not in unsound]:
+        frames.append(_parquet(spark, place, sound))
     if ours or not frames:
         # Lines are parsed once; Spark keeps the columns in memory, or on disk if that is short.
-        frames.append(kept(read_files(spark, place, ours)))
+        read = place.read(ours) if isinstance(place, SparkPath) else read_files(spark, place, ours)
+        frames.append(kept(read))
     rows = frames[0]
     for frame in frames[1:]:
         rows = rows.unionByName(frame)
     return rows, frames[-1]
 
 
-def _parquet(spark: SparkSession, place: Directory, files: Sequence[EventFile]) -> DataFrame:
-    # Not a plain URI: Spark reads these characters as a pattern, and does not decode %20.
-    paths = [
-        "file://" + re.sub(r"([\[\]{}*?\\])", r"\\\1", str(Path(place.path, file.name)))
-        for file in files
-    ]
+def _parquet(
+    spark: SparkSession, place: EventPlace | SparkPath, files: Sequence[EventFile]
+) -> DataFrame:
+    folder = place.path if isinstance(place, SparkPath) else f"file://{place}"
+    paths = [escaped(f"{folder.rstrip('/')}/{file.name}") for file in files]
     names = [*EVENT_COLUMNS, *ODD_COLUMNS]
     return spark.read.schema(DDL).parquet(*paths).select(*names)

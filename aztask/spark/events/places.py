@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
 from aztask.errors import ConfigurationError
-from aztask.spark.events.files import Directory
+from aztask.spark.events.files import Directory, Fetched
 from aztask.support.display import printable
 
 if TYPE_CHECKING:
     from aztask.spark.events.container import Container
 
 EventPlace: TypeAlias = Union[Directory, "Container"]
+ReadablePlace: TypeAlias = EventPlace | Fetched
+"""What files are read from; a `Fetched` file comes from `aztask.spark.events.sparkfiles`."""
 CONTAINERS: Final = "aztask.spark.events.container"
 """Imported only when a container is named: every Python worker of Spark imports this module, most
 read directories, and importing the blob SDK takes longer than all the rest.
@@ -45,8 +47,8 @@ def place_of(text: str | os.PathLike[str], account_variable: str | None = None) 
         return _container(text, account_variable)
     if "://" in text:
         raise ConfigurationError(
-            f"{printable(text)} is neither a directory nor blob://ACCOUNT/CONTAINER; mount it, or "
-            "copy the files to where this session can read them"
+            f"{printable(text)} is neither a directory nor blob://ACCOUNT/CONTAINER: Spark can "
+            "read events there, but a stream or a compaction needs one of these"
         )
     return Directory(str(Path(text).absolute()))
 

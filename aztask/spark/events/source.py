@@ -32,7 +32,7 @@ from aztask.spark.dealing import deal
 from aztask.spark.events.compactfiles import is_sound, plan_of, read_compacted, read_rows
 from aztask.spark.events.files import EventFile
 from aztask.spark.events.lines import DDL, UNREADABLE, odd_table, read_lines
-from aztask.spark.events.places import EventPlace, place_of
+from aztask.spark.events.places import EventPlace, ReadablePlace, place_of
 from aztask.support.display import printable
 
 # -- distributes event files over Spark tasks, and reads them there ------------------------
@@ -72,7 +72,9 @@ def portions(files: Sequence[EventFile]) -> list[Portion]:
     return [*made, Portion(tuple(portion))] if portion else made
 
 
-def read_portion(place: EventPlace, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+def read_portion(
+    place: ReadablePlace, partition: InputPartition | None
+) -> Iterator[pa.RecordBatch]:
     """The rows of a portion's files. Raises AztaskError if one was removed.
 
     partition: a `Portion`; Spark passes None if a read has no portions.
