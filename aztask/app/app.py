@@ -38,7 +38,7 @@ from aztask.message.message import TaskMessage
 from aztask.message.payload import StoredValue
 from aztask.message.rowsignatures import RowSignatures
 from aztask.message.signatures import SignatureRules
-from aztask.queues.base import Broker, Position, QueueOptions
+from aztask.queues.base import Broker, Capabilities, Position, QueueOptions
 from aztask.queues.lease.asyncheld import AsyncHeldLease
 from aztask.queues.lease.held import HeldLease
 from aztask.result import AsyncResult
@@ -469,9 +469,12 @@ class App:
         """The lease duration to request now: the learned one with ``lease_advice``."""
         return self.queues.lease_now(name)
 
-    def queue_plan(self, name: str) -> QueuePlan:
-        """What the app requires of a queue: its lease, sessions, duplicate detection and so on."""
-        return self.queues.plan(name)
+    def queue_plan(self, name: str, can: Capabilities | None = None) -> QueuePlan:
+        """What the app requires of a queue: its lease, sessions, duplicate detection and so on.
+
+        * `can`: of another service than the app's broker, for its queue of that name.
+        """
+        return self.queues.plan(name, can)
 
     def queue_options(self, name: str) -> QueueOptions:
         """The options to create the queue with.
@@ -514,6 +517,11 @@ class App:
     def address(self) -> str:
         """The broker's address for display, with its secrets masked."""
         return self._connections.shown()
+
+    @property
+    def broker_target(self) -> object:
+        """The broker's address as a value, or the broker itself if the app was given one."""
+        return self._connections.broker_target
 
     @property
     def owner(self) -> Owner:

@@ -25,7 +25,7 @@ from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.limits.declaration import Limit, limit_of
 from aztask.message.codec import Codec
 from aztask.message.encryption import PLAIN_DIGESTS, KeyDigests
-from aztask.queues.base import ANY_SESSION, Broker, Position, QueueOptions
+from aztask.queues.base import ANY_SESSION, Broker, Capabilities, Position, QueueOptions
 from aztask.queues.lease.held import HeldLease, LeaseTerms
 from aztask.result import AsyncResult
 from aztask.sending.asyncsend import AsyncSender
@@ -236,15 +236,16 @@ class DeclaredQueues:
         own = self._own(name)
         return own.over(self._settings) if own else self._settings
 
-    def lease_seconds(self, name: str) -> float:
+    def lease_seconds(self, name: str, can: Capabilities | None = None) -> float:
         """The lease duration to request for the queue, in seconds.
 
-        It is the queue's setting, else the app's, else the broker's default.
+        It is the queue's setting, else the app's, else the default of the broker, or of `can`.
         """
         settings = self.settings_of(name)
         if self._lease_asked(name):
             return settings.lease_seconds
-        return min(self.broker.capabilities.default_lease_seconds, settings.max_lease_seconds / 2)
+        default = (can or self.broker.capabilities).default_lease_seconds
+        return min(default, settings.max_lease_seconds / 2)
 
     def lease_now(self, name: str) -> float:
         """The lease duration to request now, in seconds.
@@ -260,15 +261,15 @@ class DeclaredQueues:
         own = self._own(name)
         return self._lease_given or (own is not None and own.lease_seconds is not None)
 
-    def plan(self, name: str) -> QueuePlan:
-        """What the app requires of a queue: its lease, sessions, duplicate detection and so on."""
+    def plan(self, name: str, can: Capabilities | None = None) -> QueuePlan:
+        """What the app requires of a queue, see `App.queue_plan`."""
         return plan_of(
             name,
             self._own(name),
             self.settings_of(name),
             self._tasks.values(),
             home=self._by_priority.get(name, name),
-            lease=self.lease_seconds(name),
+            lease=self.lease_seconds(name, can),
             lease_asked=self._lease_asked(name),
         )
 

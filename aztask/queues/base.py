@@ -516,6 +516,7 @@ class QueueFacts:
     dead_letters: whether dead letters can be stored.
     active: whether the queue accepts and delivers messages.
     made_on_use: the queue is created when it is first used, so a missing one is no problem.
+    partitioned: whether the service spreads its messages over several stores.
     """
 
     queue: str
@@ -528,6 +529,7 @@ class QueueFacts:
     dead_letters: bool | None = None
     active: bool | None = None
     made_on_use: bool = False
+    partitioned: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ COMMANDS = {
     "migrate": "Check what a Celery project needs to move to aztask, and rewrite a part of it.",
     "schedule": "List, show, pause, resume, trigger and backfill schedules.",
     "scheduler": "Send the tasks of schedules until stopped, without running tasks.",
+    "azure": "Write files for what the app needs on Azure, and compare it with what is there.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
     "top": "Show what needs attention, what workers did, queues, tasks and failures live.",
     "dashboard": "Serve the operations page in a browser until stopped.",

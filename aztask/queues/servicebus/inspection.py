@@ -298,6 +298,7 @@ class BusInspector:
             max_deliveries=known.max_delivery_count,
             dead_letters=True,
             active=known.status == ACTIVE,
+            partitioned=bool(known.enable_partitioning),
         )
         if known.requires_duplicate_detection:
             window = _seconds(known.duplicate_detection_history_time_window)
