@@ -66,8 +66,8 @@ TIMING = (
     }
     | {
         f"test_tasks.test_tasks.test_revoked_by_headers_{canvas}_canvas": (
-            "it revokes and sends at once, in two queues that a worker polls: on a busy machine with"
-            " Storage queues the task may come first"
+            "it revokes and sends at once, in two queues that a worker polls: on a busy machine"
+            " with Storage queues the task may come first"
         )
         for canvas in ("simple", "complex")
     }
