@@ -6,6 +6,9 @@ import random
 import shutil
 from pathlib import Path
 
+from pyspark.sql import functions as F
+
+from aztask.spark.events.lines import DDL
 from aztask.stores.events.event import Event, quote, to_line
 
 BEGIN = 1_790_000_000 // 3600 * 3600
@@ -58,6 +61,15 @@ def write_log(directory: Path, events: list[Event], files: int = 6) -> list[Path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"".join(map(line, sorted(its, key=lambda event: event.ts))))
     return sorted(parts)
+
+
+def as_frame(spark, rows: list[tuple[object, ...]], columns: str):
+    """Rows with some columns of events, the others null."""
+    frame = spark.createDataFrame(rows, columns)
+    for column in spark.createDataFrame([], DDL).schema:
+        if column.name not in frame.columns:
+            frame = frame.withColumn(column.name, F.lit(None).cast(column.dataType))
+    return frame
 
 
 def make_hostile(directory: Path) -> dict[str, int]:

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 from browser import dom_of, screenshot
-from events_reference import compare, groups
+from events_reference import check_lengths, compare, groups, lengths
 from events_site import line
 from realrun import QUICK
 
@@ -30,8 +30,11 @@ def test_every_figure_of_a_real_run(spark, real_run, tmp_path, capsys):
     damage = damaged(directory, plain_events)
 
     before = figures(capsys, str(directory))
-    compared = check(before, expected)
+    runs = lengths(plain_events)
+    compared = check(before, expected, runs)
     assert compared > 400
+    assert before["total"]["run_cut_off"] > 4, "two workers and their leases were lost"
+    assert sum(cut for _, cut in runs["ledger.too_long", None]) > 0
     assert before["counts"]["events"] == len({event.id for event in plain_events})
     assert (
         sum(before["counts"]["odd"].values()) - before["counts"]["odd"].get("clock went back", 0)
@@ -42,7 +45,7 @@ def test_every_figure_of_a_real_run(spark, real_run, tmp_path, capsys):
     compact(spark, place_of(directory), now=NOW)
     page = tmp_path / "report.html"
     after = figures(capsys, str(directory), "--html", str(page))
-    assert check(after, expected) == compared
+    assert check(after, expected, runs) == compared
     for same in ("events", "duplicates", "odd"):
         assert after["counts"][same] == before["counts"][same]
     assert after["counts"]["compacted_files"] == after["counts"]["files"]
@@ -63,10 +66,15 @@ def figures(capsys, *arguments):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def check(found, expected):
+def check(found, expected, runs):
     """Compare every figure with plain Python's; how many there were."""
     assert found["accuracy"] == ACCURACY
     compared = compare(found["total"], expected["total"][()])
+    compared += check_lengths(found["total"], runs[None, None])
+    for row in found["tasks"]:
+        compared += check_lengths(row, runs[row["task"], None])
+    for row in found["queues"]:
+        compared += check_lengths(row, runs[None, row["queue"]])
     for level, keys in (
         ("task", ["task"]),
         ("queue", ["queue"]),

@@ -1,16 +1,20 @@
 """Recommendations that follow from a queue's deliveries. Without Spark."""
 
+from collections import Counter
+
 import pytest
 
-from aztask.leaseadvice.advice import Advice, Evidence, bin_of
+from aztask.leaseadvice.advice import Advice, Evidence, bin_of, edge_of
 from aztask.queues.lease.bounds import Bounds
 from aztask.spark.recommendation.recommend import (
     QueueEvidence,
+    Simulation,
     TaskEvidence,
     gathered,
     prefetch_of,
     recommended,
     split_of,
+    survived,
 )
 
 BOUNDS = Bounds(30.0, 7 * 86400.0)
@@ -35,6 +39,60 @@ def queue(lease=None, lost=0, **tasks):
 
 def published(lease, at=1000.0):
     return Advice(lease, False, "raised: before", Evidence(), "pipeline", at)
+
+
+class TestSimulation:
+    def test_what_a_lease_would_have_meant(self):
+        seen = task(10.0, 900)
+        seen.held[bin_of(100.0)] += 100
+        found = recommended(queue(240.0, a=seen), None, BOUNDS, at=5.0)
+        simulated = found.simulated
+        assert (simulated.lost_at_least, simulated.lost_at_most) == (0.0, 0.0)
+        text = str(Simulation.of(seen, 48.0, 240.0))
+        assert text == (
+            "10 % of these deliveries would have lost a lease of 48 s without a renewal, "
+            "0 % one of 240 s; a killed worker's messages come again after 48 s at most instead "
+            "of 240 s"
+        )
+        assert found.reasons["simulation"] == str(simulated)
+
+    def test_how_long_those_took_that_were_cut_off_is_unknown(self):
+        seen = task(10.0, 900, cut=[60.0] * 100)
+        assert seen.between(30.0) == (0.1, 0.1)
+        assert seen.between(120.0) == (0.0, 0.1)
+        told = str(Simulation.of(seen, 120.0, None))
+        assert told.startswith("0 to 10 % of these deliveries would have lost a lease of 120 s")
+        all_cut = TaskEvidence(cut=Counter({bin_of(1.0): 16}))
+        told = str(Simulation.of(all_cut, 30.0, 1.0))
+        assert told.startswith("0 to 100 % of these deliveries would have lost a lease of 30 s")
+
+    def test_nothing_is_known(self):
+        found = recommended(queue(60.0), None, BOUNDS, at=5.0)
+        assert found.simulated is None
+        assert found.reasons["simulation"] == "none: nothing is known yet"
+
+
+def test_runs_that_were_all_cut_off_have_no_length():
+    """The p99 of 2,000 runs that were cut at 60 s is not 63 s."""
+    seen = TaskEvidence(stopped=Counter({bin_of(60.0): 2000}))
+    found = seen.runs()
+    assert (found.samples, found.cut_off) == (2000, 2000)
+    assert (found.p50_seconds, found.p99_seconds) == (None, None)
+    prefetch, why = prefetch_of(found, 60.0)
+    assert prefetch is None
+    assert "2000 of 2000 runs were cut off" in why
+
+
+def test_runs_that_were_cut_off_are_longer():
+    """Against the definition: of 10 runs, the survivors of each bin."""
+    ended = Counter({bin_of(float(n)): 1 for n in (1, 2, 4, 8, 16)})
+    stopped = Counter({bin_of(float(n)): 1 for n in (1.5, 3, 6, 12, 24)})
+    # 9/10, 7/8, 5/6, 3/4, 1/2 survive: 0.9, 0.79, 0.66, 0.49, 0.25
+    assert survived(ended, stopped, 0.1) == edge_of(bin_of(1.0))
+    assert survived(ended, stopped, 0.5) == edge_of(bin_of(8.0))
+    assert survived(ended, stopped, 0.75) == edge_of(bin_of(16.0))
+    assert survived(ended, stopped, 0.8) is None
+    assert survived(ended, {}, 0.5) == edge_of(bin_of(4.0))
 
 
 class TestLease:

@@ -10,7 +10,8 @@ import time
 from collections import Counter, defaultdict
 
 import pytest
-from events_site import random_event, write_log
+from events_reference import cut_off
+from events_site import as_frame, random_event, write_log
 
 from aztask import App
 from aztask.errors import AztaskError
@@ -20,6 +21,7 @@ from aztask.leaseadvice.stores import LeaseFile
 from aztask.operate.cli import main
 from aztask.queues.lease.bounds import Bounds
 from aztask.spark.events.frame import read_events
+from aztask.spark.events.lengths import CUT_OFF
 from aztask.spark.events.statistics import OUTCOMES, RAN
 from aztask.spark.recommendation.recommend import (
     TRIES,
@@ -43,9 +45,9 @@ def test_what_is_observed_is_what_a_plain_count_says(spark, tmp_path):
         if kind in (*OUTCOMES, "settle_failed"):
             bins[(*key, "held")][bin_of(event.held_seconds)] += 1
         if kind in RAN:
-            bins[(*key, "run")][bin_of(event.duration_seconds)] += 1
+            stopped = "stopped" if event.error_type in CUT_OFF else "run"
+            bins[(*key, stopped)][bin_of(event.duration_seconds)] += 1
         if kind == "lease_lost":
-            bins[(*key, "cut")][bin_of(event.held_seconds)] += 1
             bins[(event.queue, "", "lost")][bin_of(event.lease_seconds)] += 1
         if kind == "settle_failed":
             bins[(event.queue, "", "failed")][bin_of(event.lease_seconds)] += 1
@@ -53,6 +55,10 @@ def test_what_is_observed_is_what_a_plain_count_says(spark, tmp_path):
             lease[event.queue] = max(
                 lease.get(event.queue, (0.0, 0.0)), (event.ts, event.lease_seconds)
             )
+    for task, queue, seconds, held in cut_off(read_plainly(tmp_path)):
+        bins[(queue, task, "stopped")][bin_of(seconds)] += 1
+        if held is not None:
+            bins[(queue, task, "cut")][bin_of(held)] += 1
     seen = observe(read_events(spark, tmp_path).events)
     assert list(seen) == ["queue-0", "queue-1", "queue-2"]
     for queue, found in seen.items():
@@ -74,7 +80,7 @@ def test_edges_of_bins_are_counted_alike(spark):
         ("q", "t", 0.0, "failed", -1.0, 0.0, 1.0),
     ]
     names = "queue string, task string, ts double, event string, held_seconds double, "
-    frame = spark.createDataFrame(rows, names + "duration_seconds double, lease_seconds double")
+    frame = as_frame(spark, rows, names + "duration_seconds double, lease_seconds double")
     assert observe(frame)["q"].tasks["t"].held == Counter(map(bin_of, seconds))
 
 

@@ -128,6 +128,13 @@ def _bounds(app: App, least: float, most: float | None, min_samples: int) -> Bou
     return Bounds(min(least, longest), longest, min_samples)
 
 
+def _held(evidence: Any) -> object:
+    """The p99 of held time; deliveries that were cut off would have been held for longer."""
+    if evidence.p99_seconds is None or evidence.cut_off <= 0.01 * evidence.samples:
+        return evidence.p99_seconds
+    return f"> {evidence.p99_seconds:.3g}"
+
+
 def _show(found: Sequence[Any], *, as_json: bool) -> None:
     if as_json:
         for each in found:
@@ -139,7 +146,7 @@ def _show(found: Sequence[Any], *, as_json: bool) -> None:
             [
                 each.queue,
                 each.advice.evidence.samples,
-                each.advice.evidence.p99_seconds,
+                _held(each.advice.evidence),
                 each.advice.evidence.losses,
                 each.current_lease_seconds,
                 "renew" if each.advice.renew else each.advice.lease_seconds,

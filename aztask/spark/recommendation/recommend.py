@@ -28,6 +28,7 @@ from aztask.leaseadvice.document import LeaseDocument, LeaseStore, publish_advic
 from aztask.leaseadvice.learning import SAME
 from aztask.queues.lease.bounds import Bounds
 from aztask.queues.lease.state import RENEW_AT
+from aztask.spark.events.lengths import CUT_OFF, cut_off_runs
 from aztask.spark.events.statistics import OUTCOMES, RAN
 
 __all__ = ["publish", "recommend"]
@@ -51,11 +52,13 @@ __all__ = ["publish", "recommend"]
 # 1. One job reads the events. It returns counts by bin (`aztask.leaseadvice.advice`), a few
 #    hundred for each task of a queue, however many events there are.
 # 2. The bins are those in which workers count, so the same decision serves both.
-# 3. A run that a lost lease cut off is counted apart: it would look like a short run.
+# 3. A run that a lost lease cut off is counted apart: it would look like a short run. A delivery
+#    whose lease was lost before its task started is a loss, but no run, and held nothing up.
 
 HELD: Final = "held"
 CUT: Final = "cut"
 RUN: Final = "run"
+STOPPED: Final = "stopped"
 LOST: Final = "lost"
 FAILED: Final = "failed"
 LEASE: Final = "lease"
@@ -65,29 +68,52 @@ LEASE: Final = "lease"
 class TaskEvidence:
     """One task's deliveries on one queue, by bin of seconds.
 
-    held: how long leases were held until settlement. cut: until they were lost. run: how long runs
-    took.
+    held: how long leases were held until settlement. cut: until they were lost, of those whose task
+    had started. run: how long runs took. stopped: how long those are known to have taken that did
+    not end.
     """
 
     held: Counter[int] = field(default_factory=Counter)
     cut: Counter[int] = field(default_factory=Counter)
     run: Counter[int] = field(default_factory=Counter)
+    stopped: Counter[int] = field(default_factory=Counter)
 
     def add(self, other: TaskEvidence) -> None:
         """Add the counts of another task."""
         self.held += other.held
         self.cut += other.cut
         self.run += other.run
+        self.stopped += other.stopped
 
     def runs(self) -> Evidence:
-        """Percentiles of run time; a run that was cut off took at least as long as it was held."""
-        return Observation(_counts(self.run), _counts(self.cut)).evidence()
+        """Percentiles of run time; None if too many runs were cut off before."""
+        both, cut = self.run + self.stopped, self.stopped.total()
+        p50, p99 = (survived(self.run, self.stopped, part) for part in (0.5, 0.99))
+        return Evidence(both.total(), p50, p99, cut)
 
     def longer_than(self, seconds: float) -> float:
         """The part of the deliveries held for longer than `seconds`, by the bins' upper edges."""
+        return self.between(seconds)[0]
+
+    def between(self, seconds: float) -> tuple[float, float]:
+        """As `longer_than`: (at least, at most); how long those cut off take is unknown."""
         both = self.held + self.cut
+        if not both:
+            return 0.0, 0.0
         beyond = sum(count for number, count in both.items() if edge_of(number) > seconds)
-        return beyond / both.total() if both else 0.0
+        unknown = sum(count for number, count in self.cut.items() if edge_of(number) <= seconds)
+        return beyond / both.total(), (beyond + unknown) / both.total()
+
+
+def survived(ended: Mapping[int, int], stopped: Mapping[int, int], part: float) -> float | None:
+    """The Kaplan-Meier estimate of a percentile, from counts by bin; see `events.lengths`."""
+    survival, at_risk = 1.0, sum(ended.values()) + sum(stopped.values())
+    for number in sorted({*ended, *stopped}):
+        survival *= 1 - ended.get(number, 0) / at_risk
+        if survival <= 1 - part + 1e-9:
+            return edge_of(number)
+        at_risk -= ended.get(number, 0) + stopped.get(number, 0)
+    return None
 
 
 @dataclass(slots=True)
@@ -137,8 +163,16 @@ def observe(events: DataFrame) -> dict[str, QueueEvidence]:
     measured = (
         events.where(F.col("event").isin(*_relevant_kinds()))
         .select("queue", "task", "ts", F.explode(F.filter(_measures(), _is_known)).alias("m"))
-        .select("queue", "task", "ts", "m.kind", "m.seconds", _bin("m.seconds").alias("bin"))
+        .select("queue", "task", "ts", "m.kind", "m.seconds")
     )
+    started = cut_off_runs(events)
+    for kind, column in ((STOPPED, "seconds"), (CUT, "held")):
+        known = started.where(F.col(column).isNotNull())
+        seconds = F.col(column).alias("seconds")
+        measured = measured.unionByName(
+            known.select("queue", "task", "ts", F.lit(kind).alias("kind"), seconds)
+        )
+    measured = measured.withColumn("bin", _bin("seconds"))
     rows = measured.groupBy("queue", "task", "kind", "bin").agg(
         F.count("*").alias("count"),
         F.max(F.struct("ts", "seconds")).alias("newest"),
@@ -163,7 +197,8 @@ def gathered(rows: Iterable[Mapping[str, Any]]) -> dict[str, QueueEvidence]:
             evidence.failed[number] += count
         else:
             task = evidence.tasks.setdefault(row["task"], TaskEvidence())
-            {HELD: task.held, CUT: task.cut, RUN: task.run}[kind][number] += count
+            bins = {HELD: task.held, CUT: task.cut, RUN: task.run, STOPPED: task.stopped}
+            bins[kind][number] += count
     return dict(sorted(found.items()))
 
 
@@ -176,10 +211,11 @@ def _measures() -> Column:
     kind = F.col("event")
     ended = kind.isin(*OUTCOMES, "settle_failed")
     lost = kind == "lease_lost"
+    stopped = F.coalesce(F.col("error_type").isin(*CUT_OFF), F.lit(False))
     pairs = [
         (HELD, ended, "held_seconds"),
-        (CUT, lost, "held_seconds"),
-        (RUN, kind.isin(*RAN), "duration_seconds"),
+        (RUN, kind.isin(*RAN) & ~stopped, "duration_seconds"),
+        (STOPPED, kind.isin(*RAN) & stopped, "duration_seconds"),
         (LOST, lost, "lease_seconds"),
         (FAILED, kind == "settle_failed", "lease_seconds"),
         (LEASE, kind == "started", "lease_seconds"),
@@ -250,14 +286,54 @@ class DurationClass:
 
 
 @dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a lease would have meant for the deliveries of the log. Parts are of 1.
+
+    lease_seconds: also the longest time after which a killed worker's message is delivered again.
+    lost_at_least, lost_at_most: deliveries that would have lost it without a renewal; they differ
+    by those that were cut off earlier, whose length is unknown. The former ones are of the lease
+    that is in force, None if that is unknown.
+    """
+
+    lease_seconds: float
+    lost_at_least: float
+    lost_at_most: float
+    former_lease_seconds: float | None
+    former_lost_at_least: float | None
+    former_lost_at_most: float | None
+
+    @classmethod
+    def of(cls, deliveries: TaskEvidence, lease: float, former: float | None) -> Simulation:
+        """Compare both leases with how long each delivery was held."""
+        before = (None, None) if former is None else deliveries.between(former)
+        return cls(lease, *deliveries.between(lease), former, *before)
+
+    def __str__(self) -> str:
+        text = f"{_parts(self.lost_at_least, self.lost_at_most)} of these deliveries would have "
+        text += f"lost a lease of {self.lease_seconds:g} s without a renewal"
+        again = f"a killed worker's messages come again after {self.lease_seconds:g} s at most"
+        at_least, at_most = self.former_lost_at_least, self.former_lost_at_most
+        if at_least is None or at_most is None or self.former_lease_seconds == self.lease_seconds:
+            return f"{text}; {again}"
+        text += f", {_parts(at_least, at_most)} one of {self.former_lease_seconds:g} s"
+        return f"{text}; {again} instead of {self.former_lease_seconds:g} s"
+
+
+def _parts(at_least: float, at_most: float) -> str:
+    low, high = (f"{100 * part:.3g}" for part in (at_least, at_most))
+    return f"{low} %" if low == high else f"{low} to {high} %"
+
+
+@dataclass(frozen=True, slots=True)
 class Recommendation:
     """The recommendations for one queue. Durations are seconds, parts are of 1.
 
     current_lease_seconds: as published, otherwise of the newest run. advice: the lease with its
     reason and evidence. renewed_part: of the deliveries, those that need a renewal under the
     advised lease. prefetch: deliveries to hold for each task that runs at once; None: too little is
-    known. split: classes of duration; empty if one queue suffices. reasons: one sentence for each
-    of lease, renewal, prefetch and split.
+    known. split: classes of duration; empty if one queue suffices. simulated: what the advised
+    lease would have meant for these deliveries. reasons: one sentence for each of lease,
+    simulation, renewal, prefetch and split.
     """
 
     queue: str
@@ -268,6 +344,7 @@ class Recommendation:
     run_p99_seconds: float | None
     prefetch: int | None
     split: tuple[DurationClass, ...]
+    simulated: Simulation | None
     reasons: Mapping[str, str]
 
     def as_dict(self) -> dict[str, Any]:
@@ -293,6 +370,8 @@ def recommended(
     renewed = total.longer_than(RENEW_AT * advised) if advised is not None else 0.0
     prefetch, why_prefetch = prefetch_of(runs, advised, bounds.min_samples)
     split, why_split = split_of(deliveries, bounds)
+    known = advised is not None and evidence.samples > 0
+    simulated = Simulation.of(total, advised, lease) if advised is not None and known else None
     return Recommendation(
         deliveries.queue,
         lease,
@@ -302,8 +381,10 @@ def recommended(
         runs.p99_seconds,
         prefetch,
         split,
+        simulated,
         {
             "lease": advice.latest or advice.reason,
+            "simulation": str(simulated) if simulated else "none: nothing is known yet",
             "renewal": _renewal(renewed, evidence, advice),
             "prefetch": why_prefetch,
             "split": why_split,
@@ -315,8 +396,13 @@ def prefetch_of(
     runs: Evidence, lease: float | None, min_samples: int = 1
 ) -> tuple[int | None, str]:
     """(deliveries for each task that runs at once, why); see rule 2."""
-    if runs.samples < min_samples or not runs.p50_seconds or not runs.p99_seconds or lease is None:
+    if runs.samples < min_samples or lease is None:
         return None, f"leave it to the worker: {runs.samples} runs are too few to decide"
+    if not runs.p50_seconds or not runs.p99_seconds:
+        return None, (
+            f"leave it to the worker: {runs.cut_off} of {runs.samples} runs were cut off, so "
+            "it is unknown how long they take"
+        )
     waiting = WAITING_PART * lease
     if runs.p99_seconds > waiting:
         return 0, (

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from aztask.spark.events.statistics import SHARES
 from aztask.spark.report import charts
 from aztask.spark.report.charts import (
     Chart,
@@ -29,7 +30,7 @@ from aztask.spark.report.charts import (
     seconds,
     share,
 )
-from aztask.spark.report.summary import Summary
+from aztask.spark.report.summary import Summary, shown_run
 from aztask.version import __version__
 
 MAX_CHART_ROWS: Final = 20
@@ -202,7 +203,7 @@ def _troubled(summary: Summary) -> Table:
             lambda row: count(row["lease_lost"]),
             _marked("lease_lost", 1e-9, 1e9),
         ),
-        Column("99 % run below", lambda row: seconds(row["run_p99"])),
+        Column("99 % run below", lambda row: shown_run(row, "p99", seconds) or seconds(None)),
         Column(
             "most frequent errors",
             lambda row: clean(", ".join(errors.get(row["task"], ["–"])[:3])),
@@ -236,12 +237,18 @@ def _numbers(key: str, rows: Sequence[Row]) -> Table:
     columns = [
         *(column(name, count) for name in ("runs", *kinds, "settle_failed")),
         *(column(f"wait_{part}", seconds) for part in ("p50", "p90", "p99", "max")),
-        *(column(f"run_{part}", seconds) for part in ("p50", "p90", "p99", "max")),
+        Column("cut off", lambda row: count(row.get("run_cut_off", 0))),
+        *(_run_column(part) for part in SHARES),
+        column("run_max", seconds),
         *(column(f"held_{part}", seconds) for part in ("p50", "p99", "max")),
         *(column(f"margin_{part}", seconds) for part in ("p50", "p10", "p01", "min")),
         column("throughput", per_second),
     ]
     return _table(key, rows, columns)
+
+
+def _run_column(share: str) -> Column:
+    return Column(f"run {share}", lambda row: shown_run(row, share, seconds) or seconds(None))
 
 
 def _table(key: str, rows: Sequence[Row], columns: Sequence[Column]) -> Table:

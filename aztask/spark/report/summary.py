@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aztask.spark.events.frame import Events
-from aztask.spark.events.statistics import ACCURACY, Statistics, plain, statistics
+from aztask.spark.events.lengths import INTERVAL_RUNS, LEVELS, run_lengths
+from aztask.spark.events.statistics import ACCURACY, SHARES, Statistics, plain, statistics
 
 STEPS: Final = (
     *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400),
@@ -58,7 +59,9 @@ def summarize(events: Events, *, progress: Callable[[str], None] = lambda text: 
     progress(f"statistics of {counts['events']:,} events")
     figures = statistics(events.events)
     try:
-        return _summary(str(events.place), counts, figures)
+        summary = _summary(str(events.place), counts, figures)
+        _add_lengths(summary, plain(run_lengths(events.events)))
+        return summary
     finally:
         figures.close()
 
@@ -78,6 +81,44 @@ def _summary(place: str, counts: Row, figures: Statistics) -> Summary:
         plain(figures.over_time(step)) if total else [],
         step,
     )
+
+
+def _add_lengths(summary: Summary, lengths: list[Row]) -> None:
+    """Add to each task, each queue and the total what `run_lengths` found.
+
+    Where runs were cut off, the percentiles are its estimates, the mean is unknown and the longest
+    run is the longest that is known. Otherwise the exact figures stay, and the intervals are added
+    below `INTERVAL_RUNS`.
+    """
+    found = {(row["level"], row["task"], row["queue"]): row for row in lengths}
+    rows = [((LEVELS["task"], row["task"], None), row) for row in summary.tasks]
+    rows += [((LEVELS["queue"], None, row["queue"]), row) for row in summary.queues]
+    rows += [((LEVELS["total"], None, None), row) for row in (summary.total,) if row]
+    for key, row in rows:
+        its = found.get(key, {})
+        cut = its.get("run_cut_off", 0)
+        few = its.get("run_ended", 0) + cut < INTERVAL_RUNS
+        row["run_cut_off"] = cut
+        for share in SHARES:
+            for end in ("low", "high"):
+                row[f"run_{share}_{end}"] = its.get(f"run_{share}_{end}") if few else None
+            if cut:
+                row[f"run_{share}"] = its[f"run_{share}"]
+        if cut:
+            row["run_mean"], row["run_max"] = None, its["run_longest"]
+
+
+def shown_run(row: Row, share: str, form: Callable[[float], str]) -> str:
+    """A percentile of runs for people: ``~`` an estimate, ``>`` beyond the longest run known."""
+    value, low, high = (row.get(f"run_{share}{end}") for end in ("", "_low", "_high"))
+    cut = row.get("run_cut_off")
+    if value is None:
+        return f"> {form(row['run_max'])}" if cut else ""
+    text = f"~{form(value)}" if cut else form(value)
+    if low is None and high is None:
+        return text
+    ends = (form(low) if low is not None else "?", form(high) if high is not None else "?")
+    return f"{text} ({' to '.join(ends)})"
 
 
 def step_of(span: float) -> int:
