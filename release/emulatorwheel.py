@@ -33,6 +33,17 @@ START: Final = "aztask.operate.cli.emulator"
 REQUIRES: Final = ("click>=8.4",)
 _IMPORT: Final = re.compile(rf"^(\s*(?:from|import)\s+){OLD}(?=[.\s])", re.MULTILINE)
 
+README: Final = """\
+# aztask-emulator
+
+A local Azure Service Bus in one Python process, for tests and laptops. The SDKs work with it.
+
+    aztask-emulator --port 5672 --admin-port 5300
+
+It prints the connection strings. `aztask-emulator --help` lists the options. It is a part of
+aztask, whose documentation says which SDKs were tried, and what is different from the service.
+"""
+
 MAIN: Final = f'''"""``aztask-emulator``: a local Service Bus, without the rest of aztask."""
 
 from {NEW}.errors import AztaskError
@@ -102,6 +113,7 @@ def contents(version: str) -> dict[str, str]:
         "Summary: A local Service Bus for tests and laptops: AMQP 1.0 in one Python process\n"
         f"License-Expression: MIT\nLicense-File: LICENSE\nRequires-Python: >=3.11\n{requires}"
         "Provides-Extra: tls\nRequires-Dist: cryptography>=43; extra == 'tls'\n"
+        f"Description-Content-Type: text/markdown\n\n{README}"
     )
     files[f"{info}/WHEEL"] = (
         "Wheel-Version: 1.0\nGenerator: aztask\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 
 from aztask.app import App
+from aztask.operate.bundle import bundle, write_bundle
 from aztask.operate.celeryapp import CeleryApp, examine_celery
-from aztask.operate.cli.failures import FAILURE, OK, diagnose
+from aztask.operate.cli.failures import FAILURE, OK, CommandFailed, diagnose
 from aztask.operate.cli.options import (
     LONGEST_LEASE,
     Duration,
@@ -53,6 +55,13 @@ COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
     metavar="OWNER",
     help="Move the result store's rows of another owner, BROKER or APP on BROKER, to this app.",
 )
+@click.option(
+    "--bundle",
+    "bundle_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Pack the findings for a bug report into this new zip file, without secrets.",
+)
 @yes_option
 @json_option
 @click.pass_context
@@ -62,6 +71,7 @@ def command(
     lease: float | None,
     collect: bool,
     old_owner: str | None,
+    bundle_file: Path | None,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -74,6 +84,9 @@ def command(
 
     Of a Celery app it checks the routes, serializers, acknowledgements and time limits, too, and
     its queues and results as Celery's workers use them.
+
+    --bundle packs versions, findings, settings, plans of queues, names of tasks, and which
+    variables are set. Secrets are masked; no message, argument or result is read.
 
     --adopt is for a broker that was moved or renamed, or whose standby took over: the runs,
     workflows, schedules and other rows of the old broker become those of this app's broker. It asks
@@ -97,10 +110,21 @@ def command(
         for finding in findings:
             found.append(finding)
             _print(finding, as_json=as_json)
+        if bundle_file is not None:
+            _pack(app, found, bundle_file)
     levels = Counter(finding.level for finding in found)
     problems, warnings = levels[Level.PROBLEM], levels[Level.WARNING]
     click.echo(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}", err=True)
     ctx.exit(_exit_code(found))
+
+
+def _pack(app: App, found: Sequence[Finding], path: Path) -> None:
+    try:
+        write_bundle(path, files := bundle(app, found))
+    except FileExistsError:
+        raise CommandFailed(f"{path} exists already; choose another name") from None
+    note = f"wrote {visible(str(path))}: {plural(len(files), 'file')}; read them before you send it"
+    click.echo(note, err=True)
 
 
 def _adopt(app: App, old: str, *, yes: bool) -> None:

@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
@@ -96,9 +98,13 @@ EPILOG = (
 
 
 def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
+    if not value or ctx.resilient_parsing:
+        return
+    if ctx.params["as_json"]:  # eager, so it is known by now wherever it stands
+        click.echo(json.dumps(import_module("aztask.support.versions").versions()))
+    else:
         click.echo(f"aztask {__version__}")
-        ctx.exit()
+    ctx.exit()
 
 
 @click.group(
@@ -120,15 +126,24 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 @click.option(
     "--version",
     is_flag=True,
-    is_eager=True,
     expose_value=False,
     allow_from_autoenv=False,
     callback=_show_version,
     help="Show the version and exit.",
 )
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    is_eager=True,
+    allow_from_autoenv=False,
+    help="With --version: as JSON, with the build, Python, SQLite and libraries.",
+)
 @click.pass_context
-def cli(ctx: click.Context) -> None:
+def cli(ctx: click.Context, as_json: bool) -> None:
     """Run Python functions as background tasks on Azure queues, under auto-renewing leases."""
+    if as_json:
+        raise click.UsageError("--json belongs after the command, or beside --version", ctx)
     if sys.stdout is None and ctx.invoked_subcommand not in SILENT:
         raise failures.CommandFailed(
             "stdout is closed, so nothing was done; open it, for example with >/dev/null"

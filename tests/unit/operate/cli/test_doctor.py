@@ -1,6 +1,7 @@
 """``aztask doctor`` on the local broker: its lines, its JSON, its exit codes."""
 
 import json
+import zipfile
 
 import pytest
 
@@ -53,6 +54,19 @@ def test_json_is_one_object_for_each_finding(shop, cli):
         "file system" in found["broker", "file"]["text"]
         or "file is" in found["broker", "file"]["text"]
     )
+
+
+def test_a_bundle_has_the_findings_and_is_not_written_over(shop):
+    path = shop.folder / "shop.zip"
+    ended = shop("doctor", "-A", "doctor_shop", "--json", "--bundle", str(path))
+    assert ended.code == 0
+    assert ended.err.startswith(f"wrote {path}: 6 files; read them before you send it\n")
+    with zipfile.ZipFile(path) as archive:
+        packed = json.loads(archive.read("aztask-bundle/findings.json"))
+    printed = findings(ended)
+    assert {(each["subject"], each["check"]) for each in packed} == printed.keys()
+    again = shop("doctor", "-A", "doctor_shop", "--bundle", str(path))
+    assert (again.code, f"{path} exists already" in again.error) == (1, True)
 
 
 def test_without_results_a_promise_is_void(cli, monkeypatch):

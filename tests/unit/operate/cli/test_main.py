@@ -1,8 +1,11 @@
+import json
+import sqlite3
 import subprocess
 import sys
 from importlib import import_module
 
 import click
+import kombu
 import pytest
 
 from aztask.operate.cli.main import COMMANDS
@@ -65,6 +68,20 @@ def test_every_option_has_help_and_every_reading_command_has_json():
 def test_version(cli):
     assert cli("--version").out == f"aztask {__version__}\n"
     assert cli("tasks", "--help", AZTASK_VERSION="1").out.startswith("Usage:")
+
+
+@pytest.mark.parametrize("words", [("--version", "--json"), ("--json", "--version")])
+def test_the_versions_for_a_bug_report(cli, words):
+    found = json.loads(cli(*words).out)
+    assert found["aztask"] == __version__
+    assert found["sqlite"] == sqlite3.sqlite_version
+    assert found["libraries"]["kombu"] == kombu.__version__
+
+
+def test_json_before_a_command_says_where_it_belongs(cli):
+    ended = cli("--json", "tasks")
+    assert ended.code == 2
+    assert "--json belongs after the command, or beside --version" in ended.error
 
 
 def test_help_imports_neither_kombu_nor_an_sdk():
