@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,11 +24,14 @@ from aztask.operate.provision.plan import (
     differences,
     plan_for_azure,
 )
+from aztask.operate.verify import CHECKS, as_html, leftovers, report, verify
 from aztask.support.display import plural, visible
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FOLDER: Final = Path("azure")
+A_FILE: Final = click.Path(dir_okay=False, path_type=Path)
+STATES: Final = {"passed": "green", "failed": "red", "skipped": "yellow"}
 COLOURS: Final = {"add": "green", "change": "yellow", "replace": "red", "unknown": "yellow"}
 
 
@@ -137,6 +141,53 @@ def diff_(as_json: bool, **options: Any) -> None:
     summary = ", ".join(f"{count} to {kind}" for kind, count in counts.items())
     click.echo(summary or "no difference", err=True)
     click.get_current_context().exit(1 if found else 0)
+
+
+@command.command("verify")
+@app_option
+@click.option(
+    "--check",
+    "names",
+    type=click.Choice(tuple(CHECKS)),
+    multiple=True,
+    help="Run this check alone; repeatable. [default: all checks]",
+)
+@click.option("--clean", is_flag=True, help="Delete what killed runs have left, and run nothing.")
+@click.option("--html", "page", type=A_FILE, help="Write the report as a page into this file.")
+@click.option("--report", "file", type=A_FILE, help="Write the report as JSON into this file.")
+@json_option
+def verify_(
+    names: tuple[str, ...], clean: bool, page: Path | None, file: Path | None, as_json: bool
+) -> None:
+    """Try on the app's service what only a service can show: locks, sessions, duplicates and so on.
+
+    Each check makes queues of its own, whose names begin with aztask-verify-, and deletes them. It
+    takes about two minutes and a few hundred requests. It needs the permission Manage. Each line
+    names the rule of docs/rules.md that it proves. The exit code is 1 if a check failed.
+
+    The reports have no address, key or name of yours.
+    """
+    with open_app(reads=True) as app:
+        if clean:
+            for name in leftovers(app):
+                app.broker.delete(name)
+                click.echo(f"deleted queue {visible(name)}")
+            return
+        found = []
+        for proof in verify(app, names):
+            found.append(proof)
+            if as_json:
+                print_json(asdict(proof))
+            else:
+                word = click.style(f"{proof.state:8}", fg=STATES[proof.state])
+                click.echo(f"{word} {proof.check} (rule {proof.rule}): {visible(proof.text)}")
+        whole = report(app, found)
+    for target, text in ((page, as_html(whole)), (file, json.dumps(whole, indent=2) + "\n")):
+        if target is not None:
+            target.write_text(text, encoding="utf-8")
+    counts = Counter(each.state for each in found)
+    click.echo(", ".join(f"{count} {state}" for state, count in counts.items()), err=True)
+    click.get_current_context().exit(1 if counts["failed"] else 0)
 
 
 def _shown(value: Any) -> str:
