@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from aztask.address.priorities import check_weight
 from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.support.display import printable
 from aztask.worker.logs import LOG_TASKS
+from aztask.worker.platform import cores
 
 POOLS = ("processes", "threads", "asyncio", "solo")
 SOLO = "solo"
@@ -140,6 +142,45 @@ def weights_of(app: App, options: WorkerOptions) -> dict[str, int]:
         if (weight := options.weights.get(queue, declared.get(queue))) is not None
     }
     return {queue: found.get(queue, 1) for queue in options.queues} if found else {}
+
+
+# -- several supervisors -------------------------------------------------------------------
+#
+# The numbers of the command line hold for all of them together: more supervisors use more cores,
+# but neither run more tasks at a time nor need more memory or more connections of a task's own.
+
+
+DIVIDED = ("concurrency", "max_tasks", "max_sessions")
+"""What each supervisor has at least one of."""
+
+MOST_SUPERVISORS = 64
+LOCAL_SUPERVISORS = 2
+"""What is advised for workers on one file, see ``docs/performance.md``."""
+
+
+def most_supervisors(options: Mapping[str, Any]) -> tuple[int, str]:
+    """How many supervisors these options of a worker have work for, and the option that says so."""
+    given = ((options[name], name) for name in DIVIDED if options[name] is not None)
+    most, name = min(given)
+    return most, f"--{name.replace('_', '-')}"
+
+
+def advised_supervisors(options: Mapping[str, Any], *, remote: bool) -> int:
+    """How many supervisors ``auto`` starts. remote: whether the broker is a service."""
+    advised = cores() if remote else min(cores(), LOCAL_SUPERVISORS)
+    return min(advised, MOST_SUPERVISORS, most_supervisors(options)[0])
+
+
+def divided(options: WorkerOptions, number: int, total: int, name: str) -> WorkerOptions:
+    """The options of one of several supervisors. number: 1 to `total`; name: its own."""
+    names = (*DIVIDED, "prefetch", "prefetch_bytes")
+    found = {each: getattr(options, each) for each in names}
+    parts = {
+        each: value // total + (number <= value % total)
+        for each, value in found.items()
+        if value is not None
+    }
+    return replace(options, name=name, **parts)
 
 
 def _whole(value: int, what: str, least: int, most: int) -> None:

@@ -8,6 +8,8 @@ Linux, to test it there and as a way out if a kernel or a sandbox refuses a call
 
 from __future__ import annotations
 
+import base64
+import math
 import mmap
 import os
 import signal
@@ -35,6 +37,7 @@ HAS_GROUPS: Final = hasattr(os, "killpg")
 """Whether processes have groups, which are killed as one; not on Windows."""
 
 _PROCESSES: Final = Path("/proc")
+_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def connected_pair() -> tuple[socket.socket, socket.socket]:
@@ -51,6 +54,43 @@ def connected_pair() -> tuple[socket.socket, socket.socket]:
             right.close()
             raise ConnectionAbortedError("another process has connected to a socket of the worker")
     return pair
+
+
+def shares_sockets() -> bool:
+    """Whether sockets are given to a process by its id, as on Windows, instead of inherited."""
+    return hasattr(socket.socket, "share")
+
+
+def given_socket(end: socket.socket, pid: int) -> int | str:
+    """How the process of this id gets the socket; see `taken_socket`."""
+    if shares_sockets():
+        shared: bytes = end.share(pid)  # type: ignore[attr-defined]
+        return base64.b64encode(shared).decode()
+    return end.fileno()
+
+
+def taken_socket(given: int | str) -> socket.socket:
+    """A socket of another process: an inherited descriptor, on Windows one that was shared."""
+    if isinstance(given, str):
+        end: socket.socket = socket.fromshare(base64.b64decode(given))  # type: ignore[attr-defined]
+        return end
+    # The lowest free number, because `select` takes none above 1,023.
+    end = socket.socket(fileno=os.dup(given))
+    os.close(given)
+    return end
+
+
+def cores() -> int:
+    """The cores that this process may use: its container may have fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        found = len(os.sched_getaffinity(0))
+    else:
+        found = os.cpu_count() or 1
+    try:
+        quota, period = map(int, _QUOTA.read_text().split())
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return found
+    return max(1, min(found, math.ceil(quota / period)))
 
 
 def memory_of(pid: int) -> int:

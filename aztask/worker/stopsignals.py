@@ -20,10 +20,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 from aztask.support.forks import in_forked_child
 
@@ -56,7 +56,7 @@ def end_while_starting() -> None:
     Process 1 of a container would ignore them without a handler. Nothing is held yet, so nothing is
     given back; the fork server ends with this process.
     """
-    handle(_end_now, *DRAIN, *NOW)
+    handle(end_now, *DRAIN, *NOW)
 
 
 def end(worker: Stoppable) -> None:
@@ -79,6 +79,28 @@ def leave_ending_to_worker() -> None:
     in_forked_child(_end_as_usual)
 
 
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Hold the signals back inside the ``with`` block, also in programs that are started there.
+
+    Such a program calls `let_through` when it has handlers: none of them ends it before.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*DRAIN, *NOW})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def let_through() -> None:
+    """End what `held_back` began in the process that has started this one."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*DRAIN, *NOW})
+
+
 def _nothing(signum: int, frame: FrameType | None) -> None:
     """A handler, because an ignored signal would stay ignored in programs that tasks start."""
 
@@ -88,8 +110,10 @@ def _end_as_usual() -> None:
     handle(signal.default_int_handler, signal.SIGINT)
 
 
-def _end_now(signum: int, frame: FrameType | None) -> None:
-    logger.info("%s: stopped before it had received anything", signal.Signals(signum).name)
+def end_now(signum: int, frame: FrameType | None = None, *, told: bool = True) -> NoReturn:
+    """End this process, which holds nothing yet. told: say so in the log."""
+    if told:
+        logger.info("%s: stopped before it had received anything", signal.Signals(signum).name)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from aztask.address.addresses import MEMORY
 from aztask.app import App
 from aztask.errors import AztaskError, ConfigurationError, QueueFull, QueueNotFound, did_you_mean
 from aztask.hooks import WorkerInfo
+from aztask.operate.cli.failures import OK
 from aztask.operate.cli.group import CliCommand, telemetry_module
 from aztask.operate.cli.options import (
     LONGEST_LEASE,
@@ -43,12 +44,17 @@ from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
 from aztask.worker.options import (
     MOST_CONCURRENCY,
     MOST_SESSIONS,
+    MOST_SUPERVISORS,
     POOLS,
     SMALLEST_MEMORY,
     SOLO,
     WorkerOptions,
+    advised_supervisors,
+    divided,
+    most_supervisors,
     weights_of,
 )
+from aztask.worker.overseer import Overseer, OverseerLink
 from aztask.worker.platform import lacks
 from aztask.worker.shell import ThreadShell, first_shell
 from aztask.worker.stopsignals import end, end_while_starting, ended
@@ -66,8 +72,19 @@ POOL_TEXTS = {
 }
 """What a worker's slots are: one of them, and several."""
 
+AUTO = 0
+"""The number of supervisors is chosen by the first one."""
+
 FULL_PAUSE = 5.0
 """Seconds between two tries to start while there is no room on the disk."""
+
+
+class SupervisorCount(click.IntRange):
+    """A number of supervisors, or ``auto``, which is `AUTO`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; fails with a usage error."""
+        return AUTO if value in (AUTO, "auto") else super().convert(value, param, ctx)
 
 
 @click.command("worker", cls=CliCommand, extra="name the app with -A, for example -A shop:app")
@@ -91,6 +108,15 @@ FULL_PAUSE = 5.0
     default=POOLS[0],
     help="Run each task in a process of its own, or all in one child process: in threads, or "
     "on one event loop. solo runs one task at a time in the foreground, for a debugger.",
+)
+@click.option(
+    "--supervisors",
+    type=SupervisorCount(1, MOST_SUPERVISORS),
+    metavar="NUMBER|auto",
+    default=1,
+    help="Start this many supervisors, each of which uses one core; auto: as many as help. "
+    "--concurrency, --prefetch, --prefetch-bytes, --max-sessions and --max-tasks hold for all of "
+    "them together.",
 )
 @click.option(
     "--prefetch",
@@ -213,8 +239,9 @@ def command(
     reload: bool,
     log_format: str,
     log_level: str,
+    supervisors: int,
     **options: Any,
-) -> None:
+) -> int:
     """Run tasks from queues until the worker is stopped.
 
     At SIGTERM, SIGHUP or Ctrl-C, the worker stops receiving, lets running tasks finish, and gives
@@ -222,20 +249,50 @@ def command(
     """
     stay_first()
     end_while_starting()
+    link = OverseerLink.of_process()
     if reload:
         require_library()
     if http is not None:
         telemetry_module("worker")
     configure(log_format, logging.getLevelNamesMapping()[log_level.upper()])
+    serving = _Serving(http, celery_metrics, link)
+    if link is None and supervisors != 1:
+        _check_together(options, supervisors, reload=reload)
+        return _oversee(Overseer(sys.argv[1:], options["name"] or "", supervisors), serving)
     # Before there is a thread, a connection or any module of the app.
     with contextlib.closing(first_shell()) as shell:
-        for lack in lacks(memory_limit=options["max_memory_per_child"] is not None):
-            logger.warning("%s", lack)
-        serving = _Serving(http, celery_metrics)
+        if link is not None:
+            link.start()
+        if link is None or link.speaks:
+            for lack in lacks(memory_limit=options["max_memory_per_child"] is not None):
+                logger.warning("%s", lack)
         restart = _start(shell, queues, options, serving, reload=reload)
     if restart:
         become(["-m", "aztask", *sys.argv[1:]])  # the same command line once more
     ended()
+    return OK
+
+
+def _check_together(options: dict[str, Any], supervisors: int, *, reload: bool) -> None:
+    """Raise UsageError for what several supervisors cannot do."""
+    if reload or options["pool"] == SOLO:
+        other = "--reload" if reload else "--pool solo"
+        raise click.UsageError(f"--supervisors and {other} cannot be combined: remove one of them")
+    most, option = most_supervisors(options)
+    if supervisors > most:
+        raise click.UsageError(
+            f"--supervisors {supervisors} is more than {option} {most}, which holds for all of "
+            f"them together: raise {option}"
+        )
+
+
+def _oversee(overseer: Overseer, serving: _Serving) -> int:
+    """Run several supervisors until all have ended; returns the exit code."""
+    with serving.around_all(overseer):
+        end(overseer)
+        code = overseer.run()
+    ended()
+    return code
 
 
 def _start(
@@ -256,6 +313,8 @@ def _start(
         served = asked or tuple(app.queue_names())
         settings = WorkerOptions(queues=served, weights=weights, **options)
         warnings = app.overruled + surplus(app, app_spec() or "", asked) + app.unserved(asked)
+        if serving.link is not None and not serving.link.speaks:
+            warnings = []
         try:
             _check_with_room(app, settings)
         except QueueNotFound:  # misspelt, perhaps: a warning names the queue that is meant
@@ -308,10 +367,25 @@ def _check(app: App, options: WorkerOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """What ``--http`` asks for. address: None to serve nothing."""
+    """Where this process is asked how it is.
+
+    address: of ``--http``, None to serve nothing. link: to the overseer, which serves instead.
+    """
 
     address: tuple[str, int] | None
     celery_names: bool
+    link: OverseerLink | None
+
+    @contextlib.contextmanager
+    def around_all(self, overseer: Overseer) -> Iterator[None]:
+        """Serve metrics and probes of all supervisors inside the ``with`` block."""
+        if self.address is None:
+            yield
+            return
+        module = telemetry_module("worker")
+        with module.serving(module.overseen(overseer), self.address) as url:
+            _log_url(url)
+            yield
 
     @contextlib.contextmanager
     def around(self, app: App, worker: str, queues: Sequence[str]) -> Iterator[None]:
@@ -319,11 +393,20 @@ class _Serving:
         if self.address is None:
             yield
             return
-        with telemetry_module("worker").serving(
-            app, worker, queues, self.address, celery_names=self.celery_names
-        ) as url:
-            logger.info("metrics and probes at %s/metrics, /healthz and /readyz", url)
+        module = telemetry_module("worker")
+        with contextlib.ExitStack() as stack:
+            pages = stack.enter_context(
+                module.observing(app, worker, queues, celery_names=self.celery_names)
+            )
+            if self.link is not None:
+                self.link.serve(pages)
+            else:
+                _log_url(stack.enter_context(module.serving(pages, self.address)))
             yield
+
+
+def _log_url(url: str) -> None:
+    logger.info("metrics and probes at %s/metrics, /healthz and /readyz", url)
 
 
 def _run(
@@ -334,12 +417,21 @@ def _run(
     *,
     reload: bool,
 ) -> bool:
-    supervisor = Supervisor(app, app_spec() or "", options, shell)
+    link, own, total = serving.link, options, 1
+    if link is not None:
+        total = link.total or advised_supervisors(asdict(options), remote=app.remote)
+        own = divided(options, link.number, total, link.name)
+    supervisor = Supervisor(app, app_spec() or "", own, shell)
     reloader = Reloader(Path.cwd(), supervisor.stop) if reload else None
-    end(supervisor)
-    for line in banner(app, app_spec() or "", supervisor.name, options):
-        logger.info("%s", line)
-    _warn(app, options)
+    if link is None:
+        end(supervisor)
+    if link is None or link.speaks:
+        name = supervisor.name if link is None else link.name.removesuffix(f".{link.number}")
+        for line in banner(app, app_spec() or "", name, options, total):
+            logger.info("%s", line)
+        _warn(app, options)
+    if link is not None:
+        link.up(total, supervisor)
     if reloader is not None:
         reloader.start()
     with (
@@ -389,7 +481,9 @@ def surplus(app: App, spec: str, queues: Sequence[str]) -> list[str]:
     ]
 
 
-def banner(app: App, spec: str, name: str, options: WorkerOptions) -> list[str]:
+def banner(
+    app: App, spec: str, name: str, options: WorkerOptions, supervisors: int = 1
+) -> list[str]:
     """The lines at a worker's start: what it serves, from where, and how. Secrets are masked."""
     pool = POOL_TEXTS[options.pool][options.concurrency != 1]
     leases = sorted({options.lease or app.lease_now(queue) for queue in options.queues})
@@ -399,6 +493,7 @@ def banner(app: App, spec: str, name: str, options: WorkerOptions) -> list[str]:
     weights = weights_of(app, options)
     queues = [f"{queue}:{weights[queue]}" if weights else queue for queue in options.queues]
     more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
+    several = f"{supervisors} supervisors, " if supervisors > 1 else ""
     longest = options.max_lease or app.settings.max_lease_seconds
     solo = (
         "pool solo: time limits are off, and leases are renewed while a debugger waits; a run "
@@ -406,7 +501,7 @@ def banner(app: App, spec: str, name: str, options: WorkerOptions) -> list[str]:
     )
     return [
         *([solo] if options.pool == SOLO else []),
-        f"worker {name}: {options.concurrency} {pool}, queues {', '.join(queues)}, "
+        f"worker {name}: {several}{options.concurrency} {pool}, queues {', '.join(queues)}, "
         f"broker {app.address}, lease {held} s",
         f"app {app.name} ({spec}), {plural(len(tasks), 'task')}{': ' * bool(tasks)}{shown}{more}",
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from threading import Lock
@@ -33,6 +33,7 @@ from aztask.telemetry.health import Health
 from aztask.telemetry.http import HttpAnswer, PageServer
 from aztask.telemetry.labels import TaskLabels, cleaned
 from aztask.telemetry.prometheus.metrics import WorkerMetrics
+from aztask.worker.overseer import Overseer
 
 logger = logging.getLogger(__name__)
 
@@ -172,13 +173,14 @@ METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @contextmanager
-def serving(
-    app: App, worker: str, queues: Sequence[str], address: tuple[str, int], *, celery_names: bool
-) -> Iterator[str]:
-    """Serve a worker's metrics and probes inside the ``with`` block; yields the URL.
+def observing(
+    app: App, worker: str, queues: Sequence[str], *, celery_names: bool
+) -> Iterator[dict[str, Callable[[], str]]]:
+    """Measure a worker inside the ``with`` block; yields what makes the texts of its pages.
 
+    They are ``metrics``, and of the probes ``live``, ``ready`` and ``failing``: why not, or "".
     Call it in the supervisor process, before the worker receives. celery_names: add the metrics
-    under the names of celery-exporter. Raises ConfigurationError if the address is taken.
+    under the names of celery-exporter.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -195,27 +197,82 @@ def serving(
     app.hooks.status(health.status)
     _add_health(registry, health)
     registry.register(PartMetrics())
+    health.start()
+    try:
+        yield {
+            "metrics": lambda: _metrics(registry, backlog),
+            "live": health.not_live,
+            "ready": health.not_ready,
+            "failing": health.failing,
+        }
+    finally:
+        health.stop()
+
+
+@contextmanager
+def serving(pages: Mapping[str, Callable[[], str]], address: tuple[str, int]) -> Iterator[str]:
+    """Serve the pages of `observing` inside the ``with`` block; yields the URL.
+
+    Raises ConfigurationError if the address is taken.
+    """
     server = PageServer(
         *address,
         {
-            "/metrics": lambda: _metrics(registry, backlog),
-            "/healthz": lambda: _probe(health.not_live()),
-            "/readyz": lambda: _probe(health.not_ready(), health.failing()),
+            "/metrics": lambda: HttpAnswer(200, pages["metrics"]().encode(), METRICS_TYPE),
+            "/healthz": lambda: _probe(pages["live"]()),
+            "/readyz": lambda: _probe(pages["ready"](), pages["failing"]()),
         },
         quick=PROBES,
     )
-    health.start()
     server.start()
     try:
         yield server.url
     finally:
         server.stop()
-        health.stop()
 
 
-def _metrics(registry: CollectorRegistry, backlog: Backlog) -> HttpAnswer:
+def overseen(overseer: Overseer) -> dict[str, Callable[[], str]]:
+    """The pages of several supervisors, from what they tell their overseer."""
+    return {
+        "metrics": lambda: joined(overseer.metrics()),
+        "live": lambda: overseer.probe("live"),
+        "ready": lambda: overseer.probe("ready"),
+        "failing": lambda: overseer.probe("failing"),
+    }
+
+
+def joined(texts: Mapping[int, str]) -> str:
+    """The metrics of several supervisors as one text, with a label `supervisor`, its number.
+
+    They are not added up: when a supervisor is replaced, its counters begin at 0, and Prometheus
+    would take a sum that falls for one that began anew, and count all that is left of it again.
+    `texts`: "" for a supervisor that does not answer.
+    """
+    up, answers = "aztask_supervisor_up", {number: int(bool(texts[number])) for number in texts}
+    families = {
+        f"# HELP {up} 1 if the supervisor answers.\n# TYPE {up} gauge": [
+            f'{up}{{supervisor="{number}"}} {answer}' for number, answer in answers.items()
+        ]
+    }
+    for number, text in texts.items():
+        label = f'supervisor="{number}"'
+        head = ""
+        for line in filter(None, text.split("\n")):
+            if line.startswith("# HELP "):
+                head = line
+            elif line.startswith("#"):
+                head += f"\n{line}"
+                families.setdefault(head, [])
+            else:  # no name of a metric contains a brace or a space
+                name, mark, rest = line.partition("{" if "{" in line else " ")
+                labels = f"{label},{rest}" if mark == "{" else f"{label}}} {rest}"
+                families[head].append(f"{name}{{{labels}")
+    return "\n".join(line for head, lines in families.items() for line in (head, *lines)) + "\n"
+
+
+def _metrics(registry: CollectorRegistry, backlog: Backlog) -> str:
     backlog.count()
-    return HttpAnswer(200, generate_latest(registry), METRICS_TYPE)
+    return generate_latest(registry).decode()
 
 
 def _probe(problem: str, failing: str = "") -> HttpAnswer:

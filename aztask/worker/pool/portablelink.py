@@ -18,7 +18,6 @@ has ended; then the input ends, and so does the process.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -31,7 +30,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from aztask.support.failpoint import hit, hit_in_pool
-from aztask.worker.platform import HAS_GROUPS, memory_of
+from aztask.worker.platform import (
+    HAS_GROUPS,
+    given_socket,
+    memory_of,
+    shares_sockets,
+    taken_socket,
+)
 from aztask.worker.pool.link import ANSWERS_A_TURN, Board, Link, PoolPlan
 from aztask.worker.pool.poolprocess import ProcessEnds, serve, setup_of
 from aztask.worker.pool.streams import StreamPackets, TicketInbox, TicketOutbox, stream_pair
@@ -186,7 +191,7 @@ class PortableLink:
 
     def _tell_setup(self, setup: dict[str, Any], theirs: dict[str, socket.socket]) -> None:
         """Write the setup, which lets the process begin; one that has died misses it."""
-        ends = {name: _named(end, self.pid) for name, end in theirs.items()}
+        ends = {name: given_socket(end, self.pid) for name, end in theirs.items()}
         setup |= {"folder": str(self._folder), "ends": ends}
         if (pipe := self._process.stdin) is not None:
             with suppress(OSError):
@@ -207,8 +212,8 @@ def _interpreter(theirs: dict[str, socket.socket], given: int | None) -> subproc
 
     * `given`: the input of a process in the foreground.
     """
-    inherited = [] if _can_share() else [end.fileno() for end in theirs.values()]
-    if given is not None and not _can_share():
+    inherited = [] if shares_sockets() else [end.fileno() for end in theirs.values()]
+    if given is not None and not shares_sockets():
         inherited.append(given)
     return start_python(
         ["-m", PROGRAM],
@@ -218,19 +223,6 @@ def _interpreter(theirs: dict[str, socket.socket], given: int | None) -> subproc
         start_new_session=given is None,
         creationflags=GROUP,
     )
-
-
-def _can_share() -> bool:
-    """Whether sockets are given to a process by its id, as on Windows, instead of inherited."""
-    return hasattr(socket.socket, "share")
-
-
-def _named(end: socket.socket, pid: int) -> int | str:
-    """How the process of this id gets the socket; see `_socket`."""
-    if _can_share():
-        shared: bytes = end.share(pid)  # type: ignore[attr-defined]
-        return base64.b64encode(shared).decode()
-    return end.fileno()
 
 
 class PortableStarter:
@@ -290,7 +282,9 @@ class PortableStarter:
 def ends_of(setup: Mapping[str, Any]) -> ProcessEnds:
     """The ends of the link that the setup describes."""
     folder = Path(setup["folder"])
-    data, control, tickets = (_socket(setup["ends"][name]) for name in ENDS)
+    data, control, tickets = (taken_socket(setup["ends"][name]) for name in ENDS)
+    for end in (data, control, tickets):
+        end.setblocking(False)
     packets = StreamPackets(data, folder, waits=True)
     return ProcessEnds(
         inbox=TicketInbox(tickets, packets),
@@ -300,23 +294,11 @@ def ends_of(setup: Mapping[str, Any]) -> ProcessEnds:
     )
 
 
-def _socket(given: int | str) -> socket.socket:
-    """A socket that the worker made: an inherited descriptor, on Windows one that was shared."""
-    if isinstance(given, str):
-        end: socket.socket = socket.fromshare(base64.b64decode(given))  # type: ignore[attr-defined]
-    else:
-        # The lowest free number, because `select` takes none above 1,023.
-        end = socket.socket(fileno=os.dup(given))
-        os.close(given)
-    end.setblocking(False)
-    return end
-
-
 def _take_input(given: int | None) -> None:
     """Read from the worker's input; without it tasks find none, as under the fork server."""
     if given is None:
         source = os.open(os.devnull, os.O_RDONLY)
-    elif _can_share():
+    elif shares_sockets():
         source = _console()
     else:
         source = given

@@ -19,7 +19,7 @@ from aztask.stores.records.base import RunningTask, WorkerRecord
 from aztask.telemetry.labels import UNKNOWN, TaskLabels
 from aztask.telemetry.prometheus.exporter import QueueDepths, exporting
 from aztask.telemetry.prometheus.metrics import WorkerMetrics
-from aztask.telemetry.prometheus.worker import Backlog, CeleryMetrics
+from aztask.telemetry.prometheus.worker import Backlog, CeleryMetrics, joined
 
 COMMON = ("t", "shop.add", "default")
 HOSTILE = 'x"} 1\nevil{a="b\\'
@@ -233,3 +233,32 @@ def test_the_exporter_serves_its_figures(app):
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         assert 'aztask_queue_messages{queue="default",state="active"} 1.0' in text
+
+
+def test_the_metrics_of_several_supervisors_keep_them_apart():
+    benches = {1: Bench(), 2: Bench()}
+    benches[1].feed(*EVENTS)
+    benches[2].feed(*EVENTS, *EVENTS, Event("failed", "t", "shop.add", HOSTILE, error_type=HOSTILE))
+    texts = {number: generate_latest(bench.registry).decode() for number, bench in benches.items()}
+    found = {}
+    for family in text_string_to_metric_families(joined({**texts, 3: ""})):
+        assert family.name not in found, "a family is one block"
+        found[family.name] = family
+    up = {
+        each.labels["supervisor"]: each.value for each in found.pop("aztask_supervisor_up").samples
+    }
+    assert up == {"1": 1, "2": 1, "3": 0}
+    for number, bench in benches.items():
+        expected = {family.name: family for family in text_string_to_metric_families(bench.text())}
+        assert found.keys() >= expected.keys()
+        for name, family in expected.items():
+            assert (found[name].type, found[name].documentation) == (
+                family.type,
+                family.documentation,
+            )
+            mine = [
+                each._replace(labels={k: v for k, v in each.labels.items() if k != "supervisor"})
+                for each in found[name].samples
+                if each.labels["supervisor"] == str(number)
+            ]
+            assert mine == family.samples

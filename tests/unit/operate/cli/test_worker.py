@@ -25,6 +25,13 @@ GIVEN = [
     (["-Q", "a:b"], "wrong weight"),
     (["--poll-floor", "1s"], "No such option"),
     (["surplus"], "unexpected extra argument"),
+    (["--supervisors", "0"], "is not in the range"),
+    (["--supervisors", "65"], "is not in the range"),
+    (["--supervisors", "many"], "is not a whole number"),
+    (["--supervisors", "9"], "is more than --concurrency 8, which holds for all"),
+    (["--supervisors", "3", "--max-tasks", "2"], "is more than --max-tasks 2"),
+    (["--supervisors", "auto", "--pool", "solo"], "--pool solo cannot be combined"),
+    (["--supervisors", "2", "--reload"], "--reload cannot be combined"),
 ]
 
 
