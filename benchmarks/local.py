@@ -1,9 +1,11 @@
 """The speed of sends and workers on the embedded broker.
 
-Usage: python benchmarks/local.py [--check] [--idle]
+Usage: python benchmarks/local.py [--check] [--idle] [--supervisors]
 
 --idle: measure only the cost of an idle worker, and how soon it starts a task
 [> docs/benchmarks/idle.txt].
+--supervisors: measure only one, two and four supervisors of one worker on one file
+[> docs/benchmarks/supervisors.txt].
 
 Every figure is the median of interleaved runs: each round measures everything once. Broker, results
 and events are on. The worker runs in its own processes, started as a user starts it.
@@ -40,6 +42,7 @@ ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 SINGLE = 5_000
 BATCHED = 50_000
 SIZES = (2_000, 20_000)
+SUPERVISORS = (1, 2, 4)
 LATENCIES = 60
 START = "worker start to first task, s"
 IDLE = "idle worker, % of a core"
@@ -115,18 +118,24 @@ def wait_for(site: Site, count: int) -> None:
         time.sleep(0.05)
 
 
-def throughput(pool: str, count: int) -> float:
-    """No-op tasks/s of one warm worker at concurrency 8, from first send to last record."""
-    with fresh() as site, site.worker("-c", "8", "--pool", pool):
+def throughput(pool: str, count: int, supervisors: int = 1) -> tuple[float, float]:
+    """No-op tasks/s of one warm worker at concurrency 8, from first send to last record; and its
+    processor time for each, in microseconds, which other programs of the machine change less.
+    """
+    given = ("-c", "8", "--pool", pool, "--supervisors", str(supervisors))
+    with fresh() as site, site.worker(*given) as worker:
         site.tasks.noop.map([()] * 400)
         wait_for(site, 400)
-        time.sleep(2.0)  # until all pool processes run and are idle
+        time.sleep(2.0 * supervisors)  # until all pool processes run and are idle
+        everyone = family(worker.pid)
+        used = -sum(map(processor_seconds, everyone))
         began = time.time()
         site.tasks.noop.map([()] * count)
         wait_for(site, 400 + count)
+        used += sum(map(processor_seconds, everyone))
         with site.app.results._database.read() as connection:
             last = connection.execute("SELECT MAX(ended_at) FROM runs").fetchone()[0]
-        return count / (last - began)
+        return count / (last - began), 1e6 * used / count
 
 
 def idle() -> dict[str, float]:
@@ -165,6 +174,16 @@ def help_seconds() -> float:
     return time.perf_counter() - began
 
 
+def compare_supervisors(figures: dict[str, list[float]]) -> None:
+    """Measure each number of supervisors once."""
+    for pool in ("threads", "processes"):
+        for number in SUPERVISORS:
+            rate, cost = throughput(pool, SIZES[-1], number)
+            name = f"{pool}, {number} supervisor{'s' * (number > 1)}"
+            figures[f"{name}, tasks/s"].append(rate)
+            figures[f"{name}, CPU, µs"].append(cost)
+
+
 def one_round(figures: dict[str, list[float]], *, busy: bool) -> None:
     """Measure every figure once."""
     if busy:
@@ -172,7 +191,7 @@ def one_round(figures: dict[str, list[float]], *, busy: bool) -> None:
         figures["single .delay()/s"].append(single_sends())
         for count in SIZES:
             for pool in ("threads", "processes"):
-                figures[f"{count} no-ops, {pool}, tasks/s"].append(throughput(pool, count))
+                figures[f"{count} no-ops, {pool}, tasks/s"].append(throughput(pool, count)[0])
         figures["aztask --help, s"].append(help_seconds())
     for name, value in idle().items():
         figures[name].append(value)
@@ -191,17 +210,23 @@ def busy_checks(middle: dict[str, float]) -> Iterator[Check]:
 
 def main() -> None:
     """Measure all rounds, print the figures, and check them."""
-    busy = "--idle" not in sys.argv
-    command = "python benchmarks/local.py" + ("" if busy else " --idle")
+    busy, several = "--idle" not in sys.argv, "--supervisors" in sys.argv
+    command = "python benchmarks/local.py"
+    command += " --supervisors" if several else "" if busy else " --idle"
     print("benchmark: the embedded broker, results recorded and events written")
     print(machine())
     print(f"durability: process (WAL, synchronous=NORMAL); command: {command}\n")
     figures: dict[str, list[float]] = defaultdict(list)
     for _ in range(ROUNDS):
-        one_round(figures, busy=busy)
+        if several:
+            compare_supervisors(figures)
+        else:
+            one_round(figures, busy=busy)
     for name, values in figures.items():
         print(f"  {name:<34} {spread(values)}")
     middle = {name: statistics.median(values) for name, values in figures.items()}
+    if several:
+        return
     conclude(
         [
             *(busy_checks(middle) if busy else ()),

@@ -35,7 +35,7 @@ from aztask.operate.cli.target import app_spec, find_app
 from aztask.operate.doctor import contradictions, handler_findings
 from aztask.queues.base import ANY_SESSION
 from aztask.stores.records.base import Provisioned
-from aztask.support.display import plural
+from aztask.support.display import plural, printable
 from aztask.support.finding import Level
 from aztask.support.garbage import collect_rarely
 from aztask.support.late import install_command
@@ -82,9 +82,15 @@ FULL_PAUSE = 5.0
 class SupervisorCount(click.IntRange):
     """A number of supervisors, or ``auto``, which is `AUTO`."""
 
+    name = "number or auto"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number; fails with a usage error."""
-        return AUTO if value in (AUTO, "auto") else super().convert(value, param, ctx)
+        if value == "auto":
+            return AUTO
+        if not str(value).isdecimal():
+            self.fail(f"{printable(value, 40)} is neither a whole number nor auto", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @click.command("worker", cls=CliCommand, extra="name the app with -A, for example -A shop:app")
@@ -112,7 +118,6 @@ class SupervisorCount(click.IntRange):
 @click.option(
     "--supervisors",
     type=SupervisorCount(1, MOST_SUPERVISORS),
-    metavar="NUMBER|auto",
     default=1,
     help="Start this many supervisors, each of which uses one core; auto: as many as help. "
     "--concurrency, --prefetch, --prefetch-bytes, --max-sessions and --max-tasks hold for all of "

@@ -27,7 +27,7 @@ GIVEN = [
     (["surplus"], "unexpected extra argument"),
     (["--supervisors", "0"], "is not in the range"),
     (["--supervisors", "65"], "is not in the range"),
-    (["--supervisors", "many"], "is not a whole number"),
+    (["--supervisors", "many"], "'many' is neither a whole number nor auto"),
     (["--supervisors", "9"], "is more than --concurrency 8, which holds for all"),
     (["--supervisors", "3", "--max-tasks", "2"], "is more than --max-tasks 2"),
     (["--supervisors", "auto", "--pool", "solo"], "--pool solo cannot be combined"),
