@@ -14,7 +14,7 @@ Rules
    with its exit code: the next one would fail as well. The others drain.
 5. One that ends by itself (``--burst``, ``--max-tasks``) is not replaced. The overseer ends with
    the last one.
-6. A supervisor whose overseer has died drains: nobody would replace it, or stop it.
+6. A supervisor whose overseer has died drains: nothing would replace it, or stop it.
 
 Both ends of a socket that only the two have speak in lines of JSON.
 
