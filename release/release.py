@@ -1,9 +1,10 @@
 """Builds what a release uploads, and tries it: ``tox -e release``, half an hour.
 
-Usage: python release/release.py FOLDER
+Usage: python release/release.py [FOLDER]
 
 Rules
-1. FOLDER gets both wheels, the source distribution and the site; it must be new or empty.
+1. FOLDER gets both wheels, the source distribution and the site; it must be new or empty. Without
+   one, it is dist/release, and what an earlier run left there is removed.
 2. Each archive passes ``twine check --strict`` and is installed in an environment of its own, for
    each Python of `PYTHONS`. There ``aztask demo --json`` must end with 0, every task succeeded.
 3. A Python that is not here is printed as not tried; one failure is enough to end with 1.
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
+DEFAULT: Final = ROOT / "dist" / "release"
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 NOT_TRIED: Final = "not tried"
 
@@ -168,7 +170,9 @@ def rows(folder: Path) -> Iterator[Row]:
 
 def main(arguments: Sequence[str]) -> int:
     """Run all steps, and print each; returns the exit code."""
-    folder = Path(arguments[0])
+    folder = Path(arguments[0]) if arguments else DEFAULT
+    if not arguments:
+        shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         print(f"{folder} is not empty")  # noqa: T201  # a script's output

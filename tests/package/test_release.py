@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -123,6 +124,30 @@ def test_the_workflow_fits_githubs_schema(tmp_path: Path) -> None:
         path.write_text(text)
         done = subprocess.run([*command, str(path)], capture_output=True, check=False)
         assert done.returncode == code, done.stdout
+
+
+def test_without_a_folder_it_is_one_that_is_emptied_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "dist" / "release"
+    folder.mkdir(parents=True)
+    (folder / "old").touch()
+    monkeypatch.setattr(release, "DEFAULT", folder)
+    seen = []
+
+    def rows(folder: Path) -> list[Any]:
+        seen.append((folder, list(folder.iterdir())))
+        return [release.Row("archives", "ok"), release.Row("3.14", release.NOT_TRIED)]
+
+    monkeypatch.setattr(release, "rows", rows)
+    assert release.main([]) == 0
+    assert seen == [(folder, [])]
+
+
+def test_a_folder_that_is_given_is_never_emptied(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    assert release.main([str(tmp_path)]) == 2
+    assert (tmp_path / "mine").exists()
 
 
 def test_the_workflow_keeps_no_token_and_pins_what_it_uses() -> None:
