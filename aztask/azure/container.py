@@ -41,14 +41,26 @@ def container_client(
     options: override the client's settings.
     """
     filter_secrets()
-    credential: Any = None
+    return ContainerClient(
+        address.endpoint,
+        address.container,
+        credential=credential_of(address, given),
+        **settings_with(options),
+    )
+
+
+def credential_of(address: BlobAddress, given: TokenCredential | None = None) -> Any:
+    """The account's key or signature; otherwise `given`, or `default_credential`."""
     if address.key is not None:
-        credential = {"account_name": address.account, "account_key": address.key.reveal()}
-    elif address.signature is not None:
-        credential = AzureSasCredential(address.signature.reveal().lstrip("?"))
-    else:
-        credential = given or default_credential()
-    settings: Mapping[str, Any] = {
+        return {"account_name": address.account, "account_key": address.key.reveal()}
+    if address.signature is not None:
+        return AzureSasCredential(address.signature.reveal().lstrip("?"))
+    return given or default_credential()
+
+
+def settings_with(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of every client, overridden by `options`."""
+    return {
         "retry_total": 0,
         "connection_timeout": CONNECT_SECONDS,
         "read_timeout": READ_SECONDS,
@@ -56,7 +68,6 @@ def container_client(
         "user_agent": f"aztask/{__version__}",
         **options,
     }
-    return ContainerClient(address.endpoint, address.container, credential=credential, **settings)
 
 
 def create(container: ContainerClient) -> None:

@@ -1,8 +1,9 @@
-"""A smoke run against the queues of a real service: what only it can show, check by check.
+"""A smoke run against a real namespace and account: what only they can show, check by check.
 
 Rules
-1. Each check has a queue of its own, whose name begins with `PREFIX` and the run's id.
-   Nothing else is read or changed.
+1. Each check has a queue, table or container of its own, whose name tells the run
+   (`aztask.operate.verifybench`). Nothing else is changed, and nothing else is read but the
+   settings of the app's own queues, by the check `plan`.
 2. They are deleted at the end of the check. What a killed run has left is found by its prefix.
 3. A check names the rule of docs/rules.md that it proves. It passes, fails with what was seen, or
    is skipped with the reason: the service cannot do it, or a permission is missing.
@@ -12,46 +13,32 @@ Rules
 from __future__ import annotations
 
 import html
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
+from aztask.address.owner import NO_OWNER
 from aztask.app import App
-from aztask.errors import AztaskError, CapabilityError, ConfigurationError, QueueNotFound
-from aztask.message.envelope import Envelope
+from aztask.errors import AztaskError, ConfigurationError
 from aztask.operate.doctor import SKEW_SECONDS
+from aztask.operate.queuechecks import judge
+from aztask.operate.verifybench import LATE, LOCK, Bench, Refuted, Skipped, late_module
 from aztask.queues.base import (
-    Broker,
-    Delivery,
     Inspectable,
     Lost,
-    QueueOptions,
-    Receiver,
     Renewed,
     Settled,
 )
-from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Settlement
+from aztask.settlement import Abandon, Complete, DeadLetter, Defer
+from aztask.stores.rows import Change, Place, Row, Rows
 from aztask.support.clock import monotonic
-from aztask.support.display import mask
+from aztask.support.display import mask, plural
+from aztask.support.finding import Level
 from aztask.support.versions import versions
-
-PREFIX: Final = "aztask-verify-"
-LOCK: Final = 6.0
-"""Seconds of the lock: the service allows 5 at least, and requests to it take a part of that."""
-
-WAIT: Final = 5.0
-LATE: Final = 20.0
-"""How long a message may take that is due."""
-
-
-class Refuted(Exception):
-    """What a check saw instead of what the rule says."""
-
-
-class Skipped(Exception):
-    """Why a check could not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,80 +50,6 @@ class Proof:
     state: Literal["passed", "failed", "skipped"]
     text: str
     seconds: float
-
-
-@dataclass(slots=True)
-class Bench:
-    """The queues of one check, and what it does with them."""
-
-    broker: Broker
-    run: str
-    check: str
-    queues: list[str] = field(default_factory=list)
-    receivers: list[Receiver] = field(default_factory=list)
-
-    def queue(self, **options: Any) -> str:
-        """A new queue with a lock of `LOCK` seconds. Raises Skipped if the service lacks it."""
-        name = f"{PREFIX}{self.run}-{self.check}"
-        lock = LOCK if self.broker.capabilities.fixed_lease else None
-        self.queues.append(name)
-        try:
-            self.broker.declare(name, QueueOptions(lease=lock, **options))
-        except CapabilityError as error:
-            raise Skipped(str(error)) from None
-        return name
-
-    def send(self, queue: str, *bodies: bytes, **fields: Any) -> None:
-        """Send messages, each with an id of its own unless one is given."""
-        given = {"message_id": uuid.uuid4().hex, **fields}
-        for body in bodies:
-            each = given if "message_id" in fields else {**given, "message_id": uuid.uuid4().hex}
-            self.broker.send(queue, [Envelope(body, **each)])
-
-    def receiver(self, queue: str, **options: Any) -> Receiver:
-        """A receiver that is closed at the end of the check."""
-        made = self.broker.receiver(queue, lease=LOCK, **options)
-        self.receivers.append(made)
-        return made
-
-    def one(self, receiver: Receiver, wait: float = LATE) -> Delivery:
-        """The next message. Raises Refuted if none comes."""
-        until = monotonic() + wait
-        while monotonic() < until:
-            if found := receiver.receive(1, min(WAIT, max(0.1, until - monotonic()))):
-                return found[0]
-        raise Refuted(f"no message within {wait:g} s")
-
-    def nothing(self, receiver: Receiver, wait: float = 2.0) -> None:
-        """Raises Refuted if a message comes."""
-        if found := receiver.receive(1, wait):
-            raise Refuted(
-                f"a message came that no receiver may have now: {found[0].envelope.body!r}"
-            )
-
-    def settle(self, receiver: Receiver, delivery: Delivery, settlement: Settlement) -> object:
-        """The answer to one settlement."""
-        (answer,) = receiver.settle([(delivery, settlement)])
-        return answer
-
-    def complete(self, receiver: Receiver, delivery: Delivery) -> None:
-        """Complete it. Raises Refuted for any other answer."""
-        if not isinstance(answer := self.settle(receiver, delivery, Complete()), Settled):
-            raise Refuted(f"completing was answered with {type(answer).__name__}")
-
-    def close(self) -> str:
-        """Close what was opened, and delete the queues. Returns what is left behind, "" usually."""
-        for receiver in self.receivers:
-            receiver.close()
-        left = []
-        for queue in self.queues:
-            try:
-                self.broker.delete(queue)
-            except QueueNotFound:
-                continue
-            except AztaskError:  # the reason why the check failed, too; or it is found by --clean
-                left.append(queue)
-        return f"; what may be left: {', '.join(left)}" if left else ""
 
 
 # -- the checks ------------------------------------------------------------------------------------
@@ -294,6 +207,113 @@ def _clock(bench: Bench) -> str:
     return f"{offset:+.1f} s from this machine's"
 
 
+def _plan(bench: Bench) -> str:
+    can = bench.broker.capabilities
+    if not can.fixed_lease:
+        raise Skipped("its queues have no lock of their own: a worker asks for its lease")
+    if not isinstance(bench.broker, Inspectable):
+        raise Skipped("settings cannot be read")
+    inspector = bench.broker.inspector()
+    all_facts = [inspector.facts(name) for name in bench.app.queue_names()]
+    unread = [facts.unread for facts in all_facts if facts.unread]
+    there = [facts for facts in all_facts if facts.exists and not facts.unread]
+    wrong = [
+        finding.text
+        for facts in there
+        for finding in judge(facts, bench.app.queue_plan(facts.queue), can)
+        if finding.level is Level.PROBLEM and finding.check == "lease"
+    ]
+    if wrong:
+        raise Refuted(
+            f"wrong lock: {wrong[0]} ({len(wrong)} of {plural(len(there), 'queue')}); aztask azure "
+            "diff names each, and the command that mends it"
+        )
+    if unread:
+        raise Skipped(unread[0])
+    if not there:
+        raise Skipped("none of the app's queues exists yet")
+    return f"{plural(len(there), 'queue')} of the app: the lock that its workers ask for"
+
+
+def _transaction(bench: Bench) -> str:
+    rows = bench.rows()
+    first, second, third = (Place(NO_OWNER, "one", key) for key in "abc")
+    old = rows.write(Change(first, {"number": 1}))
+    new = rows.write(Change(first, {"number": 2}, old))
+    if old is None or new is None:
+        raise Refuted("a row could not be made and replaced")
+    groups = {
+        "an old tag": [Change(second, {"number": 1}), Change(first, {"number": 3}, old)],
+        "a row that exists": [Change(third, {"number": 1}), Change(first, {"number": 3})],
+    }
+    for conflict, changes in groups.items():
+        if rows.together(changes) is not None:
+            raise Refuted(f"a group with {conflict} was carried out")
+        found = [None if row is None else row.values["number"] for row in _three(rows)]
+        if found != [2, None, None]:
+            raise Refuted(f"a group with {conflict} was refused and left {found}")
+    if rows.together([Change(second, {"number": 1}), Change(first, {"number": 3}, new)]) is None:
+        raise Refuted("a group without a conflict was refused")
+    found = [None if row is None else row.values["number"] for row in _three(rows)]
+    if found != [3, 1, None]:
+        raise Refuted(f"a group was carried out and left {found}")
+    return "a conflict changed no row of its group, and a group without one changed all"
+
+
+def _tags(bench: Bench) -> str:
+    rows = bench.rows()
+    place = Place(NO_OWNER, "one", "a")
+    old = rows.write(Change(place, {"number": 1}))
+    if old is None or rows.write(Change(place, {"number": 2})) is not None:
+        raise Refuted("a row was made twice")
+    new = rows.write(Change(place, {"number": 2}, old))
+    if new is None or new.tag == old.tag:
+        raise Refuted("replacing a row did not give it another tag")
+    if rows.write(Change(place, {"number": 3}, old)) is not None:
+        raise Refuted("a row was replaced under an old tag")
+    if rows.write(Change(place, None, old)) is not None:
+        raise Refuted("a row was deleted under an old tag")
+    (found,) = rows.get([place])
+    if found is None or (found.values["number"], found.tag) != (2, new.tag):
+        raise Refuted("a write under an old tag was refused and changed the row")
+    if rows.write(Change(place, None, new)) is None or rows.get([place]) != [None]:
+        raise Refuted("the current tag did not delete the row")
+    return "an old tag replaced and deleted nothing, the current one did"
+
+
+def _three(rows: Rows) -> list[Row | None]:
+    return rows.get([Place(NO_OWNER, "one", key) for key in "abc"])
+
+
+def _event_file(bench: Bench) -> str:
+    container, address = bench.container()
+    events = late_module("stores.events.blobs", "blob").EventBlobs(address)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "events.jsonl")
+            path.write_bytes(b"1\n")
+            first, again = events.upload(path.name, path), events.upload(path.name, path)
+            path.write_bytes(b"1\n2\n")
+            other = events.upload(path.name, path)
+    finally:
+        events.close()
+    if (first, again, other) != (True, True, False):
+        raise Refuted(f"the uploads were answered with {first}, {again}, {other}")
+    if (found := container.read("events.jsonl")) != b"1\n":
+        raise Refuted(f"a second upload changed the blob: {found!r}")
+    return "a file was stored once, and a second upload changed nothing"
+
+
+def _append(bench: Bench) -> str:
+    container, _ = bench.container()
+    for line, at, wanted in ((b"1\n", 0, True), (b"2\n", 2, True), (b"x\n", 2, False)):
+        if container.append("events.jsonl", line, at) is not wanted:
+            raise Refuted(f"appending at byte {at} was {'refused' if wanted else 'carried out'}")
+    if (found := container.read("events.jsonl")) != b"1\n2\n":
+        raise Refuted(f"the blob has {found!r}")
+    return "in order, and refused to a writer that did not know the blob's length"
+
+
 CHECKS: Final[Mapping[str, tuple[str, Callable[[Bench], str]]]] = {
     "queue": ("5", _queue),
     "lock": ("1", _lock),
@@ -305,11 +325,15 @@ CHECKS: Final[Mapping[str, tuple[str, Callable[[Bench], str]]]] = {
     "scheduled": ("11", _scheduled),
     "dead-letters": ("12", _dead_letters),
     "clock": ("11", _clock),
+    "plan": ("27", _plan),
+    "transaction": ("37", _transaction),
+    "tags": ("38", _tags),
+    "event-file": ("events say what happened", _event_file),
+    "append": ("events say what happened", _append),
 }
 """{check: (a rule of docs/rules.md by its number, or a promise of its last table; what runs)}"""
 
 NOT_COVERED: Final = (
-    "the transactions of Azure Tables, and blobs that are appended to",
     "each role of Entra ID by itself, and what it is refused",
     "throughput, throttling, and links that are idle for long",
 )
@@ -319,9 +343,11 @@ def verify(app: App, names: Sequence[str] = (), *, run: str = "") -> Iterator[Pr
     """Run the checks, each with its queues, and yield each result at once.
 
     * `names`: of checks; empty for all.
-    * `run`: the id of the run, in the names of its queues; a new one by default.
+    * `run`: the id of the run, in the names of what it makes; a new one by default.
 
-    If the process dies, `leftovers` finds its queues. Raises BrokerUnavailable if nothing answers.
+    If the process dies, `aztask.operate.verifybench.leftovers` finds what it made.
+
+    Raises BrokerUnavailable if nothing answers.
     """
     broker = app.broker
     if not broker.capabilities.remote:
@@ -331,7 +357,7 @@ def verify(app: App, names: Sequence[str] = (), *, run: str = "") -> Iterator[Pr
     run = run or uuid.uuid4().hex[:8]
     for name in names or CHECKS:
         rule, check = CHECKS[name]
-        bench, began = Bench(broker, run, name), monotonic()
+        bench, began = Bench(app, run, name), monotonic()
         state: Literal["passed", "failed", "skipped"] = "failed"
         try:
             text, state = check(bench), "passed"
@@ -342,11 +368,6 @@ def verify(app: App, names: Sequence[str] = (), *, run: str = "") -> Iterator[Pr
         finally:
             left = bench.close()
         yield Proof(name, rule, state, mask(text + left), round(monotonic() - began, 2))
-
-
-def leftovers(app: App) -> list[str]:
-    """The queues that runs before this one have left."""
-    return [name for name in app.broker.queues() if name.startswith(PREFIX)]
 
 
 # -- the report ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -9,24 +10,56 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from azurite import Azurite
+import pytest
+from azure.data.tables import TableServiceClient
+from azure.storage.blob import BlobClient, BlobServiceClient
+from azurite import ACCOUNT, Azurite, account_of, running
 from harness import ROOT
 from test_doctor import RULES, Shop
 
-from aztask.operate.verify import CHECKS, PREFIX
+from aztask import App
+from aztask.operate.verify import CHECKS, verify
+from aztask.operate.verifybench import PREFIX, TABLE_PREFIX
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.stores.tables.store import TablesStore
 from aztask.testing import RunningEmulator, emulator
 
 KEY = "main-key-of-this-test"
-APP = "from aztask import App\napp = App('shop', lease=30, results='local://')\n"
+APP = "from aztask import App\napp = App('shop', lease=30)\n"
+STORAGE = ("transaction", "tags", "event-file", "append")
 
 
-def on(folder: Path, broker: str, admin: str = "") -> Shop:
+def on(folder: Path, broker: str, admin: str = "", results: str = "local://") -> Shop:
     (folder / "shop.py").write_text(APP)
-    return Shop(folder, {"AZTASK_BROKER": broker, ADMIN_VARIABLE: admin})
+    names = {"AZTASK_BROKER": broker, ADMIN_VARIABLE: admin, "AZTASK_RESULTS": results}
+    return Shop(folder, names)
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The tables and blobs of an account."""
+    folder = tmp_path_factory.mktemp("account")
+    with (
+        running(folder / "tables", service="table") as tables,
+        running(folder / "blobs", service="blob") as blobs,
+    ):
+        yield account_of(tables, blobs)
+
+
+def made(account: str) -> tuple[list[str], list[str]]:
+    """The tables and the containers of the account."""
+    with (
+        TableServiceClient.from_connection_string(account) as tables,
+        BlobServiceClient.from_connection_string(account) as blobs,
+    ):
+        return [each.name for each in tables.list_tables()], [
+            each.name for each in blobs.list_containers()
+        ]
 
 
 def proofs(run: Shop, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
@@ -49,17 +82,23 @@ def test_each_check_names_a_rule_that_there_is() -> None:
     assert {rule for rule, _ in CHECKS.values()} <= rules
 
 
-def test_on_the_emulator_everything_is_green(bus: RunningEmulator, tmp_path: Path) -> None:
-    run = on(tmp_path, bus.connection_string, bus.admin_connection_string)
-    assert run("queues", "create", "mine").returncode == 0
+def test_on_the_emulator_everything_is_green(
+    bus: RunningEmulator, account: str, tmp_path: Path
+) -> None:
+    run = on(tmp_path, bus.connection_string, bus.admin_connection_string, account)
+    for name in ("default", "mine"):
+        assert run("queues", "create", name).returncode == 0
+    before = made(account)
     page, file = tmp_path / "report.html", tmp_path / "report.json"
     found = proofs(run, "--html", str(page), "--report", str(file))
     assert {name: each["state"] for name, each in found.items()} == dict.fromkeys(CHECKS, "passed")
-    assert names(run) == ["mine"]
+    assert names(run) == ["default", "mine"]
+    assert made(account) == before
     report = json.loads(file.read_text())
     assert report["proofs"] == list(found.values())
     for text in (page.read_text(), file.read_text()):
         assert bus.connection_string not in text and "127.0.0.1" not in text and "mine" not in text
+        assert ACCOUNT not in text
         assert all(check in text for check in CHECKS)
     assert page.read_text().count("<tr>") == len(CHECKS) + 1
 
@@ -70,7 +109,7 @@ def test_on_azurite_what_it_has_is_green_and_the_rest_is_skipped(
     run = on(tmp_path, azurite.connection_string)
     found = proofs(run)
     skipped = {name for name, each in found.items() if each["state"] == "skipped"}
-    assert skipped == {"sessions", "deferral", "duplicates"}
+    assert skipped == {"sessions", "deferral", "duplicates", "plan", *STORAGE}
     assert {each["state"] for name, each in found.items() if name not in skipped} == {"passed"}
     assert names(run) == []
 
@@ -85,6 +124,107 @@ def test_a_missing_permission_is_named(tmp_path: Path) -> None:
         (proof,) = proofs(run, "--check", "lock", code=1).values()
     assert proof["state"] == "failed"
     assert "Manage" in proof["text"] or "permission" in proof["text"]
+
+
+def test_a_wrong_lock_is_named_with_both_durations(bus: RunningEmulator, tmp_path: Path) -> None:
+    run = on(tmp_path, bus.connection_string, bus.admin_connection_string)
+    assert run("queues", "create", "default", "--lease", "60s").returncode == 0
+    (proof,) = proofs(run, "--check", "plan", code=1).values()
+    assert proof["state"] == "failed"
+    assert "wrong lock" in proof["text"] and "60 s" in proof["text"] and "30 s" in proof["text"]
+    assert "default" not in proof["text"]
+    assert run("queues", "create", "default", "--lease", "30s").returncode == 0
+    (proof,) = proofs(run, "--check", "plan").values()
+    assert proof["state"] == "passed"
+
+
+def test_a_role_that_is_missing_for_tables_and_blobs_is_named(
+    bus: RunningEmulator, account: str, tmp_path: Path
+) -> None:
+    key = base64.b64encode(b"of another account").decode()
+    refused = re.sub("AccountKey=[^;]+", f"AccountKey={key}", account)
+    run = on(tmp_path, bus.connection_string, bus.admin_connection_string, refused)
+    found = proofs(run, "--check", "tags", "--check", "append", code=1)
+    assert "Storage Table Data Contributor" in found["tags"]["text"]
+    assert "Storage Blob Data Contributor" in found["append"]["text"]
+
+
+class Faulty:
+    """Rows of a service that does not keep a promise: what it changes although it refuses it."""
+
+    def __init__(self, rows: Any, fault: str) -> None:
+        self.rows, self.fault = rows, fault
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rows, name)
+
+    def together(self, changes: Any) -> Any:
+        if self.fault == "half a group":
+            self.rows.write(changes[0])
+        return self.rows.together(changes)
+
+    def write(self, change: Any) -> Any:
+        if self.fault == "old tags" and change.before is not None:
+            (now,) = self.rows.get([change.place])
+            change = change._replace(before=now)
+        return self.rows.write(change)
+
+
+@pytest.mark.parametrize(
+    ("check", "fault", "text"),
+    [
+        ("transaction", "half a group", "was refused and left [2, 1, None]"),
+        ("tags", "old tags", "replaced under an old tag"),
+    ],
+)
+def test_a_table_that_breaks_its_promise_is_refuted(
+    check: str,
+    fault: str,
+    text: str,
+    bus: RunningEmulator,
+    account: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = TablesStore.of
+    monkeypatch.setattr(TablesStore, "of", lambda self, kind: Faulty(of(self, kind), fault))
+    with closing(App("shop", broker=bus.connection_string, results=account)) as app:
+        (proof,) = verify(app, [check])
+    assert proof.state == "failed"
+    assert text in proof.text
+
+
+def test_a_container_that_appends_anywhere_is_refuted(
+    bus: RunningEmulator, account: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = BlobClient.append_block
+    monkeypatch.setattr(
+        BlobClient, "append_block", lambda self, data, appendpos_condition: append(self, data)
+    )
+    with closing(App("shop", broker=bus.connection_string, results=account)) as app:
+        (proof,) = verify(app, ["append"])
+    assert (proof.state, proof.text) == ("failed", "appending at byte 2 was carried out")
+
+
+def test_tables_and_containers_of_a_killed_run_are_cleaned(
+    bus: RunningEmulator, account: str, tmp_path: Path
+) -> None:
+    run = on(tmp_path, bus.connection_string, bus.admin_connection_string, account)
+    kept = (["aztaskverif", "mine"], ["aztask-verif", "mine"])
+    with (
+        TableServiceClient.from_connection_string(account) as tables,
+        BlobServiceClient.from_connection_string(account) as blobs,
+    ):
+        for name in (*kept[0], f"{TABLE_PREFIX}0123tags"):
+            tables.create_table(name)
+        for name in (*kept[1], f"{PREFIX}0123-append"):
+            blobs.create_container(name)
+    done = run("azure", "verify", "--clean")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"deleted table {TABLE_PREFIX}0123tags",
+        f"deleted container {PREFIX}0123-append",
+    ]
+    assert made(account) == kept
 
 
 def test_a_skewed_clock_is_named_and_schedules_hold(tmp_path: Path) -> None:

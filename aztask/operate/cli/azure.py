@@ -24,7 +24,8 @@ from aztask.operate.provision.plan import (
     differences,
     plan_for_azure,
 )
-from aztask.operate.verify import CHECKS, as_html, leftovers, report, verify
+from aztask.operate.verify import CHECKS, as_html, report, verify
+from aztask.operate.verifybench import leftovers
 from aztask.support.display import plural, visible
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -161,17 +162,19 @@ def verify_(
 ) -> None:
     """Try on the app's service what only a service can show: locks, sessions, duplicates and so on.
 
-    Each check makes queues of its own, whose names begin with aztask-verify-, and deletes them. It
-    takes about two minutes and a few hundred requests. It needs the permission Manage. Each line
-    names the rule of docs/rules.md that it proves. The exit code is 1 if a check failed.
+    Each check makes a queue, a table or a container of its own, whose name begins with
+    aztask-verify- (a table's: aztaskverify), and deletes it. Of your own queues, only the lock is
+    read. The run takes about two minutes and a few hundred requests, and needs the permission
+    Manage. Each line names the rule of docs/rules.md that it proves. The exit code is 1 if a check
+    failed.
 
     The reports have no address, key or name of yours.
     """
     with open_app(reads=True) as app:
         if clean:
-            for name in leftovers(app):
-                app.broker.delete(name)
-                click.echo(f"deleted queue {visible(name)}")
+            for each in leftovers(app):
+                each.delete()
+                click.echo(f"deleted {each.what} {visible(each.name)}")
             return
         found = []
         for proof in verify(app, names):

@@ -24,7 +24,7 @@ from azure.core import MatchConditions
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential, TokenCredential
 from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import HttpTransport, RequestsTransport
-from azure.data.tables import TableClient, UpdateMode
+from azure.data.tables import TableClient, TableServiceClient, UpdateMode
 
 from aztask.address.addresses import TablesAddress
 from aztask.azure.access import default_credential, filter_secrets
@@ -398,11 +398,32 @@ class TableRequests:
             return False
         return True
 
+    def drop(self, call: TimeBudget) -> None:
+        """Delete the table with its rows, if it exists."""
+        call.request(self._table.delete_table, self.place, TABLE_ROLE, again=True)
+
     def close(self) -> None:
         """Close idle connections; running requests go on."""
         self._thread_pool.close()
         self._transport.close()
         self._batches.close()
+
+
+def tables_of(address: TablesAddress, beginning: str) -> list[str]:
+    """The tables of the account whose names begin like this."""
+    filter_secrets()
+    with TableServiceClient(
+        address.endpoint,
+        credential=_credential_of(address, None),
+        retry_total=0,
+        user_agent=f"aztask/{__version__}",
+    ) as service:
+
+        def ask(**times: Any) -> list[str]:
+            return [each.name for each in service.list_tables(**times)]
+
+        names = TimeBudget().request(ask, str(address), TABLE_ROLE, again=True)
+    return [each for each in names if each.startswith(beginning)]
 
 
 def _credential_of(address: TablesAddress, given: TokenCredential | None) -> Any:

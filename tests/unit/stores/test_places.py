@@ -33,6 +33,7 @@ KINDS: Final = {
     "HOLDERS": {"data": MESSAGE},
     "NOTES": {"envelope": MESSAGE, "reason": CLEAR, "description": DESCRIPTION},
     "READ": {},
+    "NUMBERS": {},
     "ENTRIES": {"data": OPERATORS, "signature": CLEAR},
     "OPERATIONS": {"data": OPERATORS},
     "ONCE_RUNS": {"data": CLEAR},

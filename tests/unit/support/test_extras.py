@@ -76,6 +76,7 @@ ALWAYS = ("test", "tls", "crypto")  # azure-storage-queue brings cryptography, t
 OF_AN_EXTRA = (
     "aztask.agents.",
     "aztask.azure.container",
+    "aztask.azure.trials",
     "aztask.celery.backend",
     "aztask.celery.migration.",
     "aztask.dashboard.",
