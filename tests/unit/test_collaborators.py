@@ -20,6 +20,7 @@ PACKAGE = Path(__file__).parents[2] / "aztask"
 CALLABLES = {
     "worker.breaking._Job": "a call that waits for the thread that asks the store",
     "worker.upkeep.housekeeping.Chore": "a call that waits for the thread of the chores",
+    "worker.overseer.OverseerLink": "the probes of the health port, which are functions there",
 }
 """Constructors of `aztask.worker` that take a function, each with the reason."""
 
@@ -55,6 +56,9 @@ TIMES = {
     "worker.pool.watcher.WatchingProcess": "the name of a folder must not be guessed",
     "worker.pool.watcher.Watched": "a script beside the worker, which is real",
     "worker.pool.watcher._look_for_parent": "the same script",
+    "worker.overseer.OverseerLink": "it talks to another process, which is real",
+    "worker.overseer.OverseenSupervisor": "a supervisor's process is real",
+    "worker.overseer.Overseer": "it starts and watches processes, which are real",
     "worker.upkeep.heartbeat.Heartbeat": "a hook gets a time of `time.monotonic`, as documented",
 }
 """Where the time of the system itself is read, each with the reason."""

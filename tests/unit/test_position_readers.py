@@ -50,6 +50,7 @@ NO_READERS = {
     "app/sending.py": "passes a position on to `queues/lease/held.py`",
     "app/tasks.py": "names the message in an error",
     "operate/deadletters/actions.py": "passes a selection on to `operate/deadletters/view.py`",
+    "operate/verify.py": "receives once, by the position, what it has just deferred itself",
     "queues/lease/asyncheld.py": "passes on what `queues/lease/held.py` returns",
     "stores/records/base.py": "a column: which message has started a run",
     "stores/records/damage.py": "reads that column",

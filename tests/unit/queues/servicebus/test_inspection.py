@@ -25,6 +25,7 @@ PROPERTIES = SimpleNamespace(
     requires_duplicate_detection=True,
     duplicate_detection_history_time_window=timedelta(seconds=60),
     lock_duration=timedelta(seconds=30),
+    enable_partitioning=False,
 )
 
 
