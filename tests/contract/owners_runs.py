@@ -23,6 +23,7 @@ from aztask.steps.keepers import StoredOutside
 from aztask.steps.keeping import StepPurge
 from aztask.steps.records import DONE, STEP, StepRecord, StepStore, steps_of
 from aztask.steps.waits import waits_of
+from aztask.stores.records.backlogs import Backlogs
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -45,7 +46,7 @@ from aztask.worker.pipeline.settling import Refusals
 from aztask.worker.shell import ThreadShell
 from aztask.worker.upkeep.heartbeat import LostRuns
 from aztask.worker.upkeep.housekeeping import Housekeeping
-from aztask.worker.upkeep.recording import Recorder, Recording
+from aztask.worker.upkeep.recording import BacklogLooks, Recorder, Recording
 from aztask.workflows.edits import RootEdit
 from aztask.workflows.joins import TaskEnd
 from aztask.workflows.place import NodePlace
@@ -332,18 +333,25 @@ def take_signals(mine: World, theirs: World) -> None:
 
 
 def recording(mine: World, theirs: World) -> None:
-    """Each writes what it did now; mine merges an hour of which both have rows."""
+    """Each writes what it did and how much waits; mine merges an hour of which both have rows."""
     past = hour_of(time.time()) - 3
     histories = []
     for world in (mine, theirs):
         recorder = Recorder(SYSTEM_CLOCK)
         recorder.ended("default", "step", State.SUCCEEDED, 0.5)
-        recordings = Recording(recorder, "w", "w!1", SYSTEM_CLOCK, 0.0)
+        world.app.broker.declare("default")
+        looks = BacklogLooks(world.app.broker, ["default"], SYSTEM_CLOCK)
+        author = Author("w", 0, "1")
+        recordings = Recording(recorder, author, "w!1", looks, SYSTEM_CLOCK, 0.0)
         write = recordings.write_due(world.store, SYSTEM_CLOCK.monotonic())
         history = history_of(world.store)
         assert write is not None
         assert history is not None
         write()
+        look = recordings.look_due(world.store, SYSTEM_CLOCK.monotonic())
+        assert look is not None
+        look()  # a look of the other one is none of its own
+        assert [*Backlogs(history).newest(time.time())] == ["default"]
         series = {("default", "step"): {past * HOUR: Tally(succeeded=1)}}
         hour = Hour(Author("w", past * HOUR, "1"), series)
         history.write("w!1", past * HOUR, hour, past * HOUR + 1.0)
