@@ -241,5 +241,6 @@ def test_what_an_idle_worker_costs(site: Site, proxy: Proxy) -> None:
     time.sleep(8.0)
     before, began = proxy.total, time.monotonic()
     time.sleep(8.0)
-    rate = (proxy.total - before - 1) / (time.monotonic() - began)
+    # One is at the edge of the time, and one the look at what waits, once a minute.
+    rate = (proxy.total - before - 2) / (time.monotonic() - began)
     assert rate * 3600 <= 4000
