@@ -111,7 +111,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """A worker process that started in the window. `release`: what it ran."""
+    """A worker process that started in the window. `release`: the versions of app and aztask."""
 
     at: float
     worker: str

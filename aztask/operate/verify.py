@@ -38,6 +38,7 @@ from aztask.stores.rows import Change, Place, Row, Rows
 from aztask.support.clock import monotonic
 from aztask.support.display import mask, plural
 from aztask.support.finding import Level
+from aztask.support.parts import reason_of
 from aztask.support.versions import versions
 
 
@@ -365,8 +366,9 @@ def verify(app: App, names: Sequence[str] = (), *, run: str = "") -> Iterator[Pr
             text, state = str(why), "skipped"
         except (Refuted, AztaskError) as why:
             text = str(why)
-        finally:
-            left = bench.close()
+        except Exception as why:  # noqa: BLE001  # an SDK may raise anything; the others go on
+            text = reason_of(why)
+        left = bench.close()
         yield Proof(name, rule, state, mask(text + left), round(monotonic() - began, 2))
 
 

@@ -4,12 +4,13 @@ Rules
 1. A name begins with `PREFIX`, a table's with `TABLE_PREFIX`; then follow the run's id and the
    check's name.
 2. What is made is noted before, so that `Bench.close` deletes it. `leftovers` finds what a killed
-   run has left, by those beginnings.
+   run has left, by such names.
 3. The libraries of the storage account are imported only if the app names one.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 PREFIX: Final = "aztask-verify-"
 TABLE_PREFIX: Final = "aztaskverify"
 """A table's name has letters and digits only."""
+
+MADE: Final = re.compile(rf"(?:{PREFIX}[0-9a-f]{{8}}-|{TABLE_PREFIX}[0-9a-f]{{8}})[a-z-]+")
+"""The whole name of what a run makes: what only begins so may be yours."""
 
 LOCK: Final = 6.0
 """Seconds of the lock: the service allows 5 at least, and requests to it take a part of that."""
@@ -167,14 +171,15 @@ class Bench:
     def close(self) -> str:
         """Close what was opened, and delete what was made. Returns what is left, "" usually."""
         for receiver in self.receivers:
-            receiver.close()
+            with suppress(AztaskError):  # its messages go with the queue
+                receiver.close()
         left = []
         for each in (*(_queue_left(self.app, name) for name in self.queues), *self.others):
             try:
                 each.delete()
             except QueueNotFound:
                 continue
-            except AztaskError:  # the reason why the check failed, too; or it is found by --clean
+            except Exception:  # noqa: BLE001  # as in the check; it is named, and --clean finds it
                 left.append(each.name)
         return f"; what may be left: {', '.join(left)}" if left else ""
 
@@ -223,25 +228,25 @@ def late_module(name: str, extra: str) -> Any:
 
 
 def leftovers(app: App) -> Iterator[Leftover]:
-    """The queues, tables and containers that runs before this one have left."""
+    """The queues, tables and containers that runs have left, also one that goes on now."""
     for name in app.broker.queues():
-        if name.startswith(PREFIX):
+        if MADE.fullmatch(name):
             yield _queue_left(app, name)
-    with suppress(Skipped):  # without the library, no run has made any
-        yield from _tables_left(app)
-        yield from _containers_left(app)
+    for others in (_tables_left, _containers_left):
+        with suppress(Skipped):  # without the library, no run has made any
+            yield from others(app)
 
 
 def _tables_left(app: App) -> Iterator[Leftover]:
     if (address := _tables(app)) is not None:
         client = late_module("stores.tables.client", "tables")
-        for name in client.tables_of(address, TABLE_PREFIX):
+        for name in filter(MADE.fullmatch, client.tables_of(address, TABLE_PREFIX)):
             yield _table_left(client, client.TableRequests(address, name), name)
 
 
 def _containers_left(app: App) -> Iterator[Leftover]:
     if (address := _blobs(app)) is not None:
         trials = late_module("azure.trials", "blob")
-        for name in trials.containers_of(address, PREFIX):
+        for name in filter(MADE.fullmatch, trials.containers_of(address, PREFIX)):
             container = trials.TrialContainer(replace(address, container=name))
             yield Leftover("container", name, container.delete)

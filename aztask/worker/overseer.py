@@ -42,7 +42,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Final
@@ -50,7 +50,7 @@ from typing import Any, Final
 from aztask.support import chance
 from aztask.support.display import mask
 from aztask.support.forks import in_forked_child
-from aztask.support.parts import CALM_SECONDS, Part, pause_after
+from aztask.support.parts import CALM_SECONDS, Part, pause_after, reason_of
 from aztask.worker.firstprocess import SIGNAL_EXIT
 from aztask.worker.platform import connected_pair, given_socket, shares_sockets, taken_socket
 from aztask.worker.pool.watcher import start_python
@@ -167,9 +167,9 @@ class OverseerLink:
             self._part.begin()
             for order in self._line.receive() if ready else ():
                 self._obey(order)
-            if (probes := self._probes) and time.monotonic() >= due:
+            if self._probes and time.monotonic() >= due:
                 due = time.monotonic() + REPORT_SECONDS
-                self._line.send({name: probes[name]() for name in PROBES})
+                self._line.send({name: self._said(name) for name in PROBES})
         logger.warning("the process that has started %s is gone: it drains", self.name)
         self._stop(signal.SIGTERM)
 
@@ -177,7 +177,14 @@ class OverseerLink:
         if "stop" in order:
             self._stop(order["stop"])
         elif "ask" in order:
-            self._line.send({"metrics": self._probes["metrics"]() if self._probes else ""})
+            self._line.send({"metrics": self._said("metrics") if self._probes else ""})
+
+    def _said(self, name: str) -> str:
+        try:
+            return self._probes[name]()
+        except Exception as error:  # noqa: BLE001  # orders must be obeyed, whatever metrics do
+            self._part.failed(error)
+            return "" if name == "metrics" else f"its probe {name} failed: {reason_of(error)}"
 
     def _stop(self, number: int) -> None:
         if self._worker is None:
@@ -212,7 +219,8 @@ class OverseenSupervisor:
         self._heard_at = self._began_at = time.monotonic()
         self._probes = {"ready": STARTING}
         ours, theirs = connected_pair()
-        with theirs:
+        with ExitStack() as unused, theirs:
+            unused.callback(ours.close)
             with held_back():
                 process = start_python(
                     ["-m", "aztask", *arguments],
@@ -230,6 +238,7 @@ class OverseenSupervisor:
             if (pipe := process.stdin) is not None:
                 with suppress(OSError), pipe:  # it may have ended
                     pipe.write(json.dumps(place).encode() + b"\n")
+            unused.pop_all()
         self.process, self.line = process, LineSocket(ours)
 
     def listen(self) -> None:

@@ -24,7 +24,7 @@ from test_doctor import RULES, Shop
 
 from aztask import App
 from aztask.operate.verify import CHECKS, verify
-from aztask.operate.verifybench import PREFIX, TABLE_PREFIX
+from aztask.operate.verifybench import MADE, PREFIX, TABLE_PREFIX
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.stores.tables.store import TablesStore
 from aztask.testing import RunningEmulator, emulator
@@ -209,22 +209,26 @@ def test_tables_and_containers_of_a_killed_run_are_cleaned(
     bus: RunningEmulator, account: str, tmp_path: Path
 ) -> None:
     run = on(tmp_path, bus.connection_string, bus.admin_connection_string, account)
-    kept = (["aztaskverif", "mine"], ["aztask-verif", "mine"])
+    before = made(account)
+    kept = (["aztaskverify2", "mine"], ["aztask-verify-mine", "mine"])
     with (
         TableServiceClient.from_connection_string(account) as tables,
         BlobServiceClient.from_connection_string(account) as blobs,
     ):
-        for name in (*kept[0], f"{TABLE_PREFIX}0123tags"):
+        for name in (*kept[0], f"{TABLE_PREFIX}01234567tags"):
             tables.create_table(name)
-        for name in (*kept[1], f"{PREFIX}0123-append"):
+        for name in (*kept[1], f"{PREFIX}01234567-append"):
             blobs.create_container(name)
     done = run("azure", "verify", "--clean")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        f"deleted table {TABLE_PREFIX}0123tags",
-        f"deleted container {PREFIX}0123-append",
+        f"deleted table {TABLE_PREFIX}01234567tags",
+        f"deleted container {PREFIX}01234567-append",
     ]
-    assert made(account) == kept
+    after = made(account)
+    assert [sorted(each) for each in after] == [
+        sorted([*there, *names]) for there, names in zip(before, kept, strict=True)
+    ]
 
 
 def test_a_skewed_clock_is_named_and_schedules_hold(tmp_path: Path) -> None:
@@ -237,7 +241,7 @@ def test_a_skewed_clock_is_named_and_schedules_hold(tmp_path: Path) -> None:
 
 def test_a_killed_run_is_cleaned_and_nothing_else_is(bus: RunningEmulator, tmp_path: Path) -> None:
     run = on(tmp_path, bus.connection_string, bus.admin_connection_string)
-    for name in ("mine", "aztask-verified"):
+    for name in ("mine", "aztask-verify-mine"):
         assert run("queues", "create", name).returncode == 0
     started = subprocess.Popen(
         [sys.executable, "-m", "aztask", "azure", "verify"],
@@ -246,15 +250,15 @@ def test_a_killed_run_is_cleaned_and_nothing_else_is(bus: RunningEmulator, tmp_p
         stdout=subprocess.DEVNULL,
     )
     until = time.monotonic() + 60
-    while not any(name.startswith(PREFIX) for name in names(run)):
+    while not any(map(MADE.fullmatch, names(run))):
         assert time.monotonic() < until
     started.send_signal(signal.SIGKILL)
     started.wait()
     done = run("azure", "verify", "--clean")
     assert done.returncode == 0
     assert re.fullmatch(rf"deleted queue {PREFIX}[0-9a-f]{{8}}-[a-z-]+\n", done.stdout)
-    assert set(names(run)) >= {"mine", "aztask-verified"}
-    assert not [name for name in names(run) if name.startswith(PREFIX)]
+    assert set(names(run)) >= {"mine", "aztask-verify-mine"}
+    assert [name for name in names(run) if name.startswith(PREFIX)] == ["aztask-verify-mine"]
 
 
 def test_a_local_file_is_no_service(tmp_path: Path) -> None:

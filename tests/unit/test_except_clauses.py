@@ -160,6 +160,8 @@ ALLOWED = {
     "aztask.operate.overview:Reader._heartbeats": SHOWN,
     "aztask.operate.overview:Reader._list_failures": SHOWN,
     "aztask.operate.overview:Reader._stats": SHOWN,
+    "aztask.operate.verify:verify": SHOWN,
+    "aztask.operate.verifybench:Bench.close": SHOWN,
     "aztask.operate.watch.rules:_checked": PARSED,
     "aztask.operate.watch.rules:_here": PARSED,
     "aztask.operate.requests:_json": PARSED,

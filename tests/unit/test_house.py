@@ -145,7 +145,7 @@ GROWTH: dict[str, dict[str, int]] = {
     },
     "pages of a large store that do not hang": {"lines of code": 225},
     "what an app needs on Azure": {"files": 8, "lines of code": 1_640},
-    "proofs on a real service": {"files": 3, "lines of code": 530},
+    "proofs on a real service": {"files": 3, "lines of code": 550},
     "reports of bugs": {"files": 2, "lines of code": 190},
     "logins with Entra ID": {"files": 1, "lines of code": 375},
     "tasks that wait, in Celery's inspect": {"files": 1, "lines of code": 130},
@@ -157,7 +157,7 @@ GROWTH: dict[str, dict[str, int]] = {
     "Spark Connect": {"files": 1, "lines of code": 130},
     "events at every path that Spark reads": {"files": 1, "lines of code": 120},
     "runs that were cut off": {"files": 1, "lines of code": 230},
-    "a worker on several cores": {"files": 1, "lines of code": 445},
+    "a worker on several cores": {"files": 1, "lines of code": 455},
 }
 CALLABLES = {
     "stores.payloads.payloads.Payloads(make)": "opens the store at its first use, in each process",

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from aztask.errors import AztaskError
 from aztask.operate.cli.failures import CommandFailed
 from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.options import app_option, json_option
@@ -153,7 +154,7 @@ def diff_(as_json: bool, **options: Any) -> None:
     multiple=True,
     help="Run this check alone; repeatable. [default: all checks]",
 )
-@click.option("--clean", is_flag=True, help="Delete what killed runs have left, and run nothing.")
+@click.option("--clean", is_flag=True, help="Delete what runs have left, and run nothing.")
 @click.option("--html", "page", type=A_FILE, help="Write the report as a page into this file.")
 @click.option("--report", "file", type=A_FILE, help="Write the report as JSON into this file.")
 @json_option
@@ -172,10 +173,17 @@ def verify_(
     """
     with open_app(reads=True) as app:
         if clean:
+            kept = 0
             for each in leftovers(app):
-                each.delete()
-                click.echo(f"deleted {each.what} {visible(each.name)}")
-            return
+                what = f"{each.what} {visible(each.name)}"
+                try:
+                    each.delete()
+                except AztaskError as error:  # the others can be deleted all the same
+                    kept += 1
+                    click.echo(f"{what} could not be deleted: {error}", err=True)
+                else:
+                    click.echo(f"deleted {what}")
+            click.get_current_context().exit(1 if kept else 0)
         found = []
         for proof in verify(app, names):
             found.append(proof)

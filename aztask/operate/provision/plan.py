@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from aztask.app import App
-from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
+from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueNotFound
 from aztask.operate.queuechecks import TOLERANCE
 from aztask.queues.base import Inspectable, QueueFacts
 from aztask.queues.kinds import BrokerKind
@@ -289,6 +289,8 @@ def _of_results(app: App) -> Iterator[Difference]:
         store.check()
     except BrokerUnavailable:
         raise
-    except AztaskError as error:
+    except QueueNotFound as error:
         create = ("aztask queues create --all",)
         yield Difference("add", "results", str(error), {}, create)
+    except AztaskError as error:  # such as a refused credential: what is there is not known
+        yield Difference("unknown", "results", str(error), {})

@@ -268,7 +268,7 @@ class Day:
     * `name`: the queue and the task; or the worker and "".
     * `hours`: the sums of each hour, by its number in the day.
     * `slots`: those of `DAY_SLOT` seconds in each hour, by the seconds of the day.
-    * `notes`: of a worker: when each of its processes started, and what it ran.
+    * `notes`: of a worker: when each of its processes started, and its `release`.
     """
 
     name: Series

@@ -14,7 +14,7 @@ from aztask.worker.options import (
     divided,
     most_supervisors,
 )
-from aztask.worker.overseer import LineSocket, OverseenSupervisor, Overseer
+from aztask.worker.overseer import LineSocket, OverseenSupervisor, Overseer, OverseerLink
 
 
 def test_the_parts_of_all_supervisors_make_the_whole() -> None:
@@ -123,3 +123,47 @@ def test_a_silent_supervisor_is_not_ready_and_later_not_live(
 def test_a_worker_is_named_after_its_process_unless_it_has_a_name() -> None:
     assert Overseer([], "w", 2).probe("ready") == "supervisor 1: it starts"
     assert Overseer([], "w", 2).metrics() == {1: ""}
+
+
+def test_a_probe_that_raises_is_told_and_orders_are_obeyed() -> None:
+    ours, theirs = socket.socketpair()
+    stopped: list[int] = []
+
+    class Worker:
+        def stop(self, signum: int = 15, frame: object = None) -> None:
+            stopped.append(signum)
+
+    def broken() -> str:
+        raise ValueError("a collector of the app")
+
+    link = OverseerLink(ours, {"name": "w.1", "number": 1, "total": 2, "speaks": False})
+    link.up(2, Worker())
+    link.serve(dict.fromkeys((*overseer.PROBES, "metrics"), broken))
+    other = LineSocket(theirs)
+    assert other.receive() == [{"up": 2}]
+    link._obey({"ask": "metrics"})
+    assert other.receive() == [{"metrics": ""}]
+    link._obey({"stop": 15})
+    assert stopped == [15]
+    assert link._said("ready") == "its probe ready failed: ValueError: a collector of the app"
+    link._part.stop()
+    theirs.close()
+
+
+def test_a_supervisor_that_cannot_be_started_leaves_no_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[socket.socket] = []
+
+    def pair() -> tuple[socket.socket, socket.socket]:
+        made.extend(socket.socketpair())
+        return made[0], made[1]
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(overseer, "connected_pair", pair)
+    monkeypatch.setattr(overseer, "start_python", refuse)
+    with pytest.raises(OSError, match="no more processes"):
+        OverseenSupervisor("w", 1).start([], 2)
+    assert [each.fileno() for each in made] == [-1, -1]
