@@ -510,6 +510,8 @@ class Book:
 
     def _end(self, key: Key, run: Run, outcome: Outcome) -> None:
         self.counts["runs ended"] += 1
+        if outcome.parked:
+            self._world.flows.rests(key)
         if outcome.again:
             run.again += 1
             return

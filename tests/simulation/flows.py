@@ -98,6 +98,7 @@ class Flows:
         self._arrived: dict[Place, float] = {}
         self._parked: dict[Place, set[Key]] = {}
         self._parks: set[Key] = set()
+        self._waiting: dict[Key, Place] = {}
         self._children: dict[tuple[str, ...], str] = {}
         self._sent = 0
         self._tries: Counter[str] = Counter()
@@ -214,12 +215,21 @@ class Flows:
         key: Key = context.message.key
         self._parks.add(key)
         self.left(key)
-        if seconds < CLOCKS + self._world.course.clocks_apart:
+        if seconds >= CLOCKS + self._world.course.clocks_apart:
+            self._waiting[key] = place
+
+    def rests(self, key: Key) -> None:
+        """It is recorded that a run waits.
+
+        Where the store is away as the run ends, it is put off instead, and parks in its next hop.
+        """
+        place = self._waiting.get(key)
+        if place is None:
             return
         hops = self._parked.setdefault(place, set())
         hops.add(key)
         # A signal may wake it whose value it has just taken in an earlier wait.
-        if len(hops) > 1 + self._tries[place[0]] + context.message.generation:
+        if len(hops) > 1 + self._tries[key[0]] + key[1]:
             self._complain("resumes-once", f"{sorted(hops)} have parked in one wait", place)
 
     def sent(self, task_id: str, name: str) -> str:

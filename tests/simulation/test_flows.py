@@ -104,6 +104,17 @@ def test_a_timer_is_as_early_as_the_clock_is_ahead_of_who_sent_it(
     assert [each.name for each in world.book.violations] == found
 
 
+def test_a_run_that_is_put_off_as_it_parks_has_not_parked() -> None:
+    """The store is away as it ends: it parks in its next hop, for the first time."""
+    world = World(CALM)
+    for hop in (1, 2):
+        context = Context.for_testing(task_id="task")
+        context.message = replace(context.message, hop=hop)
+        world.flows.parked(context, ONE, 100.0)
+    world.flows.rests(context.message.key)
+    assert not world.book.violations
+
+
 def accept(flows: Flows) -> None:
     value = flows.sent("task", "go")
     flows.accepted(value, "task", "go")
@@ -116,6 +127,7 @@ def park_again(flows: Flows) -> None:
         context = Context.for_testing(task_id="task")
         context.message = replace(context.message, hop=hop)
         flows.parked(context, ONE, 100.0)
+        flows.rests(context.message.key)
 
 
 def step_again(flows: Flows) -> None:
