@@ -7,7 +7,6 @@ from itertools import count
 import pytest
 from events_reference import lengths, survived
 from events_site import as_frame, write_log
-from pyspark.sql import functions as F
 
 from aztask.spark import read_events
 from aztask.spark.events.lengths import LEVELS, SHARES, run_lengths
@@ -66,7 +65,7 @@ def frame(spark, events, tmp_path_factory):
 @pytest.fixture(scope="module")
 def figures(frame):
     """{(task, queue): its row}."""
-    return {(row["task"], row["queue"]): row.asDict() for row in run_lengths(frame).collect()}
+    return {(row["task"], row["queue"]): row for row in run_lengths(frame)}
 
 
 def test_the_figures_are_those_of_plain_python(figures, events):
@@ -124,7 +123,7 @@ def test_nineteen_of_twenty_intervals_hold_the_truth(spark):
     names = "event STRING, task STRING, queue STRING, duration_seconds DOUBLE"
     rows = [(each.event, each.task, each.queue, each.duration_seconds) for each in ended]
     frame = as_frame(spark, rows, names)
-    found = run_lengths(frame).where(F.col("level") == LEVELS["task"]).collect()
+    found = [row for row in run_lengths(frame) if row["level"] == LEVELS["task"]]
     median = 40 * math.log(2)
     held = sum(row["run_p50_low"] <= median <= row["run_p50_high"] for row in found)
     assert len(found) == 200

@@ -16,12 +16,13 @@ Rules
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from aztask.spark.events.statistics import RAN, SHARES
+from aztask.spark.events.statistics import RAN, SHARES, plain
+from aztask.spark.kind import kept, release
 
 CUT_OFF: Final = ("TimeLimitExceeded", "MaxLeaseExceeded", "WorkerCrashed")
 """Error types of runs that were stopped: by a limit, or because their process was killed."""
@@ -34,32 +35,31 @@ Z: Final = 1.959964
 LEVELS: Final = {"task": 0b01, "queue": 0b10, "total": 0b11}
 """The keys that a level sums over, as the bits of Spark's ``grouping_id``."""
 
-_DELIVERY: Final = ("worker", "task", "queue", "task_id", "delivery_count", "resubmit_count")
+_WORKER: Final = ("worker", "task", "queue")
+_DELIVERY: Final = (*_WORKER, "task_id", "delivery_count", "resubmit_count")
 
 
-def cut_off_runs(events: DataFrame) -> DataFrame:
+def cut_off_runs(events: DataFrame, doubtful: DataFrame | None = None) -> DataFrame:
     """The runs that started and never ended in the log: columns queue, task, ts, seconds, held.
 
     seconds: how long the run is known to have gone on. held: how long its lease had been held when
     it was lost; null if the log has no loss, because the worker was killed or still runs it.
 
-    Only events of workers that started more runs of a task than ended are shuffled.
+    Only events of workers that started more runs of a task than ended are shuffled: `doubtful`, if
+    the caller knows them.
     """
     kinds = events.where(F.col("event").isin("started", "renewed", "lease_lost", *RAN))
-    started, ended = (F.col("event") == "started"), F.col("event").isin(*RAN)
-    trio = ["worker", "task", "queue"]
-    open_ = kinds.groupBy(*trio).agg(
-        F.count(F.when(started, 1)).alias("started"), F.count(F.when(ended, 1)).alias("ended")
-    )
-    doubtful = open_.where("started > ended").select(*trio)
+    ended = F.col("event").isin(*RAN)
+    if doubtful is None:
+        doubtful = _doubtful(_counted(events))
     granted = F.col("event").isin("started", "renewed")
     until = F.col("ts") + F.col("lease_seconds")
     lost = F.col("event") == "lease_lost"
     runs = (
-        kinds.join(F.broadcast(doubtful), trio, "left_semi")
+        kinds.join(F.broadcast(doubtful), list(_WORKER), "left_semi")
         .groupBy(*_DELIVERY)
         .agg(
-            F.min(F.when(started, F.col("ts"))).alias("ts"),
+            F.min(F.when(F.col("event") == "started", F.col("ts"))).alias("ts"),
             F.count(F.when(ended, 1)).alias("ended"),
             F.max(F.when(granted, F.col("ts"))).alias("seen"),
             F.max(F.when(granted, until)).alias("until"),
@@ -76,39 +76,71 @@ def cut_off_runs(events: DataFrame) -> DataFrame:
     return runs.select("queue", "task", "ts", seconds.alias("seconds"), held.alias("held"))
 
 
-def run_lengths(events: DataFrame) -> DataFrame:
+def run_lengths(events: DataFrame) -> list[dict[str, Any]]:
     """The lengths of runs by task, by queue and in total: one row for each.
 
-    Columns: level (`LEVELS`); task, queue; run_ended, run_cut_off: numbers of runs; run_longest:
+    Fields: level (`LEVELS`); task, queue; run_ended, run_cut_off: numbers of runs; run_longest:
     the longest time that one is known to have taken; for each of `SHARES` run_p50 and so on, with
     run_p50_low and run_p50_high, the ends of its interval.
+
+    Reads the events once, and once more if runs are open: all else is made of their counts.
     """
-    ended = events.where(F.col("event").isin(*RAN) & F.col("duration_seconds").isNotNull()).select(
-        "task",
-        "queue",
-        F.col("duration_seconds").alias("seconds"),
-        F.coalesce(F.col("error_type").isin(*CUT_OFF), F.lit(False)).alias("cut"),
-    )
-    cut = cut_off_runs(events).select("task", "queue", "seconds", F.lit(True).alias("cut"))
-    number = F.ceil(BINS_PER_DOUBLING * F.log2(F.col("seconds") / FIRST_EDGE) - 1e-9)
-    place = F.when(F.col("seconds") > FIRST_EDGE, number).otherwise(0).cast("int")
-    finest = (
-        ended.unionByName(cut)
-        .where("seconds >= 0 AND NOT isnan(seconds)")
-        .groupBy("task", "queue", place.alias("bin"))
+    counted = kept(_counted(events))
+    try:
+        sums = (F.sum("d").alias("d"), F.sum("c").alias("c"), F.max("longest").alias("longest"))
+        finest = counted.where("bin IS NOT NULL").groupBy("task", "queue", "bin").agg(*sums)
+        doubtful = _doubtful(counted)
+        if not doubtful.isEmpty():
+            known = (F.col("seconds") >= 0) & ~F.isnan("seconds")
+            number = F.when(known, _bin("seconds")).alias("bin")
+            open_ = cut_off_runs(events, doubtful).select("task", "queue", number, "seconds")
+            stopped = (
+                F.lit(0).alias("d"),
+                F.count("*").alias("c"),
+                F.max("seconds").alias("longest"),
+            )
+            binned = open_.where("bin IS NOT NULL").groupBy("task", "queue", "bin")
+            finest = finest.unionByName(binned.agg(*stopped))
+        task, queue, bin_ = F.col("task"), F.col("queue"), F.col("bin")
+        levels = finest.groupingSets([[task, bin_], [queue, bin_], [bin_]], task, queue, bin_).agg(
+            F.shiftright(F.grouping_id(), 1).alias("level"), *sums
+        )
+        return plain(_percentiles(_curve(levels)))
+    finally:
+        release(counted)
+
+
+def _counted(events: DataFrame) -> DataFrame:
+    """By worker, task, queue and bin: runs that started, ended, and of measured ones d and c.
+
+    d: ended by themselves. c: were stopped. bin: null for starts, and for ends without a length.
+    """
+    kind, seconds = F.col("event"), F.col("duration_seconds")
+    ended = kind.isin(*RAN)
+    stopped = F.coalesce(F.col("error_type").isin(*CUT_OFF), F.lit(False))
+    measured = ended & (seconds >= 0) & ~F.isnan(seconds)
+    return (
+        events.where(ended | (kind == "started"))
+        .groupBy(*_WORKER, F.when(measured, _bin("duration_seconds")).alias("bin"))
         .agg(
-            F.count(F.when(~F.col("cut"), 1)).alias("d"),
-            F.count(F.when(F.col("cut"), 1)).alias("c"),
-            F.max("seconds").alias("longest"),
+            F.count(F.when(kind == "started", 1)).alias("started"),
+            F.count(F.when(ended, 1)).alias("ended"),
+            F.count(F.when(measured & ~stopped, 1)).alias("d"),
+            F.count(F.when(measured & stopped, 1)).alias("c"),
+            F.max(F.when(measured, seconds)).alias("longest"),
         )
     )
-    task, queue, bin_ = F.col("task"), F.col("queue"), F.col("bin")
-    counted = finest.groupingSets([[task, bin_], [queue, bin_], [bin_]], task, queue, bin_).agg(
-        F.shiftright(F.grouping_id(), 1).alias("level"),
-        *(F.sum(name).alias(name) for name in ("d", "c")),
-        F.max("longest").alias("longest"),
-    )
-    return _percentiles(_curve(counted))
+
+
+def _doubtful(counted: DataFrame) -> DataFrame:
+    """The workers that have started more runs of a task than ended."""
+    sums = [F.sum(name).alias(name) for name in ("started", "ended")]
+    return counted.groupBy(*_WORKER).agg(*sums).where("started > ended").select(*_WORKER)
+
+
+def _bin(seconds: str) -> Column:
+    number = F.ceil(BINS_PER_DOUBLING * F.log2(F.col(seconds) / FIRST_EDGE) - 1e-9)
+    return F.when(F.col(seconds) > FIRST_EDGE, number).otherwise(0).cast("int")
 
 
 def _curve(counted: DataFrame) -> DataFrame:

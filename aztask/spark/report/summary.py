@@ -60,7 +60,7 @@ def summarize(events: Events, *, progress: Callable[[str], None] = lambda text: 
     figures = statistics(events.events)
     try:
         summary = _summary(str(events.place), counts, figures)
-        _add_lengths(summary, plain(run_lengths(events.events)))
+        _add_lengths(summary, run_lengths(events.events))
         return summary
     finally:
         figures.close()
