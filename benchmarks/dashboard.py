@@ -316,7 +316,9 @@ class Browser:
 
 
 def watch(browser: Browser, path: str, until: float, asked: list[float]) -> None:
-    """One viewer: at each note, its page again."""
+    """One viewer: at each note, its page again. What viewers do themselves is other machines' work:
+    these give way to the worker."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     stream = browser.open("/live")
     while time.monotonic() < until and (line := stream.readline()):
         if line.startswith(b"data:"):

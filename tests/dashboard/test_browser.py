@@ -109,6 +109,8 @@ def serving(folder, filled):
         found = re.search(r"http://\S+/login\?key=\S+", line)
         assert found, line + process.stderr.read()
         wait_until(lambda: answers(f"http://127.0.0.1:{port}/healthz"), 20, "the server answers")
+        # Workers on the same machine come first.
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, os.nice(0) + 10)
         yield found[0]
     finally:
         process.terminate()
