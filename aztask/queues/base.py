@@ -656,6 +656,14 @@ class Mailboxes(Protocol):
         """Seconds after which a mailbox is removed that was not opened again."""
         ...
 
+    @property
+    def lag(self) -> float:
+        """Seconds by which a message may come after one that was sent to a queue later.
+
+        0 if mailboxes are not polled.
+        """
+        ...
+
     def open(self, name: str, bindings: Sequence[Binding]) -> None:
         """Create the mailbox or keep it, with exactly these bindings.
 

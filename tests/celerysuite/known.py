@@ -65,13 +65,6 @@ TIMING = (
         for tail in ("", "_tail")
     }
     | {
-        f"test_tasks.test_tasks.test_revoked_by_headers_{canvas}_canvas": (
-            "it revokes and sends at once, in two queues that a worker polls: on a busy machine"
-            " with Storage queues the task may come first"
-        )
-        for canvas in ("simple", "complex")
-    }
-    | {
         "test_mem_leak_in_exception_handling.test_mem_leak_unhandled_exceptions": (
             "it allows a tenth of what its first runs allocate, for all threads of the process, the"
             " worker's included; with `celery redis` it fails, too"

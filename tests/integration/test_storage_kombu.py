@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import azurite
 import kombu
+import kombu.pidbox
 import pytest
 import test_celery
 from harness import ROOT
@@ -22,6 +23,8 @@ from aztask import App
 from aztask.celery.transport.names import original_name
 from aztask.errors import InvalidQueueName, MessageTooLarge
 from aztask.queues.base import KEPT_SECONDS, PREFIX, Binding
+from aztask.queues.storagequeue.mailboxes import LAG
+from aztask.settlement import Complete
 
 EXAMPLE = ROOT / "examples" / "storagequeue"
 
@@ -221,6 +224,36 @@ def test_what_is_revoked_before_there_is_a_worker(site):
 
 def test_inspect_scheduled_cannot_list_what_the_service_hides(site):
     test_celery.check_scheduled(site, 5.0, shown=False)
+
+
+def test_a_task_that_is_sent_after_a_revocation_comes_after_it(server):
+    """Workers poll the queue and their mailboxes, each at its own times."""
+    mailbox = kombu.pidbox.Mailbox("celery", type="fanout")
+    broker = broker_at(server.connection_string)
+    options = {"broker": server.connection_string}
+    with kombu.Connection("aztask://", transport_options=options) as connection:
+        queue = kombu.Queue("after")
+        queue(connection.channel()).declare()
+        receiver = broker.receiver("after", lease=30.0)
+
+        def sent(**headers: str) -> float:
+            """Seconds until a message that is sent now is received."""
+            connection.Producer().publish({}, routing_key="after", headers=headers)
+            began = time.monotonic()
+            (delivery,) = receiver.receive(1, 20.0)
+            took = time.monotonic() - began
+            receiver.settle([(delivery, Complete())])
+            return took
+
+        with kombu.Connection("aztask://", transport_options=options) as other:
+            mailbox(other).multi_call("revoke", {"task_id": ["one"]}, timeout=0.0)
+        assert sent(task="add", id="one") >= 1.0
+        mailbox(connection).multi_call("revoke", {"task_id": ["two"]}, timeout=0.0)
+        assert min(sent(note="this is no task") for _ in range(3)) < 1.0
+        time.sleep(LAG)
+        mailbox(connection).multi_call("ping", {}, timeout=0.0)
+        assert min(sent(task="add", id="three") for _ in range(3)) < 1.0
+    broker.close()
 
 
 def test_notes_are_kept_for_mailboxes_that_are_opened_later(server, monkeypatch):

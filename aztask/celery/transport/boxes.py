@@ -27,6 +27,7 @@ from typing import Any, Final
 from kombu.exceptions import KombuError
 from kombu.serialization import loads
 
+from aztask.address.owner import Identified
 from aztask.errors import AztaskError, BrokerUnavailable, CapabilityError
 from aztask.message.envelope import Envelope
 from aztask.queues.base import (
@@ -38,12 +39,16 @@ from aztask.queues.base import (
     Mailboxes,
     Receiver,
 )
+from aztask.support.clock import monotonic
 from aztask.support.parts import Part
 
 logger = logging.getLogger(__name__)
 
 CONTROL: Final = ".pidbox"
 """How the names of mailboxes for commands end (`kombu.pidbox.Mailbox.get_queue`)."""
+
+_HELD_UNTIL: dict[str, float] = {}
+"""Until when tasks are hidden that this program sends, by the broker's identity; monotonic."""
 
 NO_CONTROL: Final = (
     "remote control and events are off for this connection; remove remote_control=False from"
@@ -171,7 +176,22 @@ class Boxes:
             return False
         headers = {**envelope.headers, EXCHANGE: exchange, ROUTING_KEY: key}
         copy = replace(envelope, headers=headers)
-        return self.mailboxes.publish(exchange, key, copy, recent=recent)
+        try:
+            return self.mailboxes.publish(exchange, key, copy, recent=recent)
+        finally:
+            if exchange.endswith(CONTROL) and self.lead() > 0.0:
+                self._hold_tasks()
+
+    def lead(self) -> float:
+        """Seconds for which a task is hidden that is sent now, so that what was revoked just
+        before comes first."""
+        if not _HELD_UNTIL or not isinstance(self._broker, Identified):
+            return 0.0
+        return max(0.0, _HELD_UNTIL.get(self._broker.identity, 0.0) - monotonic())
+
+    def _hold_tasks(self) -> None:
+        if (lag := self.mailboxes.lag) and isinstance(self._broker, Identified):
+            _HELD_UNTIL[self._broker.identity] = monotonic() + lag
 
     def keep_revoked(self, exchange: str, message: Mapping[str, Any]) -> None:
         """If the message revokes tasks, keep that for workers that start later.
@@ -182,6 +202,7 @@ class Boxes:
             return
         notes = revoked_by(message)
         if notes and isinstance(self._broker, Broadcaster):
+            self._hold_tasks()
             try:
                 self.mailboxes.keep(exchange, notes)
             except BrokerUnavailable:
@@ -306,6 +327,9 @@ class Pump:
 # 3. It is told before its mailbox is read, and so before it takes a task: Celery starts remote
 #    control first. With gevent and eventlet it starts both side by side, so a task may come first.
 # 4. Two applications with one broker are told each other's ids, as on Redis.
+# 5. A worker that runs is told before it gets a task that this program sends afterwards: where
+#    mailboxes are polled, tasks are hidden for as long as that takes (`Mailboxes.lag`). Programs
+#    that send between a command and that time are one: others do not know of the command.
 
 LONGEST: Final = 200
 """Characters of an id or a stamp; longer ones are not kept."""

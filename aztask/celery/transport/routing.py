@@ -178,9 +178,12 @@ class RoutingChannel(virtual.Channel):
     def _send(self, queue: str, envelope: Envelope) -> None:
         """Send to a queue; a task goes to the queue of its priority, if there are priorities."""
         address = self.link.address(queue)
-        if self.link.options.priorities and "task" in envelope.headers:
-            level = envelope.properties.get("priority")
-            address = self.link.options.queue_for(address, level)
+        if "task" in envelope.headers:
+            if self.link.options.priorities:
+                level = envelope.properties.get("priority")
+                address = self.link.options.queue_for(address, level)
+            if (lead := self.link.boxes.lead()) > (envelope.delay or 0.0):
+                envelope = replace(envelope, delay=lead)
         fitting(lambda each: self.link.broker.send(address, [each]), envelope)
 
     def addresses(self, queue: str) -> list[str]:

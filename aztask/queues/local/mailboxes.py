@@ -82,6 +82,11 @@ class LocalMailboxes:
         """Seconds after which a mailbox is removed that was not opened again."""
         return LIFETIME
 
+    @property
+    def lag(self) -> float:
+        """A wait at a mailbox ends when a message comes."""
+        return 0.0
+
     def open(self, name: str, bindings: Sequence[Binding]) -> None:
         """Create the mailbox or keep it, with exactly these bindings."""
         now = self._engine.clock.wall()

@@ -79,6 +79,11 @@ class BusMailboxes:
         """Seconds: a third of it is how often a mailbox is looked after (the service keeps it)."""
         return LIFETIME
 
+    @property
+    def lag(self) -> float:
+        """The service pushes messages into mailboxes as into queues."""
+        return 0.0
+
     def open(self, name: str, bindings: Sequence[Binding]) -> None:
         """Create the mailbox or keep it, with exactly these bindings."""
         wanted, subscription = frozenset(bindings), _subscription(name)

@@ -38,6 +38,9 @@ from aztask.support.clock import Clock
 LIFETIME: Final = 900.0
 FRESH: Final = 10.0
 POLL: Final = 0.5
+LAG: Final = 2.0
+"""Seconds: a poll is late by `POLL`, and by what a busy machine adds."""
+
 SECONDS: Final = 10.0
 
 NOTE_BYTES: Final = 6000
@@ -75,6 +78,11 @@ class StorageMailboxes:
     def lifetime(self) -> float:
         """Seconds after which a mailbox is removed that was not opened again."""
         return LIFETIME
+
+    @property
+    def lag(self) -> float:
+        """Both are polled, each at its own times."""
+        return LAG
 
     def open(self, name: str, bindings: Sequence[Binding]) -> None:
         """Create the mailbox or keep it, with exactly these bindings; remove expired ones."""

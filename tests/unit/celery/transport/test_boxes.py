@@ -90,6 +90,7 @@ class Refusing:
     """Mailboxes that may not be created."""
 
     lifetime = 0.03
+    lag = 0.0
     opened = 0
     error: Exception = ConfigurationError("needs the permission to manage")
 
