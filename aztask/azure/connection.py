@@ -118,6 +118,11 @@ class Response(HttpResponse):
         return self._headers
 
     @property
+    def retry_after(self) -> str | None:
+        """The header ``Retry-After``, as the service sent it."""
+        return self.headers.get("retry-after") if self._status >= 400 else None
+
+    @property
     def reason(self) -> str:
         """The reason phrase after the status."""
         return self._reason

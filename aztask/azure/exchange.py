@@ -12,6 +12,7 @@ Rules
 3. Each request has its own time-out for the answer. A connection without an answer is closed. If as
    many requests in a row as there are connections get no answer, the rest is not sent: it would
    time out too.
+4. While a service refuses requests as too many, each waits for its place (`aztask.azure.pace`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from aztask.azure.connection import (
     WireRequest,
     read_answer,
 )
+from aztask.azure.pace import Paces
 
 Item = TypeVar("Item")
 Kept = TypeVar("Kept")
@@ -89,18 +91,23 @@ class Exchange(Generic[Item, Kept]):
         *,
         reading: float,
         lender: ConnectionSource,
+        paces: Paces,
     ) -> None:
         """compose: makes the request for an item.
 
         take: returns what to keep of an answer.
         reading: time-out for one answer, seconds.
         lender: gives connections and takes them back.
+        paces: what the service takes of them.
         """
         self._todo = deque(enumerate(items))
         self._compose = compose
         self._take = take
         self._reading = reading
         self._lender = lender
+        self._paces = paces
+        self._next_at = 0.0
+        """When the next request may be sent, monotonic seconds."""
         self._free: deque[Connection] = deque()
         self._calls: dict[Connection, PendingRequest] = {}
         unsent = ServiceRequestError("the request was not sent")
@@ -119,7 +126,7 @@ class Exchange(Generic[Item, Kept]):
             for connection in connections:
                 self._take_on(connection)
             self._feed()
-            while self._calls:
+            while self._calls or (self._todo and self._free):
                 self._turn()
         finally:
             for key in self._selector.get_map().values():
@@ -137,6 +144,8 @@ class Exchange(Generic[Item, Kept]):
         if self._todo and (another := self._lender.more()):
             self._take_on(another)
         while self._free:
+            if self._todo and self._next_at > time.monotonic():
+                return  # the next one waits for its place
             connection = self._free.popleft()
             if self._todo:
                 self._start(connection)
@@ -153,6 +162,14 @@ class Exchange(Generic[Item, Kept]):
             self._answers[index] = error
             self._free.append(connection)
             return
+        if self._paces and not self._next_at:
+            ahead = self._paces.ahead(request.method, request.url)
+            if ahead > 0.0:  # it is composed again when it may be sent
+                self._next_at = time.monotonic() + ahead
+                self._todo.appendleft((index, item))
+                self._free.append(connection)
+                return
+        self._next_at = 0.0
         give_up_at = time.monotonic() + self._reading
         self._calls[connection] = PendingRequest(index, request, data, give_up_at)
         self._send(connection)
@@ -164,13 +181,19 @@ class Exchange(Generic[Item, Kept]):
         long.
         """
         now = time.monotonic()
-        first = min(call.give_up_at for call in self._calls.values())
-        for key, mask in self._selector.select(max(0.0, first - now)):
+        times = [call.give_up_at for call in self._calls.values()]
+        if self._todo and self._free:
+            times.append(self._next_at)
+        for key, mask in self._selector.select(max(0.0, min(times) - now)):
             connection = _connection_of(key)
             if mask & selectors.EVENT_WRITE:
                 self._send(connection)
-            if mask & selectors.EVENT_READ and connection in self._calls:
-                self._receive(connection)
+            if mask & selectors.EVENT_READ:
+                if connection in self._calls:
+                    self._receive(connection)
+                elif connection in self._free:  # it waited, and the service has closed it
+                    self._free.remove(connection)
+                    self._replace(connection)
             self._feed()
         for connection in [each for each, call in self._calls.items() if call.give_up_at <= now]:
             self._failed(connection, TimeoutError(f"none within {self._reading:g} s"))
@@ -213,6 +236,7 @@ class Exchange(Generic[Item, Kept]):
         del self._calls[connection]
         self._silent = 0
         self._answers[call.index] = self._take(response)
+        self._paces.answered(call.request.url, response.status_code, response.retry_after)
         connection.used(response)
         if call.unsent or ended or file.read(1) or not connection.fresh():
             self._replace(connection)

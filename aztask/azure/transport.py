@@ -10,6 +10,7 @@ Rules
    that a failure leaves the effect open: ServiceResponseError. Nothing is ever sent twice.
 2. Any thread may call. A connection serves one request at a time. It is used again, unless the
    service has closed it or will close it soon.
+3. What refuses requests as too many gets fewer (`aztask.azure.pace`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from azure.core.rest import HttpRequest, HttpResponse
 
 from aztask.azure.connection import Connection, Response, WireRequest
 from aztask.azure.exchange import Exchange
+from aztask.azure.pace import Paces
 
 Item = TypeVar("Item")
 Kept = TypeVar("Kept")
@@ -48,7 +50,9 @@ EXCHANGING: Final = 24
 class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
     """Kept-alive connections to one host. Any thread may call."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, leased: str = "") -> None:
+        """leased: a part of the addresses of changes on which a lease depends; see `Paces`."""
+        self.paces = Paces(leased=leased)
         self._idle: list[Connection] = []
         self._lent = 0
         self._lock = threading.Lock()
@@ -107,6 +111,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         connecting, reading: time-outs in seconds.
         sdk: what the answer shows as its request; None for a plain one.
         """
+        self.paces.wait(request.method, request.url)
         connection = self.idle_one() or self.connect(request.url, connecting)
         keep = False
         try:
@@ -117,6 +122,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
             if not keep:
                 connection.close()
         self.give_back(connection)
+        self.paces.answered(request.url, response.status_code, response.retry_after)
         return response
 
     def exchange(
@@ -145,7 +151,10 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
                 lent = loan.begin(min(connections, len(items)))
             except AzureError as error:
                 return [error] * len(items)
-            return Exchange(items, compose, take, reading=reading, lender=loan).run(lent)
+            exchange = Exchange(
+                items, compose, take, reading=reading, lender=loan, paces=self.paces
+            )
+            return exchange.run(lent)
         finally:
             loan.end()
 

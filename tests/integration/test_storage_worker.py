@@ -17,8 +17,9 @@ from ledger_app import noop, rejecting, retry_later, work
 from proxy import Proxy
 from storage import storage_site
 from test_kills import killed_at_each_step
+from throttle import throttling
 
-from aztask.stores.records.base import State
+from aztask.stores.records.base import RunKey, State
 
 LEASE = 2.0
 ARGUMENTS = ("-Q", "default", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", "60s")
@@ -244,3 +245,25 @@ def test_what_an_idle_worker_costs(site: Site, proxy: Proxy) -> None:
     # One is at the edge of the time, and one the look at what waits, once a minute.
     rate = (proxy.total - before - 2) / (time.monotonic() - began)
     assert rate * 3600 <= 4000
+
+
+def test_workers_of_an_account_that_takes_less_send_less(site: Site, azurite: Azurite) -> None:
+    """The account takes 60 requests a second of two workers: each task runs once."""
+    app = site.app()
+    keys = [f"k{n}" for n in range(600)]
+    for key in keys:
+        app.send(noop.name, task_id=key)
+    with throttling(azurite.port, 60.0) as throttle:
+        site.broker = azurite.connection_string_at(throttle.port)
+        for _ in range(2):
+            site.worker("-Q", "default", "-c", "4", "--lease", "30s")
+        wait_until(lambda: total(site) == 0, 120, "the queue is empty")
+        results = site.app().results
+        assert results is not None
+        runs = [run for key in keys for run in results.history(key)]
+        assert [(run.key, run.state) for run in runs] == [
+            (RunKey(key), State.SUCCEEDED) for key in keys
+        ]
+        # Without a pace, two of three are refused.
+        assert throttle.refused < throttle.admitted / 2
+        site.stop_workers()

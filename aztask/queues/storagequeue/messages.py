@@ -446,4 +446,4 @@ def _transport(address: StorageQueueAddress) -> HttpTransport[Any, Any]:
     if parts.scheme in getproxies() and not proxy_bypass(parts.hostname or ""):
         transport: HttpTransport[Any, Any] = RequestsTransport()
         return transport
-    return LeanTransport()
+    return LeanTransport(leased="/messages/")

@@ -460,3 +460,77 @@ def test_whatever_a_server_does_nothing_is_sent_twice(ways, connections):
             assert seen == 1
         if isinstance(answer, ServiceRequestError):
             assert seen == 0
+
+
+# -- A service that refuses what is too much -------------------------------------------------------
+
+BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
+
+
+def limited(transport: LeanTransport, port: int, *, rate: int) -> None:
+    """Have the transport know that it gets too many refusals above this rate."""
+    url = f"http://127.0.0.1:{port}/0"
+    transport.paces.answered(url, 503, None)
+    begun = time.monotonic()
+    for number in range(rate):
+        transport.paces.answered(url, 201, None)
+        time.sleep(max(0.0, begun + number / rate - time.monotonic()))
+    time.sleep(max(0.0, begun + 1.05 - time.monotonic()))
+
+
+def same(transport: LeanTransport, port: int, count: int) -> list[Response | AzureError]:
+    """So many requests to one resource."""
+    url = f"http://127.0.0.1:{port}/0"
+    composed = WireRequest.of(HttpRequest("POST", url, content="x"))
+    return transport.exchange(
+        url,
+        list(range(count)),
+        lambda _: composed,
+        lambda answer: answer,
+        connections=4,
+        connecting=5.0,
+        reading=5.0,
+    )
+
+
+def test_requests_to_a_busy_service_wait_for_their_places(serve, transport):
+    server = serve(well)
+    begun = time.monotonic()
+    assert statuses(same(transport, server.port, 60)) == [201] * 60
+    alone = time.monotonic() - begun
+    limited(transport, server.port, rate=40)
+    begun = time.monotonic()
+    assert statuses(same(transport, server.port, 60)) == [201] * 60
+    # at 32 a second, of which half a second's may come at once
+    assert time.monotonic() - begun > max(0.9, alone)
+    assert server.seen["/0"] == 120, "each is sent once"
+
+
+def test_a_refusal_is_the_answer_of_its_request_alone(serve, transport):
+    answers = iter([OK, BUSY, OK] * 20)
+    lock = threading.Lock()
+
+    def script(link: Link) -> None:
+        while link.request():
+            with lock:
+                answer = next(answers)
+            link.say(answer)
+
+    server = serve(script)
+    assert sorted(statuses(same(transport, server.port, 60))) == [201] * 40 + [503] * 20
+    assert server.seen["/0"] == 60, "what was refused is the caller's to send again"
+
+
+def test_a_connection_that_ends_while_it_waits_is_replaced(serve, transport):
+    def once(link: Link) -> None:
+        link.request()
+        link.say(OK)
+
+    server = serve(once)
+    limited(transport, server.port, rate=10)
+    begun = time.process_time()
+    found = statuses(same(transport, server.port, 12))
+    # A request may go out over a connection that ends at that moment: its effect is open then.
+    assert set(found) <= {201, "ServiceResponseError", "ServiceRequestError"}
+    assert found.count(201) >= 6
+    assert time.process_time() - begun < 0.5, "it waits, and does not spin"
