@@ -11,7 +11,8 @@ Rules
    was taken in the second before. All programs do so, and share what there is without a word.
 3. After a minute without a refusal, nothing is limited.
 4. Requests on which a lease depends go first: they wait for each other, and never for a send or a
-   poll; nothing waits longer than a few seconds. A pause that the service asks for holds for all.
+   poll; nothing waits longer than a few seconds. A pause that the service asks for holds for all
+   others: a lease that ends meanwhile is worse than one more refusal.
 5. Each queue, table and container is a resource of its own: the services limit each of them, too.
    Where the account is the limit, each of its resources learns that by itself.
 """
@@ -94,8 +95,7 @@ class RequestPace:
             if leased:
                 self._next_leased = max(self._next_leased, saved) + 1.0 / rate
             at = max(at, (self._next_leased if leased else self._next) - 1.0 / rate)
-        longest = LONGEST_LEASED_WAIT if leased else LONGEST_WAIT
-        longest = max(longest, self._paused_until - now)
+        longest = LONGEST_LEASED_WAIT if leased else max(LONGEST_WAIT, self._paused_until - now)
         if at - now > longest:  # it goes then, so those behind it wait for that at most
             at = now + longest
             self._next = min(self._next, at)
