@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from itertools import count
 
 import pyarrow as pa
@@ -72,6 +73,46 @@ def test_the_frame_that_came_in_stands_for_the_manifest(spark, done):
         21: "unaccounted",
     }
     assert {row["value"] for row in found.collect()} == {"324", "361", None}  # JSON
+
+
+def test_the_results_stand_beside_the_table_that_was_submitted(spark, shop, queue):
+    rows = [(1, "a", 0.5), (2, "b", None), (0, "c", 1.5)]
+    frame = spark.createDataFrame(rows, "`a.b` INT, N STRING, n DOUBLE")
+    columns = {"number": "a.b"}
+    report = submit(
+        frame, shop.squared, key="a.b", columns=columns, submission_id=queue, queue=queue
+    )
+    assert "plan" not in report.as_dict()
+    assert {row["result"]["state"] for row in report.join(frame).collect()} == {"unaccounted"}
+    drained(queue)
+    twice = frame.union(frame).union(spark.createDataFrame([(None, "d", 2.0)], frame.schema))
+    joined = report.join(twice, schema="INT", column="of the task")
+    assert joined.columns == ["a.b", "N", "n", "of the task"]
+    assert [each.dataType for each in joined.schema][:3] == [each.dataType for each in frame.schema]
+    found = sorted(joined.collect(), key=lambda row: row[1])
+    assert [row[0:3] for row in found] == [
+        *sorted(rows * 2, key=lambda row: row[1]),
+        (None, "d", 2.0),
+    ]
+    assert [row[3] and (row[3]["state"], row[3]["value"]) for row in found] == [
+        *[("succeeded", 1)] * 2,
+        *[("succeeded", 4)] * 2,
+        *[("failed", None)] * 2,
+        None,
+    ]
+
+
+def test_a_join_that_cannot_be_made_says_why(spark, shop, queue):
+    frame = spark.createDataFrame([(1, "x")], "number INT, Result STRING")
+    report = submit(
+        frame, shop.squared, key="number", columns=["number"], submission_id=queue, queue=queue
+    )
+    with pytest.raises(ConfigurationError, match="the table has a column 'result': name another"):
+        report.join(frame)
+    with pytest.raises(ConfigurationError, match="there is no key column 'number'"):
+        report.join(frame.select("Result"))
+    with pytest.raises(ConfigurationError, match="of no submission of this program"):
+        replace(report, plan=None).join(frame)
 
 
 @pytest.mark.parametrize(

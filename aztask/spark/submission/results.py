@@ -28,6 +28,7 @@ from urllib.parse import quote
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType, StringType, StructField, StructType
@@ -51,6 +52,8 @@ THREADS: Final = 16
 ROWS: Final = 500
 """Keys of one round of lookups."""
 KEY: Final = "key"
+RESULT: Final = "result"
+"""The column that `SubmitReport.join` adds."""
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _BEFORE_VALUE: Final = (("task_id", pa.string()), ("state", pa.string()), ("detail", pa.string()))
@@ -109,6 +112,34 @@ def results(
         *(StructField(name, from_arrow_type(each, False)) for name, each in _BEHIND_VALUE),
     ]
     return keys.mapInArrow(plan, StructType(columns))
+
+
+def beside(
+    frame: DataFrame, submission_id: str, key: str, schema: str | None, target: Target, column: str
+) -> DataFrame:
+    """The table, with a struct of the results of its keys; for `SubmitReport.join`.
+
+    Columns are renamed by their positions first, as in `selected`. Raises ConfigurationError.
+    """
+    names = frame.columns
+    if key not in names:
+        raise ConfigurationError(
+            f"there is no key column {key!r}; there are {', '.join(map(repr, names))}"
+        )
+    if column.lower() in (name.lower() for name in names):
+        raise ConfigurationError(
+            f"the table has a column {column!r}: name another one for the results, column="
+        )
+    numbered = frame.toDF(*(f"c{number}" for number in range(len(names))))
+    at = f"c{names.index(key)}"
+    keys = numbered.select(at).dropna().dropDuplicates()
+    found = results(
+        frame.sparkSession, submission_id, frame=keys, key=at, schema=schema, target=target
+    )
+    shown = F.struct(*(name for name in found.columns if name != KEY))
+    looked_up = found.select(F.col(KEY).alias("found"), shown.alias(column))
+    joined = numbered.join(looked_up, F.col(at) == F.col("found"), "left").drop("found")
+    return joined.toDF(*names, column)
 
 
 def value_type(schema: str | None) -> DataType:

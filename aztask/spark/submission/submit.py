@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
@@ -25,9 +25,9 @@ from aztask.message.codec import Codec
 from aztask.spark.kind import SPARK_ERRORS, cores
 from aztask.spark.session import as_ours
 from aztask.spark.submission.matching import matched
-from aztask.spark.submission.results import write_manifest
+from aztask.spark.submission.results import RESULT, beside, write_manifest
 from aztask.spark.submission.send import MAX_ERRORS, REPORT_SCHEMA, PartitionReport, send_batches
-from aztask.spark.submission.submission import Submission, pairs_of, selected
+from aztask.spark.submission.submission import Submission, Target, pairs_of, selected
 from aztask.support.display import one_line, short_repr
 from aztask.task import Task
 from aztask.taskoptions import check_options
@@ -97,6 +97,7 @@ class SubmitReport:
     checked: whether the keys were checked.
     dry_run: nothing was sent, and `sent` counts the messages that would have been.
     errors: the first few reasons of failed rows.
+    plan: what was sent where, for `join`; no part of `as_dict`.
     """
 
     submission_id: str
@@ -111,6 +112,7 @@ class SubmitReport:
     checked: bool = False
     dry_run: bool = False
     errors: tuple[str, ...] = ()
+    plan: Submission | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -150,7 +152,26 @@ class SubmitReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as plain data, for JSON."""
-        return {**asdict(self), "seconds": round(self.seconds, 3), "errors": list(self.errors)}
+        plain = asdict(replace(self, plan=None))
+        del plain["plan"]
+        return {**plain, "seconds": round(self.seconds, 3), "errors": list(self.errors)}
+
+    def join(
+        self, frame: DataFrame, *, schema: str | None = None, column: str = RESULT
+    ) -> DataFrame:
+        """The table that was submitted, with the result of each row beside it.
+
+        frame: that table; other columns and other rows may have come, but not another key column.
+        schema: as for `aztask.spark.results`. column: the name of the new column, a struct of what
+        `results` shows of a key; it is null where the key is null. Each action on the DataFrame
+        looks all keys up again. Raises ConfigurationError.
+        """
+        if self.plan is None:
+            raise ConfigurationError("this report is of no submission of this program")
+        plan = self.plan
+        place = {"app": plan.app, "broker": plan.broker, "broker_env": plan.broker_env}
+        target = Target(**{name: value for name, value in place.items() if value})
+        return beside(frame, plan.submission_id, plan.key, schema, target, column)
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -287,6 +308,7 @@ def _run(
         seconds=time.monotonic() - began,
         checked=check,
         dry_run=plan.dry_run,
+        plan=plan,
     )
     report.check()
     return report
