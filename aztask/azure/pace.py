@@ -12,7 +12,7 @@ Rules
 3. After a minute without a refusal, nothing is limited.
 4. Requests on which a lease depends go first: they wait for each other, and never for a send or a
    poll; nothing waits longer than a few seconds. A pause that the service asks for holds for all
-   others: a lease that ends meanwhile is worse than one more refusal.
+   others: a lease that ends during it is worse than one more refusal.
 5. Each queue, table and container is a resource of its own: the services limit each of them, too.
    Where the account is the limit, each of its resources learns that by itself.
 """
