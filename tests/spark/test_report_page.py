@@ -52,7 +52,15 @@ def summary_of(events, name="shop.resize", queue="default", place="events"):
         [{"task": name, "error_type": name, "runs": 3}],
         [{**row_of(events), "at": at, "wait": [0.1, 0.2], "run": None}],
         step,
-    )
+        signatures=[
+            {"task": name, "signature": name, "runs": 3, "first": times[0], "last": times[-1],
+             "sample": name, "task_id": name}
+        ],
+        workers=[
+            {"worker": name, "runs": 5, "failed": 1, "retried": 2, "lost": 1, "silence": 90.0,
+             "untold": 2, "run_p50": None, "first": times[0], "last": times[-1]}
+        ],
+    )  # fmt: skip
 
 
 def some_events(number=400):
@@ -92,6 +100,13 @@ def test_hostile_names_are_text(tmp_path):
     assert "<img" not in dom
 
 
+def test_a_worker_that_was_frozen_stands_out_and_errors_have_a_sample():
+    page = render(summary_of(some_events()), made_at=0.0)
+    assert re.search(r'<td class="warn">1.5 min</td>|<td class="warn">90 s</td>', page)
+    assert "<h2>Errors</h2>" in page
+    assert "Failures by queue and hour" in page
+
+
 def test_a_page_is_the_same_for_the_same_figures():
     summary = summary_of(some_events())
     assert render(summary, made_at=5.0) == render(summary, made_at=5.0)
@@ -100,9 +115,9 @@ def test_a_page_is_the_same_for_the_same_figures():
 def test_every_chart_has_a_title_for_those_who_do_not_see_it():
     page = render(summary_of(some_events()), made_at=0.0)
     drawn = re.findall(r'<svg[^>]*role="img"[^>]*aria-labelledby="(\w+)"><title id="(\w+)">', page)
-    assert len(drawn) == 8
+    assert len(drawn) == 9
     assert all(label == title for label, title in drawn)
-    assert len({title for _, title in drawn}) == 8
+    assert len({title for _, title in drawn}) == 9
 
 
 @pytest.mark.parametrize(

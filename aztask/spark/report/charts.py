@@ -363,9 +363,23 @@ def _margin(row: Row, y: float, at: Callable[[float], float]) -> MarkGroup:
 
 def runs_by_hour(rows: Sequence[Row]) -> Chart:
     """Runs of each queue in each hour, darker where there are more."""
+    return _by_hour(rows, "runs_by_queue_and_hour", "Runs", ("runs",), "runs", "heat")
+
+
+def failures_by_hour(rows: Sequence[Row]) -> Chart:
+    """Failed and retried runs and lost leases of each queue in each hour."""
+    name, columns = "failures_by_queue_and_hour", ("failed", "resubmitted", "lease_lost")
+    return _by_hour(rows, name, "Failures", columns, "failures", "heatbad")
+
+
+def _by_hour(
+    rows: Sequence[Row], name: str, what: str, columns: Sequence[str], unit: str, style: str
+) -> Chart:
+    """A cell for each queue and hour, by the sum of these columns."""
     begin, steps = _time_range([{"at": row["hour"]} for row in rows], 3600)
     queues = sorted({row["queue"] for row in rows})
-    most = max((row["runs"] for row in rows), default=0) or 1
+    sums = [sum(row[column] for column in columns) for row in rows]
+    most = max(sums, default=0) or 1
     left = LABEL_WIDTH + 10
     cell = (WIDTH - left) / steps
     bottom = len(queues) * (ROW_HEIGHT - 4)
@@ -373,17 +387,16 @@ def runs_by_hour(rows: Sequence[Row]) -> Chart:
         Label(0, number * (ROW_HEIGHT - 4) + 17, short(queue), "label")
         for number, queue in enumerate(queues)
     ]
-    for row in rows:
+    for row, number in zip(rows, sums, strict=True):
         x = left + (row["hour"] - begin) / 3600 * cell
         y = queues.index(row["queue"]) * (ROW_HEIGHT - 4)
-        tip = f"{row['queue']}, {moment(row['hour'])}: {count(row['runs'])} runs"
+        tip = f"{row['queue']}, {moment(row['hour'])}: {count(number)} {unit}"
         # The square root keeps quiet hours visible beside busy ones.
-        depth = 0.12 + 0.88 * math.sqrt(row["runs"] / most) if row["runs"] else 0.05
+        depth = 0.12 + 0.88 * math.sqrt(number / most) if number else 0.05
         size = max(1.0, cell - 1), 24
-        marks.append(Rect(x + 0.5, y + 1, *size, "heat", clean(tip), radius=2, opacity=depth))
+        marks.append(Rect(x + 0.5, y + 1, *size, style, clean(tip), radius=2, opacity=depth))
     marks += _time_axis(begin, 3600, steps, left, bottom)
-    title = "Runs by queue and hour"
-    return Chart("runs_by_queue_and_hour", title, WIDTH, bottom + 28, marks)
+    return Chart(name, f"{what} by queue and hour", WIDTH, bottom + 28, marks)
 
 
 class LogScale:

@@ -93,6 +93,8 @@ def render(summary: Summary, *, made_at: float | None = None) -> str:
             if len(busiest) == MAX_CHART_ROWS
             else "",
             troubled=_troubled(summary),
+            errors=_errors(summary),
+            workers=_workers(summary),
             tasks=_numbers("task", summary.tasks),
             queues=_numbers("queue", summary.queues),
         )
@@ -135,6 +137,7 @@ def _charts(summary: Summary, busiest: Sequence[Row]) -> dict[str, Chart]:
         charts.spreads("Waits by queue", queues, "queue", "wait"),
         charts.margins(queues),
         charts.runs_by_hour(summary.queue_hours),
+        charts.failures_by_hour(summary.queue_hours),
     )
     return {chart.name: chart for chart in drawn}
 
@@ -211,6 +214,35 @@ def _troubled(summary: Summary) -> Table:
         ),
     ]
     return _table("task", rows, columns)
+
+
+def _errors(summary: Summary) -> Table:
+    """The most frequent errors, each with the last one's text."""
+    columns = [
+        Column("error", lambda row: clean(row["signature"]), lambda row: "text"),
+        Column("runs", lambda row: count(row["runs"])),
+        Column("first", lambda row: moment(row["first"])),
+        Column("last", lambda row: moment(row["last"])),
+        Column("the last one", lambda row: clean(row["sample"]), lambda row: "text"),
+        Column("task id", lambda row: clean(row["task_id"]), lambda row: "text"),
+    ]
+    return _table("task", summary.signatures[:MAX_CHART_ROWS], columns)
+
+
+def _workers(summary: Summary) -> Table:
+    """What each worker did, those with the most trouble first."""
+    columns = [
+        Column("runs", lambda row: count(row["runs"])),
+        Column("failed", lambda row: count(row["failed"])),
+        Column("retried", lambda row: count(row["retried"])),
+        Column("leases lost", lambda row: count(row["lost"]), _marked("lost", 1, 1)),
+        Column("silent before", lambda row: seconds(row["silence"]), _marked("silence", 1e-9, 1e9)),
+        Column("end not told", lambda row: count(row["untold"]), _marked("untold", 1, 1e9)),
+        Column("half run below", lambda row: seconds(row["run_p50"])),
+        Column("first event", lambda row: moment(row["first"])),
+        Column("last event", lambda row: moment(row["last"])),
+    ]
+    return _table("worker", summary.workers, columns)
 
 
 def _problems(row: Row) -> int:

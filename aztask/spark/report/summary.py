@@ -1,18 +1,20 @@
 """The statistics of a place as one plain value, for the terminal, ``--json`` and the report.
 
 Layout (documented in docs/how-to/spark/events.md): place, accuracy, counts, total, tasks, queues,
-queue_hours, errors, timeline. The rows are those of `aztask.spark.events.statistics`.
+queue_hours, errors, timeline, signatures, workers. The rows are those of
+`aztask.spark.events.statistics` and `aztask.spark.report.troubles`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aztask.spark.events.frame import Events
 from aztask.spark.events.lengths import INTERVAL_RUNS, LEVELS, run_lengths
 from aztask.spark.events.statistics import ACCURACY, SHARES, Statistics, plain, statistics
+from aztask.spark.report.troubles import signatures, workers
 
 STEPS: Final = (
     *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400),
@@ -30,7 +32,7 @@ class Summary:
     """Rows of figures as plain values.
 
     timeline: one row for each step of `step_seconds`. total: None without events. counts:
-    as in `aztask.spark.EventCounts`.
+    as in `aztask.spark.EventCounts`. signatures, workers: as in `aztask.spark.report.troubles`.
     """
 
     place: str
@@ -43,6 +45,8 @@ class Summary:
     timeline: list[Row]
     step_seconds: int
     accuracy: int = ACCURACY
+    signatures: list[Row] = field(default_factory=list)
+    workers: list[Row] = field(default_factory=list)
 
     def as_dict(self) -> Row:
         """The fields as plain data, for JSON."""
@@ -61,6 +65,10 @@ def summarize(events: Events, *, progress: Callable[[str], None] = lambda text: 
     try:
         summary = _summary(str(events.place), counts, figures)
         _add_lengths(summary, run_lengths(events.events))
+        if summary.total:
+            progress("errors and workers")
+            summary.signatures.extend(signatures(events.events))
+            summary.workers.extend(workers(events.events))
         return summary
     finally:
         figures.close()
