@@ -9,7 +9,7 @@ Rules
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from aztask.spark.needs import check_installed
+from aztask.spark.needs import TABLE_LIBRARIES, check_installed
 
 if TYPE_CHECKING:
     from aztask.spark.deadletters import dead_letters
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from aztask.spark.submission.results import results, wait
     from aztask.spark.submission.submission import Target, task_id
     from aztask.spark.submission.submit import SubmitReport, submit
+    from aztask.spark.tables.tables import (
+        TableReport,
+        TableRows,
+        append_events,
+        read_table,
+        store_dead_letters,
+        store_results,
+    )
 
 __all__ = [
     "CompactionReport",
@@ -30,17 +38,23 @@ __all__ = [
     "Events",
     "Statistics",
     "SubmitReport",
+    "TableReport",
+    "TableRows",
     "Target",
     "WorkflowStatistics",
     "active_session",
+    "append_events",
     "compact",
     "dead_letters",
     "get_session",
     "place_of",
     "read_events",
+    "read_table",
     "register",
     "results",
     "statistics",
+    "store_dead_letters",
+    "store_results",
     "stream",
     "stream_events",
     "submit",
@@ -55,17 +69,23 @@ _HOMES = {
     "Events": "aztask.spark.events.frame",
     "Statistics": "aztask.spark.events.statistics",
     "SubmitReport": "aztask.spark.submission.submit",
+    "TableReport": "aztask.spark.tables.tables",
+    "TableRows": "aztask.spark.tables.tables",
     "Target": "aztask.spark.submission.submission",
     "WorkflowStatistics": "aztask.spark.events.workflows",
     "active_session": "aztask.spark.session",
+    "append_events": "aztask.spark.tables.tables",
     "compact": "aztask.spark.events.compaction",
     "dead_letters": "aztask.spark.deadletters",
     "get_session": "aztask.spark.session",
     "place_of": "aztask.spark.events.places",
     "read_events": "aztask.spark.events.frame",
+    "read_table": "aztask.spark.tables.tables",
     "register": "aztask.spark.submission.datasource",
     "results": "aztask.spark.submission.results",
     "statistics": "aztask.spark.events.statistics",
+    "store_dead_letters": "aztask.spark.tables.tables",
+    "store_results": "aztask.spark.tables.tables",
     "stream": "aztask.spark.submission.datasource",
     "stream_events": "aztask.spark.events.frame",
     "submit": "aztask.spark.submission.submit",
@@ -79,6 +99,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'aztask.spark' has no attribute {name!r}")
     check_installed()
+    if ".tables." in _HOMES[name]:
+        check_installed(TABLE_LIBRARIES, extra="delta")
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

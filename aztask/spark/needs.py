@@ -21,6 +21,9 @@ CONNECT_LIBRARIES: Final = ("grpc", "grpc_status", "google.rpc", "zstandard")
 REPORT_LIBRARIES: Final = ("jinja2",)
 """What only the HTML report needs: a hosted Spark without it runs everything else."""
 
+TABLE_LIBRARIES: Final = ("deltalake",)
+"""What the driver needs to write or read Delta tables; executors do without it."""
+
 
 def check_installed(libraries: Sequence[str] = LIBRARIES, *, extra: str = "spark") -> None:
     """Raise ConfigurationError, with the command that installs them, if libraries are missing.

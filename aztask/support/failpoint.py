@@ -78,7 +78,8 @@ not cancelled yet).
 
 The step of a replay of dead letters: ``replayed`` (the new messages are sent, their dead letters
 not deleted yet). The steps of a compaction: ``compact-written``, ``compact-published``,
-``compact-removed`` (after each source).
+``compact-removed`` (after each source). Of tables of events: ``table-written`` (files are written,
+the table does not have them), ``table-odd`` (it has their odd rows) and ``table-committed``.
 """
 
 from __future__ import annotations
@@ -149,6 +150,9 @@ STEPS = (
     "compact-written",
     "compact-published",
     "compact-removed",
+    "table-written",
+    "table-odd",
+    "table-committed",
 )
 VARIABLE = "AZTASK_FAILPOINT"
 

@@ -22,6 +22,9 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "compact-written": "spark/test_compaction.py",
     "compact-published": "spark/test_compaction.py",
     "compact-removed": "spark/test_compaction.py",
+    "table-written": "spark/test_tables.py",
+    "table-odd": "spark/test_tables.py",
+    "table-committed": "spark/test_tables.py",
 }
 """Failpoints that courses do not reach, each with the file of the tests that kill there."""
 

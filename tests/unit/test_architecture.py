@@ -50,6 +50,7 @@ LIBRARIES = {
     "py4j": ("spark",),
     "pyarrow": ("spark",),
     "pandas": ("spark",),
+    "deltalake": ("spark.tables",),
     "mcp": ("agents",),
     "anyio": ("agents",),
     "msal": ("dashboard",),

@@ -25,6 +25,7 @@ PRIVATE = {
 
 NOT_TRIED = {
     "certifi": "any version is good",
+    "deltalake": "of Spark",
     "django": "`tox -e pythons` tries two versions",
     "django-tasks": "`tox -e pythons`",
     "hypothesis": "a tool for tests",

@@ -17,7 +17,7 @@ from aztask.operate.cli.options import app_option
 COMMANDS: dict[str, str] = {
     "submit": "Send one task for each row of files.",
     "stream": "Send one task for each row of files, as the files arrive in a folder.",
-    "results": "Write the results of a submission to Parquet files, one row for each key.",
+    "results": "Write the results of a submission to a table, one row for each key.",
     "pack": "Pack aztask, its needs and your modules into a zip for --py-files.",
     "compact": "Compact the events of closed hours into Parquet files.",
     "stats": "Show how tasks waited, ran and ended, from their events.",

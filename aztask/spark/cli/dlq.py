@@ -24,9 +24,15 @@ from aztask.operate.cli.options import (
 from aztask.operate.cli.output import ProgressLine, local_time, print_json, print_table
 from aztask.operate.cli.target import app_spec, open_app
 from aztask.operate.deadletters.actions import replay_counted
-from aztask.spark.cli.session import SessionOptions, open_session, session_options
+from aztask.spark.cli.session import (
+    SessionOptions,
+    check_tables,
+    open_session,
+    session_options,
+    tables_option,
+)
 from aztask.spark.submission.submission import Target
-from aztask.support.display import visible
+from aztask.support.display import plural, visible
 
 COLUMNS = ("id", "queue", "task", "reason", "enqueued_at", "resubmit_count", "description")
 
@@ -89,9 +95,22 @@ class LetterOptions:
         self._snapshot = snapshot
         self._spark_options = spark_options
 
+    @property
+    def whole(self) -> bool:
+        """Whether all dead letters of the queues are selected, as they are now."""
+        return not self.narrowed and self._snapshot is None
+
+    def queues(self) -> Sequence[str]:
+        """The queues of -Q, otherwise all that the broker has."""
+        with open_app() as app:
+            return self._queues or tuple(app.broker.queues())
+
     @contextmanager
-    def letters(self) -> Iterator[Any]:
-        """Open a session and yield the DataFrame; Spark's errors in the block become one line."""
+    def letters(self, queues: Sequence[str] | None = None) -> Iterator[Any]:
+        """Open a session and yield the DataFrame; Spark's errors in the block become one line.
+
+        queues: instead of those of -Q.
+        """
         from aztask.spark.deadletters import dead_letters
         from aztask.spark.session import translated_errors
 
@@ -101,7 +120,7 @@ class LetterOptions:
         with open_session(self._spark_options, "aztask dlq") as spark, translated_errors():
             if self._snapshot is None:
                 target = Target.of_environment(app_spec())
-                found = dead_letters(spark, target, self._queues)
+                found = dead_letters(spark, target, self._queues if queues is None else queues)
             else:
                 found = spark.read.parquet(self._snapshot)
                 if self._queues:
@@ -123,11 +142,30 @@ class LetterOptions:
 @click.option(
     "--to", metavar="PATH", help="Write all of them to Parquet files there, as a snapshot."
 )
+@tables_option
 @json_option
 def list_(
-    selection: LetterOptions, limit: int, sample: int | None, to: str | None, as_json: bool
+    selection: LetterOptions,
+    limit: int,
+    sample: int | None,
+    to: str | None,
+    tables: str | None,
+    as_json: bool,
 ) -> None:
-    """List dead letters, or write them to a snapshot."""
+    """List dead letters, or write them to a snapshot.
+
+    With --tables, all dead letters of the queues become their rows in the Delta table dead_letters,
+    in the place of earlier ones.
+    """
+    if tables is not None:
+        if sample is not None or to is not None or not selection.whole:
+            raise click.UsageError(
+                "--tables writes all dead letters of queues: it excludes --where, --signature, "
+                "--snapshot, --sample and --to",
+                click.get_current_context(),
+            )
+        _store(selection, tables)
+        return
     with selection.letters() as letters:
         from aztask.spark import deadletters
 
@@ -147,6 +185,21 @@ def list_(
     print_table(
         [heads.get(name, name) for name in columns],
         [[_shown(row[name]) for name in columns] for row in rows],
+    )
+
+
+def _store(selection: LetterOptions, tables: str) -> None:
+    check_tables(tables)
+    queues = selection.queues()
+    with selection.letters(queues) as letters:
+        from aztask.spark import place_of, store_dead_letters
+
+        report = store_dead_letters(letters, place_of(tables), queues)
+    click.echo(
+        f"wrote {plural(report.rows, 'dead letter')} of {plural(report.files, 'queue')} to "
+        f"{visible(tables)}"
+        + (f"; of {plural(report.there, 'queue')} it has later ones" if report.there else ""),
+        err=True,
     )
 
 

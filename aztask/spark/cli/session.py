@@ -155,6 +155,26 @@ def _from_settings(account_variable: str | None) -> tuple[str, str | None]:
     )
 
 
+# -- the folder of the Delta tables ---------------------------------------------------------
+
+
+def tables_option(function: Callable[..., None]) -> Callable[..., None]:
+    """``--tables``; the command gets it as ``tables``."""
+    return click.option(
+        "--tables",
+        metavar="PLACE",
+        help="Also write Delta tables: a directory, or blob://ACCOUNT/CONTAINER/FOLDER.",
+    )(function)
+
+
+def check_tables(tables: str | None) -> None:
+    """Raise ConfigurationError if --tables is given and its library is missing."""
+    from aztask.spark.needs import TABLE_LIBRARIES, check_installed
+
+    if tables is not None:
+        check_installed(TABLE_LIBRARIES, extra="delta")
+
+
 # -- the options that ``aztask spark submit`` and ``aztask spark stream`` share ------------
 
 

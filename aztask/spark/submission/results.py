@@ -68,6 +68,11 @@ _BEHIND_VALUE: Final = (
 )
 
 
+def columns(value: pa.DataType) -> list[tuple[str, pa.DataType]]:
+    """The columns behind the key, with values of this type."""
+    return [*_BEFORE_VALUE, ("value", value), *_BEHIND_VALUE]
+
+
 def results(
     spark: SparkSession,
     submission_id: str,
@@ -261,9 +266,9 @@ class LookUp:
                         yield self._as_batch(keys, list(ask(partial(self._row, app, store), ids)))
 
     def _as_batch(self, keys: pa.Array, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-        kinds = (*_BEFORE_VALUE, ("value", self.value), *_BEHIND_VALUE)
-        columns = [pa.array([row.get(name) for row in rows], kind) for name, kind in kinds]
-        return pa.RecordBatch.from_arrays([keys, *columns], [KEY, *(name for name, _ in kinds)])
+        kinds = columns(self.value)
+        arrays = [pa.array([row.get(name) for row in rows], kind) for name, kind in kinds]
+        return pa.RecordBatch.from_arrays([keys, *arrays], [KEY, *(name for name, _ in kinds)])
 
     def _row(self, app: App, store: ResultStore, task_id: str | None) -> dict[str, Any]:
         if task_id is None:

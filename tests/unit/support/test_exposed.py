@@ -408,6 +408,7 @@ WRITERS = {
     "spark/events/files.py:scratch": CHECKED,
     "spark/packing.py:_importable": "in the folder that Spark has made for the executor",
     "spark/packing.py:write_zip": GIVEN,
+    "spark/tables/deltalog.py:_prepared": CHECKED,
     "stores/events/sink.py:_publish_file": SINK,
     "stores/events/sink.py:create_locked": SINK,
     "stores/events/sink.py:recover": SINK,

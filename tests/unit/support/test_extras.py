@@ -61,6 +61,7 @@ def test_commands_in_texts_have_double_quotes_and_extras_that_exist():
         ("websockets", {"websocket-client"}),
         ("reload", {"watchfiles"}),
         ("spark", {"pyspark", "pyarrow", "pandas", "jinja2"}),
+        ("delta", {"deltalake"}),
         ("spark-connect", {"pyspark-client", "pyarrow", "pandas", "jinja2"}),
     ],
 )
