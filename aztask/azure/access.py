@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import importlib
 import logging
+import os
 from collections.abc import Mapping
-from typing import Final
-from urllib.parse import unquote
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from azure.core.credentials import TokenCredential
 
@@ -27,6 +28,13 @@ _LOGGERS: Final = (
     "urllib3",
     "urllib3.connectionpool",
 )
+
+
+PUBLIC_CLOUDS: Final = (
+    *("login.microsoftonline.com", "login.microsoftonline.us"),
+    *("login.chinacloudapi.cn", "login.partner.microsoftonline.cn"),
+)
+"""The hosts of Entra ID (Microsoft's documentation, "National clouds")."""
 
 
 class SharedKey:
@@ -74,6 +82,39 @@ def default_credential() -> TokenCredential:
     Raises ConfigurationError if azure-identity is not installed, or if a variable that it reads is
     malformed.
     """
+    return _made("DefaultAzureCredential", **_discovery())
+
+
+def named_credential(text: str) -> TokenCredential:
+    """The credential of one identity.
+
+    * `text`: ``CLIENT_ID`` of a managed identity, or ``TENANT_ID/CLIENT_ID/SECRET``.
+
+    Raises ConfigurationError as `default_credential` does, and for another form.
+    """
+    first, *others = text.split("/", 2)
+    if not others:
+        return _made("ManagedIdentityCredential", client_id=first)
+    if len(others) == 1:
+        raise ConfigurationError(
+            "an identity is CLIENT_ID (a managed one) or TENANT_ID/CLIENT_ID/SECRET"
+        )
+    return _made("ClientSecretCredential", first, *others, **_discovery())
+
+
+def _discovery() -> dict[str, bool]:
+    """Options for a cloud of one's own, such as Azure Stack: AZURE_AUTHORITY_HOST names it.
+
+    Before it asks such a host, azure-identity would ask login.microsoftonline.com whether it knows
+    the host: it does not, and may not even be reachable.
+    """
+    given = os.environ.get("AZURE_AUTHORITY_HOST", "")
+    host = urlsplit(given if "://" in given else f"https://{given}").netloc
+    known = not host or host.endswith(PUBLIC_CLOUDS)
+    return {} if known else {"disable_instance_discovery": True}
+
+
+def _made(kind: str, *given: str, **options: Any) -> TokenCredential:
     try:
         identity = importlib.import_module("azure.identity")  # an extra, and slow to import
     except ImportError:
@@ -83,7 +124,7 @@ def default_credential() -> TokenCredential:
         ) from None
     quiet_sdk("azure.identity")  # its errors hold the same long text that it logs
     try:
-        credential: TokenCredential = identity.DefaultAzureCredential()
+        credential: TokenCredential = getattr(identity, kind)(*given, **options)
     except (
         Exception
     ) as error:  # each credential in the chain reads its own variables, and may raise anything

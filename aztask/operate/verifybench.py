@@ -83,6 +83,8 @@ class Bench:
     queues: list[str] = field(default_factory=list)
     receivers: list[Receiver] = field(default_factory=list)
     others: list[Leftover] = field(default_factory=list)
+    outage: bool = False
+    """Whether the check ended because nothing answered."""
 
     @property
     def broker(self) -> Broker:
@@ -143,8 +145,9 @@ class Bench:
         self.receivers.append(made)
         return made
 
-    def one(self, receiver: Receiver, wait: float = LATE) -> Delivery:
-        """The next message. Raises Refuted if none comes."""
+    def one(self, receiver: Receiver, wait: float | None = None) -> Delivery:
+        """The next message, within `LATE` seconds by default. Raises Refuted if none comes."""
+        wait = LATE if wait is None else wait
         until = monotonic() + wait
         while monotonic() < until:
             if found := receiver.receive(1, min(WAIT, max(0.1, until - monotonic()))):
@@ -168,11 +171,17 @@ class Bench:
         if not isinstance(answer := self.settle(receiver, delivery, Complete()), Settled):
             raise Refuted(f"completing was answered with {type(answer).__name__}")
 
-    def close(self) -> str:
-        """Close what was opened, and delete what was made. Returns what is left, "" usually."""
+    def close(self, *, keep: bool = False) -> str:
+        """Close what was opened, and delete what was made. Returns what is left, "" usually.
+
+        * `keep`: delete nothing.
+        """
         for receiver in self.receivers:
             with suppress(AztaskError):  # its messages go with the queue
                 receiver.close()
+        self.receivers.clear()
+        if keep:
+            return ""
         left = []
         for each in (*(_queue_left(self.app, name) for name in self.queues), *self.others):
             try:

@@ -399,6 +399,7 @@ WRITERS = {
     "operate/cli/main.py:_open_closed_streams": "opens /dev/null",
     "operate/cli/migrate.py:rewrite": GIVEN,
     "operate/verify.py:_event_file": OWN,
+    "operate/verifylong.py:_write": GIVEN,
     "queues/engine/database.py:_open": CHECKED,
     "queues/engine/filesystem.py:prepare": CHECKED,
     "spark/cli/stats.py:_write": GIVEN,
