@@ -6,6 +6,7 @@ import base64
 import importlib
 import logging
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -13,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from azure.core.credentials import TokenCredential
 
 from aztask.errors import ConfigurationError
-from aztask.support.display import SecretFilter, safe_str
+from aztask.support.display import SecretFilter, mask, one_line, safe_str
 from aztask.support.keyed import KeyedDigest
 from aztask.support.late import install_command
 
@@ -133,6 +134,25 @@ def _made(kind: str, *given: str, **options: Any) -> TokenCredential:
             "AZURE_AUTHORITY_HOST, AZURE_TENANT_ID and the other AZURE_, IDENTITY_ and MSI_ ones"
         ) from error
     return credential
+
+
+def token_trouble(text: str) -> str:
+    """Why azure-identity has no token: one line of the error of its chain, which has many.
+
+    The chain stops at the first credential that is configured and refused, so the last one that it
+    names tells the reason.
+    """
+    attempts = [line.strip() for line in text.splitlines() if line.startswith("\t")]
+    if not attempts:
+        return one_line(mask(text), TROUBLE_LIMIT)
+    last = attempts[-1]
+    if all(_ABSENT.search(each) for each in attempts):
+        last = f"no credential is configured here; {last}"
+    return one_line(mask(last), TROUBLE_LIMIT)
+
+
+_ABSENT: Final = re.compile("not fully configured|unavailable|not found|not installed|not set up")
+TROUBLE_LIMIT: Final = 300
 
 
 def quiet_sdk(name: str) -> None:

@@ -24,6 +24,7 @@ from aztask.emulator.broker.entities import (
     SubscriptionRule,
     Tier,
 )
+from aztask.emulator.broker.entra import EntraTokens
 from aztask.emulator.broker.filters import (
     CorrelationFilter,
     Filter,
@@ -273,6 +274,7 @@ class Options:
     data: the file that stores everything, None for memory.
     shared_access_key: required if `host` is not a loopback address.
     rules: further keys, by name, with fewer permissions.
+    entra: what verifies tokens of Entra ID; without it, none counts where a key is required.
     clock_offset: seconds by which the emulator's clock is ahead.
     tls: serve both ports over TLS.
     certificate: the directory of the certificate's PEM files; None for a temporary one.
@@ -288,6 +290,7 @@ class Options:
     data: str | None = None
     shared_access_key: str | None = None
     rules: Mapping[str, Rule] = field(default_factory=dict)
+    entra: EntraTokens | None = None
     clock_offset: float = 0.0
     tls: bool = False
     certificate: Path | None = None

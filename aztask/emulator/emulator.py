@@ -151,7 +151,7 @@ class Emulator:
             dispatcher,
             forwarder,
             Locks(self.clock.monotonic),
-            Access(options.shared_access_key, self.clock.wall, options.rules),
+            Access(options.shared_access_key, self.clock.wall, options.rules, options.entra),
             self.clock,
             options.faults,
         )

@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aztask.emulator.broker.access import Right, Rule
+    from aztask.emulator.broker.access import Rule
+    from aztask.emulator.broker.entra import EntraTokens, Right
     from aztask.emulator.faults import Faults
     from aztask.queues.servicebus.admin import administration_client
     from aztask.sending.sent import Sent
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from aztask.testing.worker import BackgroundWorker, background_worker
 
 __all__ = [
+    "EntraTokens",
     "Faults",
     "Inline",
     "Sent",
@@ -43,7 +45,8 @@ _HOMES = {
     "BackgroundWorker": "aztask.testing.worker",
     "background_worker": "aztask.testing.worker",
     "Faults": "aztask.emulator.faults",
-    "Right": "aztask.emulator.broker.access",
+    "EntraTokens": "aztask.emulator.broker.entra",
+    "Right": "aztask.emulator.broker.entra",
     "Rule": "aztask.emulator.broker.access",
     "RunningEmulator": "aztask.testing.servicebus",
     "administration_client": "aztask.queues.servicebus.admin",

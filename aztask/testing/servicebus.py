@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from aztask.emulator.broker.access import Rule
 from aztask.emulator.broker.entities import Entity, Tier
+from aztask.emulator.broker.entra import EntraTokens
 from aztask.emulator.config import Options
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.faults import NO_FAULTS, Faults
@@ -115,6 +116,7 @@ def emulator(
     data: str | None = None,
     shared_access_key: str | None = None,
     rules: Mapping[str, Rule] | None = None,
+    entra: EntraTokens | None = None,
     clock_offset: float | timedelta = 0.0,
     tls: bool = False,
     config: Path | None = None,
@@ -131,6 +133,8 @@ def emulator(
     * `shared_access_key`: the key that clients must use; any key is accepted by default.
     * `rules`: further keys by name, with the permissions of each: ``Rule("key",
       frozenset({Right.SEND}))``.
+    * `entra`: the keys of a token service, and what its identities may do; without a shared access
+      key, only its tokens count then. SDKs send tokens over TLS only.
     * `clock_offset`: how far the emulator's clock is ahead, in seconds or as a ``timedelta``; 0 by
       default, below 0 it is behind.
     * `tls`: True encrypts the connections with a self-signed certificate.
@@ -151,6 +155,7 @@ def emulator(
         data=data,
         shared_access_key=shared_access_key,
         rules=rules or {},
+        entra=entra,
         clock_offset=clock_offset,
         tls=tls,
         config=config,

@@ -4,7 +4,8 @@ Rules
 1. Without a key everything is allowed, and the server listens on loopback only.
 2. With a key, a token must be signed with it, must not be expired and must cover the audience. The
    signature has the service's format: HMAC-SHA256 over ``<url-encoded resource>\\n<expiry>``.
-3. With a key, a JWT is refused with an explanation: it cannot be verified here.
+3. A token of Entra ID (`aztask.emulator.broker.entra`) counts if its keys are known here; else it
+   is refused with an explanation. With these keys and no shared one, only such tokens count.
 4. Further keys have names and fewer permissions, like the service's authorization rules. Listen
    allows to receive, settle and peek; Send to send and schedule; Manage to administer. The main key
    has all three.
@@ -17,22 +18,14 @@ import hashlib
 import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from aztask.emulator.amqp import UNAUTHORIZED_ACCESS, AmqpError
+from aztask.emulator.broker.entra import EntraTokens, Right, TokenRefused
 
 SAS_PREFIX = "SharedAccessSignature "
 ROOT_KEY_NAME = "RootManageSharedAccessKey"
 MAX_CLAIMS = 10_000
-
-
-class Right(Enum):
-    """A permission of a key, by the service's name for it."""
-
-    LISTEN = "Listen"
-    SEND = "Send"
-    MANAGE = "Manage"
 
 
 ALL_RIGHTS = frozenset(Right)
@@ -87,24 +80,31 @@ class Access:
     """Verifies tokens.
 
     key: the main key; None allows everything. wall: a clock in UTC epoch seconds. rules: further
-    keys, by name.
+    keys, by name. entra: what verifies tokens of Entra ID.
     """
 
     def __init__(
-        self, key: str | None, wall: Callable[[], float], rules: Mapping[str, Rule] | None = None
+        self,
+        key: str | None,
+        wall: Callable[[], float],
+        rules: Mapping[str, Rule] | None = None,
+        entra: EntraTokens | None = None,
     ) -> None:
         self._key = key
         self._wall = wall
         self._rules = dict(rules or {})
+        self._entra = entra
 
     @property
     def required(self) -> bool:
         """Whether clients need a token at all."""
-        return self._key is not None
+        return self._key is not None or self._entra is not None
 
     def password(self, _name: str, password: str) -> bool:
         """Return whether the password of SASL PLAIN is the main key."""
-        return self._key is None or hmac.compare_digest(password.encode(), self._key.encode())
+        if self._key is None:
+            return not self.required
+        return hmac.compare_digest(password.encode(), self._key.encode())
 
     def claim(self, token: str, kind: str, audience: str) -> TokenClaim:
         """Verify a token that was put to ``$cbs``, and return the claim that it proves.
@@ -112,8 +112,15 @@ class Access:
         kind: the token's type. audience: the resource that the client asks for. Raises AmqpError
         (unauthorized-access).
         """
-        if self._key is None:
+        if not self.required:
             return TokenClaim("", float("inf"))
+        if self._entra is not None and not token.startswith(SAS_PREFIX):
+            try:
+                return TokenClaim("", *self._entra.verified(token, self._wall()))
+            except TokenRefused as why:
+                raise denied(str(why)) from None
+        if self._key is None:
+            raise denied("shared access keys are off here: show a token of Entra ID")
         if not token.startswith(SAS_PREFIX):
             raise denied(
                 f"a token of type {kind[:40]!r} cannot be verified here: connect with the"
@@ -147,9 +154,10 @@ class Access:
 
     def bearer(self, header: str | None, audience: str) -> None:
         """Check an HTTP Authorization header for Manage. Raises AmqpError (unauthorized-access)."""
-        if self._key is None:
+        if not self.required:
             return
-        claim = self.claim(header or "", "none" if not header else "bearer", audience)
+        token = (header or "").removeprefix("Bearer ")
+        claim = self.claim(token, "none" if not header else "bearer", audience)
         if Right.MANAGE not in claim.rights:
             raise missing(Right.MANAGE, audience)
 

@@ -26,11 +26,12 @@ from aztask.emulator.amqp.link import (
     SendingLink,
 )
 from aztask.emulator.amqp.performatives import Disposition, Open
-from aztask.emulator.broker.access import Right, TokenClaims, denied
+from aztask.emulator.broker.access import TokenClaims, denied
 from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.consumer import Consumer, PendingSession, receivable
 from aztask.emulator.broker.dispatch import MessageSource
 from aztask.emulator.broker.entities import MANAGEMENT, Address, parse_address
+from aztask.emulator.broker.entra import Right
 from aztask.emulator.broker.forwarding import sendable
 from aztask.emulator.broker.nodes import (
     CbsLink,

@@ -24,7 +24,7 @@ from aztask.emulator.amqp.decode import skip
 from aztask.emulator.amqp.encode import undescribed
 from aztask.emulator.amqp.link import Inbound, ReceivingLink, SendingLink, raw_fields
 from aztask.emulator.amqp.sections import Sections
-from aztask.emulator.broker.access import Right, TokenClaims
+from aztask.emulator.broker.access import TokenClaims
 from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.conditions import (
     ARGUMENT_ERROR,
@@ -42,6 +42,7 @@ from aztask.emulator.broker.entities import (
     SubscriptionRule,
     parse_address,
 )
+from aztask.emulator.broker.entra import Right
 from aztask.emulator.broker.filters import (
     CorrelationFilter,
     FalseFilter,

@@ -29,12 +29,14 @@ from azure.servicebus.exceptions import (
     OperationTimeoutError,
     ServiceBusAuthenticationError,
     ServiceBusAuthorizationError,
+    ServiceBusError,
     ServiceBusQuotaExceededError,
     ServiceBusServerBusyError,
     SessionCannotBeLockedError,
     SessionLockLostError,
 )
 
+from aztask.azure.access import token_trouble
 from aztask.errors import (
     AztaskError,
     BrokerError,
@@ -97,8 +99,8 @@ def error_of(error: Exception, queue: str | None) -> AztaskError:
         return ConfigurationError(
             _MANAGING[error.status_code].format(name=name, queue=queue, text=text)
         )
-    if isinstance(error, ServiceBusAuthenticationError) and refused_status(error) == _MISSING:
-        return QueueNotFound(_NOT_FOUND.format(name=name, queue=queue))
+    if isinstance(error, ServiceBusError) and (found := _of_token(error, name, queue)):
+        return found
     for kinds, kind, sentence in _ERRORS:
         if isinstance(error, kinds):
             return kind(sentence.format(name=name, queue=queue, text=text))
@@ -111,6 +113,21 @@ def error_of(error: Exception, queue: str | None) -> AztaskError:
     if isinstance(error, ServiceBusServerBusyError):
         unavailable.retry_after = BUSY_SECONDS
     return unavailable
+
+
+def _of_token(error: ServiceBusError, name: str, queue: str | None) -> AztaskError | None:
+    """The error if there is no token, or the service refused it; None for any other error."""
+    inner, status = error.inner_exception, refused_status(error)
+    if isinstance(inner, ClientAuthenticationError):  # the token service gave none
+        return BrokerUnavailable(f"no token for {name}: {token_trouble(str(inner))}")
+    if status == _MISSING:
+        return QueueNotFound(_NOT_FOUND.format(name=name, queue=queue))
+    if status in _UNAUTHORIZED:
+        # Of a token of Entra ID, the SDK says so as if the connection were lost ([seen]
+        # azure-servicebus 7.15).
+        why = str(inner).partition("Description: ")[2] or str(error)
+        return ConfigurationError(_REFUSED.format(name=name, text=one_line(mask(why), 300)))
+    return None
 
 
 _NOT_PERMITTED: Final = (
@@ -127,6 +144,12 @@ _MANAGING: Final = {
 _NOT_FOUND: Final = "there is no queue {name}; create it with: aztask queues create {queue}"
 _MISSING: Final = 404
 """The status with which the service refuses a token for a queue that does not exist."""
+
+_UNAUTHORIZED: Final = (401, 403)
+_REFUSED: Final = (
+    "Service Bus refuses access to {name}: {text}; check the key, the permissions (Send and "
+    "Listen) and this machine's clock"
+)
 
 _ERRORS: Final[tuple[tuple[tuple[type[Exception], ...], type[AztaskError], str], ...]] = (
     (
@@ -152,7 +175,6 @@ _ERRORS: Final[tuple[tuple[tuple[type[Exception], ...], type[AztaskError], str],
     (
         (ServiceBusAuthenticationError, ServiceBusAuthorizationError, ClientAuthenticationError),
         ConfigurationError,
-        "Service Bus refuses access to {name}: {text}; check the key, the permissions (Send and "
-        "Listen) and this machine's clock",
+        _REFUSED,
     ),
 )

@@ -24,6 +24,7 @@ from azure.core.exceptions import (
     ServiceRequestError,
 )
 
+from aztask.azure.access import token_trouble
 from aztask.errors import (
     AztaskError,
     BrokerError,
@@ -88,8 +89,9 @@ def failure_of(error: AzureError, queue: str | None) -> RequestFailure:
     text = _one_line(error)
     name = "all queues" if queue is None else f"queue {queue!r}"
     if isinstance(error, ClientAuthenticationError) and error.response is None:
+        why = token_trouble(error.message)
         return RequestFailure(
-            Effect.REFUSED, "", ConfigurationError(f"no credential for {name}: {text}")
+            Effect.REFUSED, "", ConfigurationError(f"no credential for {name}: {why}")
         )
     if isinstance(error, HttpResponseError) and error.response is not None:
         return _answered(error, queue or "", name, text)

@@ -22,6 +22,7 @@ from azure.core.exceptions import (
     ServiceRequestError,
 )
 
+from aztask.azure.access import token_trouble
 from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError, QueueNotFound
 from aztask.queues.storagequeue.errors import code_of
 from aztask.support.display import mask
@@ -102,7 +103,7 @@ def verdict(error: AzureError, place: str, role: str) -> Exception:
     """
     text = _one_line(error)
     if isinstance(error, ClientAuthenticationError) and error.response is None:
-        return ConfigurationError(f"no credential for {place}: {text}")
+        return ConfigurationError(f"no credential for {place}: {token_trouble(error.message)}")
     if isinstance(error, HttpResponseError) and error.response is not None:
         return _answered(error, place, role, text)
     if isinstance(error, ServiceRequestError):
