@@ -352,6 +352,9 @@ BY_HAND: Final = "by hand"
 UNTRIED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "discussions/which-queue.md": (("facts of the services", "throughput, latency, clock"),),
     "emulator.md": (("the Dockerfile", BY_HAND),),
+    "how-to/advanced/functions-and-events.md": (
+        ("Event Grid, and the host of Azure Functions", BY_HAND),
+    ),
     "how-to/advanced/send-from-other-languages.md": (("clients other than JavaScript", BY_HAND),),
     "how-to/production/application-insights.md": (("the queries", BY_HAND),),
     "how-to/production/dashboard.md": (("a login with the real Entra ID", BY_HAND),),

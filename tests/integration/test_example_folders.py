@@ -19,6 +19,7 @@ ENDS = {
     "django": ["2 x tea {'status': 'SUCCESSFUL'", "an anvil does not fit into a parcel"],
     "chat": ["5 passed", "Your question 1 has 4 words", "end streams do how"],
     "fastapi": ["5 passed", "11 of 11 succeeded 10 pages"],
+    "eventgrid": ["cat-1.png, 524288 bytes", "cat-2.png, 524288 bytes"],
     "foreign": ["order 3: spoon", "undecodable"],
     "limits": ["sent 30 calls", "30 calls, at most "],
     "quickstart": ["shop.count_words", "succeeded", "6"],

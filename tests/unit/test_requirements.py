@@ -24,6 +24,7 @@ PRIVATE = {
 """Packages of which something is used that their makers may change, and how that shows."""
 
 NOT_TRIED = {
+    "azure-functions": "of an example, whose test uses the newest",
     "certifi": "any version is good",
     "deltalake": "of Spark",
     "django": "`tox -e pythons` tries two versions",
