@@ -164,13 +164,16 @@ def emulator(
         tier=None if tier is None else Tier(tier.capitalize()),
     )
     with BackgroundEmulator(options, clock=clock) as background:
-        running = background.emulator
-        yield RunningEmulator(
-            connection_string=running.connection_string(),
-            admin_connection_string=running.admin_connection_string(),
-            host=options.host,
-            port=running.port,
-            admin_port=running.admin_port or 0,
-            certificate=running.certificate,
-            _emulator=running,
-        )
+        yield _facade(background.emulator)
+
+
+def _facade(running: Emulator) -> RunningEmulator:
+    return RunningEmulator(
+        connection_string=running.connection_string(),
+        admin_connection_string=running.admin_connection_string(),
+        host=running.options.host,
+        port=running.port,
+        admin_port=running.admin_port or 0,
+        certificate=running.certificate,
+        _emulator=running,
+    )

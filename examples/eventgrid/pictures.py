@@ -45,7 +45,7 @@ def on_grid_event(event: GridEvent) -> None:
 
 @app.handler(queue="cloud-events", model=CloudEvent)
 def on_cloud_event(event: CloudEvent) -> None:
-    """The same for CloudEvents."""
+    """Send a task for a new blob, too: only the schema is another one."""
     if event.type == "Microsoft.Storage.BlobCreated":
         start(event.id, event.data)
 

@@ -17,7 +17,7 @@ class Order:
 
 @app.handler(queue="orders", model=Order)
 def on_order(order: Order) -> str:
-    """Handle it."""
+    """Print what was ordered: what the model does not fit is a dead letter."""
     print(f"order {order.number}: {order.article}", flush=True)
     return order.article
 

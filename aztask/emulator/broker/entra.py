@@ -5,7 +5,7 @@ Rules
    now by the emulator's clock.
 2. Its permissions are those that its identity is granted at the time it is shown. A link that is
    open stays open until its token expires, as on the service.
-3. Nothing is fetched: the keys and the grants are given, and the grants may change meanwhile.
+3. Nothing is fetched: the keys and the grants are given, and the grants may be changed at any time.
 
 Source: RFC 7515 (JWS), RFC 7517 (JWK), RFC 8017 section 8.2.2 (RSASSA-PKCS1-v1_5).
 """
