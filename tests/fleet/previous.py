@@ -33,6 +33,14 @@ WITH_ENCRYPTION = "52dea1a75d19a345edbe939fb304b87b0e49fbe2"
 STANDS_FOR = "6c906d670b749b1c23164cb9c6cb5033a0e065a8"
 """Stands for the release before this one until there is a tag: of 28 November 2026."""
 
+BUILD = """
+import sys, tomllib
+system = tomllib.load(open("pyproject.toml", "rb"))["build-system"]
+sys.path[:0] = system.get("backend-path", [])
+__import__(system["build-backend"]).build_wheel(sys.argv[1])
+"""
+"""What a front end does (PEP 517), without an environment of its own: setuptools is here."""
+
 
 class MissingRelease(Exception):
     """The previous release cannot be had; the message says what to do."""
@@ -74,8 +82,14 @@ def wheel_of(revision: str, folder: Path) -> Path:
     """
     source, built = folder / "source", folder / "built"
     _unpack(revision, source, variable="FLEET_BEFORE")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", built, source]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    built.mkdir()
+    made = subprocess.run(
+        [sys.executable, "-c", BUILD, str(built)],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
     (wheel,) = built.glob("aztask-*.whl")
     with zipfile.ZipFile(wheel) as archive:
