@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from azure.core.credentials import TokenCredential
 
@@ -110,7 +110,7 @@ def _discovery() -> dict[str, bool]:
     the host: it does not, and may not even be reachable.
     """
     given = os.environ.get("AZURE_AUTHORITY_HOST", "")
-    host = urlsplit(given if "://" in given else f"https://{given}").netloc
+    host = (given.partition("://")[2] or given).partition("/")[0]
     known = not host or host.endswith(PUBLIC_CLOUDS)
     return {} if known else {"disable_instance_discovery": True}
 
@@ -143,8 +143,8 @@ def token_trouble(text: str) -> str:
     names tells the reason.
     """
     attempts = [line.strip() for line in text.splitlines() if line.startswith("\t")]
-    if not attempts:
-        return one_line(mask(text), TROUBLE_LIMIT)
+    if not attempts:  # of one credential: the first line says it, and pages may follow
+        return one_line(mask(text.strip().partition("\n")[0]), TROUBLE_LIMIT)
     last = attempts[-1]
     if all(_ABSENT.search(each) for each in attempts):
         last = f"no credential is configured here; {last}"

@@ -83,7 +83,7 @@ class EntraTokens:
         try:
             header, claims = json.loads(_bytes(head)), json.loads(_bytes(body))
             given = _bytes(signature)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise TokenRefused("it is no JSON Web Token") from None
         if not isinstance(header, dict) or not isinstance(claims, dict):
             raise TokenRefused("it is no JSON Web Token")

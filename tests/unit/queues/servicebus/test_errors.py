@@ -1,8 +1,9 @@
 """The SDK's errors as ours."""
 
 import pytest
-from azure.core.exceptions import HttpResponseError
+from azure.core.exceptions import ClientAuthenticationError, HttpResponseError
 from azure.servicebus import exceptions as sdk
+from azure.servicebus._pyamqp.error import TokenAuthFailure
 
 from aztask.errors import (
     BrokerUnavailable,
@@ -69,3 +70,25 @@ def test_what_is_known_of_the_effect():
     assert busy.retry_after == 10.0
     assert not is_refusal(sdk.OperationTimeoutError())
     assert is_no_session(sdk.SessionCannotBeLockedError())
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(401, ConfigurationError), (403, ConfigurationError), (404, QueueNotFound), (500, None)],
+)
+def test_a_token_that_the_service_refuses_is_no_outage(status, kind):
+    """The SDK says of a token of Entra ID that the connection was lost."""
+    inner = TokenAuthFailure(status, b"the identity has no role here")
+    error = sdk.ServiceBusConnectionError(message="it has encountered an error", error=inner)
+    found = error_of(error, "orders")
+    assert type(found) is (kind or BrokerUnavailable)
+    if kind is ConfigurationError:
+        assert "refuses access to 'orders': the identity has no role here; check" in str(found)
+
+
+def test_a_token_service_that_gives_none_is_told_in_one_line():
+    inner = ClientAuthenticationError("AADSTS7000222: the secret has expired\nand pages of help")
+    error = sdk.ServiceBusError(message=f"Handler failed: {inner}.", error=inner)
+    found = error_of(error, "orders")
+    assert type(found) is BrokerUnavailable
+    assert str(found) == "no token for 'orders': AADSTS7000222: the secret has expired"
