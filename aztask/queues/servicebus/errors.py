@@ -119,7 +119,10 @@ def _of_token(error: ServiceBusError, name: str, queue: str | None) -> AztaskErr
     """The error if there is no token, or the service refused it; None for any other error."""
     inner, status = error.inner_exception, refused_status(error)
     if isinstance(inner, ClientAuthenticationError):  # the token service gave none
-        return BrokerUnavailable(f"no token for {name}: {token_trouble(str(inner))}")
+        why = token_trouble(str(inner))
+        if "AADSTS" in why:  # Entra ID answered, and refuses the identity
+            return ConfigurationError(f"no token for {name}: {why}; check the identity")
+        return BrokerUnavailable(f"no token for {name}: {why}")
     if status == _MISSING:
         return QueueNotFound(_NOT_FOUND.format(name=name, queue=queue))
     if status in _UNAUTHORIZED:

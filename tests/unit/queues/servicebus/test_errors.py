@@ -86,9 +86,17 @@ def test_a_token_that_the_service_refuses_is_no_outage(status, kind):
         assert "refuses access to 'orders': the identity has no role here; check" in str(found)
 
 
-def test_a_token_service_that_gives_none_is_told_in_one_line():
-    inner = ClientAuthenticationError("AADSTS7000222: the secret has expired\nand pages of help")
+@pytest.mark.parametrize(
+    ("why", "kind", "advice"),
+    [
+        ("AADSTS7000222: the secret has expired", ConfigurationError, "; check the identity"),
+        ("no response from the IMDS endpoint", BrokerUnavailable, ""),
+    ],
+)
+def test_a_token_service_that_gives_none_is_told_in_one_line(why, kind, advice):
+    """It may be away, or it has answered and refuses the identity."""
+    inner = ClientAuthenticationError(f"{why}\nand pages of help")
     error = sdk.ServiceBusError(message=f"Handler failed: {inner}.", error=inner)
     found = error_of(error, "orders")
-    assert type(found) is BrokerUnavailable
-    assert str(found) == "no token for 'orders': AADSTS7000222: the secret has expired"
+    assert type(found) is kind
+    assert str(found) == f"no token for 'orders': {why}{advice}"
