@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -379,7 +380,16 @@ def table_results(mine: World, theirs: World) -> None:
     assert look_up._row(mine.app, mine.store, task_id)["state"] == "succeeded"
 
 
+def unaccounted(mine: World, theirs: World) -> None:
+    """A run of another app is none that the log lacks."""
+    module = pytest.importorskip("aztask.spark.events.unaccounted")
+    ended(mine, "one")
+    assert [run[0] for run in module.started_between(mine.store, 0.0, math.inf, 10)] == ["one"]
+    assert module.started_between(theirs.store, 0.0, math.inf, 10) == []
+
+
 SCENARIOS: dict[str, Scenario] = {
+    "aztask.spark.events.unaccounted.started_between": unaccounted,
     "aztask.spark.submission.results.LookUp": table_results,
     "aztask.operate.draining.wait_until_idle": drain,
     "aztask.operate.tasks._readable": list_recent,
@@ -410,6 +420,8 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 EXEMPT = {
+    "aztask.spark.events.unaccounted.unaccounted_by_task": "passes the store to unaccounted_runs",
+    "aztask.spark.events.unaccounted.unaccounted_runs": "passes the store to started_between",
     "aztask.operate.schedules._aside": "it reads the heartbeats of `ResultStore.workers`",
     "aztask.stores.payloads.holders.PayloadHolders": "it changes nothing; what others need stays",
     "aztask.app.app.App": "it holds the store",

@@ -93,6 +93,14 @@ def groups(events: Iterable[Event]) -> dict[str, dict[tuple[Any, ...], Group]]:
 
 def cut_off(events: Iterable[Event]) -> Iterator[tuple[str, str, float, float | None]]:
     """(task, queue, seconds, held) of each run that started and did not end."""
+    for task, queue, seconds, held, _ in _cut_off(events):
+        yield task, queue, seconds, held
+
+
+def _cut_off(
+    events: Iterable[Event],
+) -> Iterator[tuple[str, str, float, float | None, float]]:
+    """As `cut_off`, and when the log last knows of the run."""
     runs: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
     for event in {each.id: each for each in events}.values():
         run = (event.worker, event.task, event.queue, event.task_id)
@@ -104,27 +112,43 @@ def cut_off(events: Iterable[Event]) -> Iterator[tuple[str, str, float, float | 
         granted = [each for each in its if each.event in ("started", "renewed")]
         until = max(each.ts + (each.lease_seconds or math.inf) for each in granted)
         lost = [each for each in its if each.event == "lease_lost"]
-        known = max(each.ts for each in granted)
+        noted = known = max(each.ts for each in granted)
         if lost:
-            known = min(max(each.ts for each in lost), until)
+            noted = max(each.ts for each in lost)
+            known = min(noted, until)
         held = max(each.held_seconds or 0.0 for each in lost) if lost else None
-        yield task, queue, max(0.0, known - min(starts)), held
+        yield task, queue, max(0.0, known - min(starts)), held, noted
 
 
 def lengths(events: Iterable[Event]) -> dict[tuple[Any, ...], list[tuple[float, bool]]]:
     """{(task, queue), each None in a sum: (seconds, whether it was cut off) of each run}."""
-    events = list({each.id: each for each in events}.values())
-    runs = [
-        (each.task, each.queue, each.duration_seconds, each.error_type in CUT_OFF)
-        for each in events
-        if each.event in RAN and each.duration_seconds is not None
-    ]
-    runs += [(task, queue, seconds, True) for task, queue, seconds, _ in cut_off(events)]
     found: dict[tuple[Any, ...], list[tuple[float, bool]]] = defaultdict(list)
-    for task, queue, seconds, cut in runs:
+    for task, queue, seconds, cut, _ in _runs(events):
         for key in ((task, None), (None, queue), (None, None)):
             found[key].append((seconds, cut))
     return found
+
+
+def lengths_over_time(
+    events: Iterable[Event], length: int, *, by_queue: bool
+) -> dict[tuple[str | None, int], list[tuple[float, bool]]]:
+    """{(queue, or None, the beginning of a step of so many seconds): as `lengths`}."""
+    found: dict[tuple[str | None, int], list[tuple[float, bool]]] = defaultdict(list)
+    for _, queue, seconds, cut, ts in _runs(events):
+        found[queue if by_queue else None, math.floor(ts / length) * length].append((seconds, cut))
+    return found
+
+
+def _runs(events: Iterable[Event]) -> list[tuple[str, str, float, bool, float]]:
+    """(task, queue, seconds, whether it was cut off, when that was noted) of each run."""
+    events = list({each.id: each for each in events}.values())
+    runs = [
+        (each.task, each.queue, each.duration_seconds, each.error_type in CUT_OFF, each.ts)
+        for each in events
+        if each.event in RAN and each.duration_seconds is not None
+    ]
+    runs += [(task, queue, seconds, True, ts) for task, queue, seconds, _, ts in _cut_off(events)]
+    return runs
 
 
 def survived(runs: list[tuple[float, bool]], part: float) -> float | None:

@@ -5,13 +5,14 @@ import random
 from itertools import count
 
 import pytest
-from events_reference import lengths, survived
+from events_reference import lengths, lengths_over_time, survived
 from events_site import as_frame, write_log
 
 from aztask.spark import read_events
-from aztask.spark.events.lengths import LEVELS, SHARES, run_lengths
+from aztask.spark.events.lengths import LEVELS, SHARES, classes_of, run_lengths
 from aztask.spark.recommendation.recommend import observe
-from aztask.spark.report.summary import shown_run
+from aztask.spark.report.charts import durations_over_time
+from aztask.spark.report.summary import remarks, shown_run, summarize
 from aztask.stores.events.event import Event
 
 LEASE = 60.0
@@ -65,7 +66,7 @@ def frame(spark, events, tmp_path_factory):
 @pytest.fixture(scope="module")
 def figures(frame):
     """{(task, queue): its row}."""
-    return {(row["task"], row["queue"]): row for row in run_lengths(frame)}
+    return {(row["task"], row["queue"]): row for row in run_lengths(frame).rows}
 
 
 def test_the_figures_are_those_of_plain_python(figures, events):
@@ -123,7 +124,7 @@ def test_nineteen_of_twenty_intervals_hold_the_truth(spark):
     names = "event STRING, task STRING, queue STRING, duration_seconds DOUBLE"
     rows = [(each.event, each.task, each.queue, each.duration_seconds) for each in ended]
     frame = as_frame(spark, rows, names)
-    found = [row for row in run_lengths(frame) if row["level"] == LEVELS["task"]]
+    found = [row for row in run_lengths(frame).rows if row["level"] == LEVELS["task"]]
     median = 40 * math.log(2)
     held = sum(row["run_p50_low"] <= median <= row["run_p50_high"] for row in found)
     assert len(found) == 200
@@ -137,3 +138,104 @@ def test_advice_takes_only_what_started(frame):
     assert seen["q"].tasks["mixed"].cut.total() < 100
     assert seen["slow"].tasks["all.cut"].cut.total() == 2000
     assert seen["slow"].tasks["all.cut"].runs().p99_seconds is None
+
+
+STEP = 7200
+
+
+@pytest.fixture(scope="module")
+def timed(frame):
+    """{(level, queue, hour, at): its row} of the hours and steps with runs that were cut off."""
+    names = ("level", "queue", "hour", "at")
+    rows = run_lengths(frame, STEP).rows
+    return {tuple(row[name] for name in names): row for row in rows if row["level"] > 3}
+
+
+def test_hours_and_steps_count_cut_off_runs_as_such(timed, events):
+    """Each row is that of plain Python: a stopped run is no completed one in its hour either."""
+    compared = 0
+    for level, length, name in (("queue_hour", 3600, "hour"), ("step", STEP, "at")):
+        expected = lengths_over_time(events, length, by_queue=level == "queue_hour")
+        rows = {(key[1], row[name]): row for key, row in timed.items() if key[0] == LEVELS[level]}
+        assert rows.keys() == {k for k, runs in expected.items() if any(cut for _, cut in runs)}
+        for key, row in rows.items():
+            runs = expected[key]
+            assert row["run_cut_off"] == sum(cut for _, cut in runs)
+            assert row["run_ended"] == sum(not cut for _, cut in runs)
+            assert row["run_longest"] == pytest.approx(max(seconds for seconds, _ in runs))
+            for share, part in SHARES.items():
+                truth, found = survived(runs, part), row[f"run_{share}"]
+                assert (found is None) == (truth is None)
+                assert truth is None or truth * (1 - 1e-9) <= found <= truth * 1.011
+                compared += truth is not None
+    assert compared > 50
+
+
+def test_the_summary_has_no_completed_length_where_all_runs_were_cut_off(spark, tmp_path):
+    slow = [event for event in log() if event.task == "all.cut"]
+    write_log(tmp_path, slow)
+    summary = summarize(read_events(spark, tmp_path))
+    assert sum(row["run_cut_off"] for row in summary.queue_hours) == 2000
+    assert sum(row["run_cut_off"] for row in summary.timeline) == 2000
+    for row in summary.queue_hours:
+        if row["run_cut_off"]:
+            assert (row["run_p50"], row["run_p99"], row["run_mean"]) == (None, None, None)
+            assert row["run_max"] == pytest.approx(LEASE)
+    for row in summary.timeline:
+        assert row["run"] == ([None, None] if row["run_cut_off"] else None)
+    chart = durations_over_time("Run", summary.timeline, summary.step_seconds, "run")
+    tips = [mark.tip for mark in chart.marks if getattr(mark, "tip", "")]
+    assert any("median > 60" in tip and "cut off" in tip for tip in tips), tips
+
+
+def binned(values):
+    """{bin: number} as `run_lengths` counts them."""
+    found: dict[int, int] = {}
+    for value in values:
+        number = math.ceil(64 * math.log2(value / 1e-4) - 1e-9) if value > 1e-4 else 0
+        found[number] = found.get(number, 0) + 1
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_wide_class_of_runs_is_not_two(seed):
+    draw = random.Random(seed)
+    shapes = (
+        lambda: draw.lognormvariate(0, 1.5),
+        lambda: draw.expovariate(1),
+        lambda: draw.uniform(0.001, 10),
+        lambda: 10 ** draw.uniform(-3, 2),
+    )
+    for shape in shapes:
+        assert classes_of(binned([shape() for _ in range(1000)])) is None
+    assert classes_of(binned([0.01] * 1000 + [50.0] * 10)) is None, "ten are too few"
+    assert classes_of({}) is None
+
+
+@pytest.mark.parametrize("share", [0.06, 0.5, 0.9])
+def test_two_classes_are_told_apart(share):
+    draw = random.Random(4)
+    long = int(1000 * share)
+    values = [draw.lognormvariate(-4, 0.4) for _ in range(1000 - long)]
+    values += [draw.lognormvariate(2, 0.4) for _ in range(long)]
+    both = classes_of(binned(values))
+    assert both is not None
+    assert [sum(each.values()) for each in both] == [1000 - long, long]
+
+
+def test_two_classes_of_one_task_are_named(spark, tmp_path):
+    draw = random.Random(4)
+    kinds = {"two.kinds": lambda n: 0.02 if n % 4 else 30.0, "one.kind": lambda n: 1.0}
+    ended = [
+        Event("succeeded", f"{task}-{n}", task, "q", ts=1e9 + n, worker="w", id=f"{task}-{n}",
+              duration_seconds=seconds(n) * draw.uniform(0.9, 1.1))
+        for task, seconds in kinds.items() for n in range(400)
+    ]  # fmt: skip
+    write_log(tmp_path, ended)
+    summary = summarize(read_events(spark, tmp_path))
+    (found,) = summary.run_classes
+    assert (found["task"], found["short_runs"], found["long_runs"]) == ("two.kinds", 300, 100)
+    assert found["short_p50"] == pytest.approx(0.02, rel=0.1)
+    assert found["long_p50"] == pytest.approx(30.0, rel=0.1)
+    (text,) = remarks(summary, lambda value: f"{value:.2g} s")
+    assert text.startswith("two.kinds has two classes of runs: 300 of about 0.02 s and 100 of ")

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 from browser import dom_of, screenshot
-from events_reference import check_lengths, compare, groups, lengths
+from events_reference import check_lengths, compare, groups, lengths, lengths_over_time
 from events_site import line
 from realrun import QUICK
 
@@ -31,7 +31,7 @@ def test_every_figure_of_a_real_run(spark, real_run, tmp_path, capsys):
 
     before = figures(capsys, str(directory))
     runs = lengths(plain_events)
-    compared = check(before, expected, runs)
+    compared = check(before, expected, runs, plain_events)
     assert compared > 400
     assert before["total"]["run_cut_off"] > 4, "two workers and their leases were lost"
     assert sum(cut for _, cut in runs["ledger.too_long", None]) > 0
@@ -45,7 +45,7 @@ def test_every_figure_of_a_real_run(spark, real_run, tmp_path, capsys):
     compact(spark, place_of(directory), now=NOW)
     page = tmp_path / "report.html"
     after = figures(capsys, str(directory), "--html", str(page))
-    assert check(after, expected, runs) == compared
+    assert check(after, expected, runs, plain_events) == compared
     for same in ("events", "duplicates", "odd"):
         assert after["counts"][same] == before["counts"][same]
     assert after["counts"]["compacted_files"] == after["counts"]["files"]
@@ -66,7 +66,7 @@ def figures(capsys, *arguments):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def check(found, expected, runs):
+def check(found, expected, runs, events):
     """Compare every figure with plain Python's; how many there were."""
     assert found["accuracy"] == ACCURACY
     compared = compare(found["total"], expected["total"][()])
@@ -84,6 +84,14 @@ def check(found, expected, runs):
         assert rows.keys() == expected[level].keys()
         for key, row in rows.items():
             compared += compare(row, expected[level][key])
+    for (queue, hour), its in lengths_over_time(events, 3600, by_queue=True).items():
+        (row,) = (r for r in found["queue_hours"] if (r["queue"], r["hour"]) == (queue, hour))
+        compared += check_lengths(row, its)
+    step = found["step_seconds"]
+    for (_, at), its in lengths_over_time(events, step, by_queue=False).items():
+        (row,) = (row for row in found["timeline"] if row["at"] == at)
+        assert row["run_cut_off"] == sum(cut for _, cut in its)
+        compared += 1
     for kind in ("succeeded", "failed", "resubmitted", "lease_lost"):
         in_time = sum(row[kind] for row in found["timeline"])
         assert in_time == expected["total"][()].kinds[kind]

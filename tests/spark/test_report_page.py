@@ -195,3 +195,12 @@ def test_steps_are_few():
         step = step_of(span)
         assert step in STEPS
         assert span / step <= MAX_STEPS
+
+
+def test_what_runs_that_were_cut_off_do_not_tell_is_beyond_the_longest():
+    row = {"task": "t", "run_p50": 1.0, "run_p90": None, "run_p99": None, "run_max": 60.0}
+    shown = charts.spreads("Run", [row], "task", "run")
+    (group,) = [mark for mark in shown.marks if hasattr(mark, "marks")]
+    beyond = f"> {charts.seconds(60.0)}"
+    assert f"99th {beyond}" in group.tip
+    assert [mark.text for mark in group.marks if hasattr(mark, "text")][-1] == beyond

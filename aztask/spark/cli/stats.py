@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 from aztask.errors import ConfigurationError
 from aztask.operate.cli.options import app_option, json_option
 from aztask.operate.cli.output import print_json, print_table
+from aztask.operate.cli.target import open_app
 from aztask.spark.cli.session import SessionOptions, events_options, open_session
 from aztask.support.display import plural, visible
 
@@ -39,11 +41,24 @@ COLUMNS = {
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Also write a page with charts to this file. The page loads nothing else.",
 )
+@click.option(
+    "--store",
+    is_flag=True,
+    help="Name runs that the app's result store knows and the events lack, as unaccounted.",
+)
+@click.option(
+    "--store-runs",
+    type=click.IntRange(1),
+    default=100_000,
+    help="With --store: compare so many of the newest runs.",
+)
 @json_option
 def command(
     path: str,
     account_variable: str | None,
     html: Path | None,
+    store: bool,
+    store_runs: int,
     spark_options: SessionOptions,
     as_json: bool,
 ) -> None:
@@ -63,12 +78,16 @@ def command(
         check_installed(REPORT_LIBRARIES)
     with open_session(spark_options, "aztask stats") as spark:
         from aztask.spark import read_events
-        from aztask.spark.report.summary import summarize
+        from aztask.spark.report.summary import remarks, summarize
         from aztask.spark.session import translated_errors
 
         with translated_errors():
             events = read_events(spark, path, account_variable=account_variable)
-            summary = summarize(events, progress=lambda text: click.echo(text, err=True))
+            summary = summarize(
+                events,
+                progress=lambda text: click.echo(text, err=True),
+                unaccounted=partial(_unaccounted, limit=store_runs) if store else None,
+            )
             events.close()
     if html is not None:
         from aztask.spark.report.page import render
@@ -79,6 +98,20 @@ def command(
         print_json(summary.as_dict())
     else:
         _print(summary.as_dict())
+        for text in remarks(summary, lambda value: f"{_rounded(value)} s"):
+            click.echo(visible(text))
+
+
+def _unaccounted(events: Any, limit: int) -> list[dict[str, Any]]:
+    """By task, the runs that the app's result store knows and the log lacks, and an example."""
+    from aztask.spark.events.unaccounted import unaccounted_by_task
+
+    with open_app(reads=True) as app:
+        if app.results is None:
+            raise ConfigurationError(
+                "--store compares with the result store: name it with -A or AZTASK_RESULTS"
+            )
+        return unaccounted_by_task(events, app.results, limit=limit)
 
 
 def _write(path: Path, text: str) -> None:

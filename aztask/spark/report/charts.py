@@ -234,7 +234,8 @@ def outcomes_over_time(rows: Sequence[Row], step: int) -> Chart:
 def durations_over_time(title: str, rows: Sequence[Row], step: int, column: str) -> Chart:
     """Median and 99th percentile over time, on a logarithmic scale.
 
-    column: ``wait`` or ``run``, whose values are (median, 99th percentile) in seconds, or None.
+    column: ``wait`` or ``run``, whose values are (median, 99th percentile) in seconds, or None. One
+    of them is None where runs that were cut off do not tell it: the line has no point there.
     """
     height, left, bottom, top = 220, 64, 28, 12
     begin, steps = _time_range(rows, step)
@@ -250,11 +251,22 @@ def durations_over_time(title: str, rows: Sequence[Row], step: int, column: str)
         (left + ((row["at"] - begin) / step + 0.5) * step_width, row) for row in rows if row[column]
     ]
     for index, style in ((1, "line99"), (0, "line50")):
-        marks.append(Path([(x, scale.at(row[column][index])) for x, row in points], style))
+        known = [(x, row[column][index]) for x, row in points if row[column][index] is not None]
+        marks.append(Path([(x, scale.at(value)) for x, value in known], style))
     for x, row in points:
         median, high = row[column]
-        tip = f"{moment(row['at'])}: median {seconds(median)}, 99th percentile {seconds(high)}"
-        marks.append(Circle(x, scale.at(high), 3, "dot99", tip))
+        cut, longest = row.get("run_cut_off", 0) if column == "run" else 0, row.get("run_longest")
+        texts = [
+            f"> {seconds(longest)}"
+            if value is None and cut
+            else f"{'~' * bool(cut)}{seconds(value)}"
+            for value in (median, high)
+        ]
+        tip = f"{moment(row['at'])}: median {texts[0]}, 99th percentile {texts[1]}"
+        tip += f", {count(cut)} cut off" if cut else ""
+        marks.append(
+            Circle(x, scale.at(high if high is not None else longest or 0), 3, "dot99", tip)
+        )
     marks += _time_axis(begin, step, steps, left, height - bottom, width=HALF_WIDTH)
     return Chart(f"{column}_over_time", title, HALF_WIDTH, height, marks)
 
@@ -280,10 +292,14 @@ def spreads(title: str, rows: Sequence[Row], key: str, measure: str) -> Chart:
 
 def _spread(row: Row, y: float, key: str, measure: str, scale: LogScale) -> MarkGroup:
     durations = [row[f"{measure}_{part}"] for part in ("p50", "p90", "p99", "max")]
-    median, p90, p99, longest = (scale.at(value) for value in durations)
+    # What runs that were cut off do not tell lies beyond the longest one that is known.
+    known = [durations[-1] if value is None else value for value in durations]
+    median, p90, p99, longest = (scale.at(value) for value in known)
     names = ("median", "90th percentile", "99th", "longest")
-    figures = zip(names, durations, strict=True)
-    tip = ", ".join(f"{name} {seconds(value)}" for name, value in figures)
+    texts = [
+        f"> {seconds(durations[-1])}" if value is None else seconds(value) for value in durations
+    ]
+    tip = ", ".join(f"{name} {text}" for name, text in zip(names, texts, strict=True))
     return MarkGroup(
         f"{clean(row[key])}: {tip}",
         [
@@ -292,7 +308,7 @@ def _spread(row: Row, y: float, key: str, measure: str, scale: LogScale) -> Mark
             Rect(median, y + 2, max(2.0, p90 - median), 16, "p90", radius=3),
             Rect(p90, y + 5, max(1.0, p99 - p90), 10, "p99", radius=2),
             Circle(longest, y + 10, 3, "dot99"),
-            Label(WIDTH, y + 14, seconds(row[f"{measure}_p99"]), "axis end"),
+            Label(WIDTH, y + 14, texts[2], "axis end"),
         ],
     )
 
@@ -391,6 +407,7 @@ def _by_hour(
         x = left + (row["hour"] - begin) / 3600 * cell
         y = queues.index(row["queue"]) * (ROW_HEIGHT - 4)
         tip = f"{row['queue']}, {moment(row['hour'])}: {count(number)} {unit}"
+        tip += f", {count(row['run_cut_off'])} cut off" if row.get("run_cut_off") else ""
         # The square root keeps quiet hours visible beside busy ones.
         depth = 0.12 + 0.88 * math.sqrt(number / most) if number else 0.05
         size = max(1.0, cell - 1), 24

@@ -30,7 +30,7 @@ from aztask.spark.report.charts import (
     seconds,
     share,
 )
-from aztask.spark.report.summary import Summary, shown_run
+from aztask.spark.report.summary import Summary, remarks, shown_run
 from aztask.version import __version__
 
 MAX_CHART_ROWS: Final = 20
@@ -95,6 +95,7 @@ def render(summary: Summary, *, made_at: float | None = None) -> str:
             troubled=_troubled(summary),
             errors=_errors(summary),
             workers=_workers(summary),
+            remarks=remarks(summary, seconds),
             tasks=_numbers("task", summary.tasks),
             queues=_numbers("queue", summary.queues),
         )
