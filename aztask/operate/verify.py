@@ -369,6 +369,7 @@ UNTRIED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("deployments, expressions, ids of roles, scale rules", BY_HAND),
     ),
     "how-to/spark/events.md": (("other file systems than file and viewfs", BY_HAND),),
+    "how-to/spark/orchestrate.md": (("the job for Databricks", BY_HAND),),
     "how-to/spark/run-on-a-cluster.md": (
         ("sections that are marked", BY_HAND),
         ("Spark before 4.3", BY_HAND),
@@ -376,6 +377,7 @@ UNTRIED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Azure Synapse", BY_HAND),
         ("Microsoft Fabric", BY_HAND),
     ),
+    "how-to/spark/tables.md": (("Spark's format delta", BY_HAND),),
     "platforms.md": (("real machines with macOS and Windows", BY_HAND),),
     "reference/cli.md": (("the files of aztask azure init", BY_HAND),),
     "reference/versions.md": (
