@@ -155,9 +155,11 @@ def fill_rows(app: App, count: int, now: float, port: int) -> None:
     )
     owner = app.owner.broker
     rows: Queue[bytes | None] = Queue(1000)
+    refusals: list[str] = []
 
     def write() -> None:
-        connection, expected = http.client.HTTPConnection("127.0.0.1", port), (204,)
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        expected: tuple[int, ...] = (204,)
         while (row := rows.get()) is not None:
             while True:
                 try:
@@ -171,8 +173,7 @@ def fill_rows(app: App, count: int, now: float, port: int) -> None:
                     connection.close()
                     expected = (204, 409)
             if answer.status not in expected:
-                print(f"Azurite refused a row: {answer.status} {text!r}", file=sys.stderr)
-                os._exit(1)  # from a thread
+                refusals.append(f"{answer.status} {text!r}")
 
     threads = [threading.Thread(target=write, daemon=True) for _ in range(WRITERS)]
     for each in threads:
@@ -186,6 +187,8 @@ def fill_rows(app: App, count: int, now: float, port: int) -> None:
         rows.put(None)
     for each in threads:
         each.join()
+    if refusals:
+        sys.exit(f"Azurite refused {len(refusals)} rows: {refusals[0]}")
 
 
 def as_json(entity: Mapping[str, object]) -> bytes:
