@@ -11,9 +11,10 @@ Rules
    was taken in the second before. All programs do so, and share what there is without a word.
 3. After a minute without a refusal, nothing is limited.
 4. Requests on which a lease depends go first: they wait for each other, and never for a send or a
-   poll; nothing waits longer than a few seconds. A pause that the service asks for holds for all
-   others: a lease that ends during it is worse than one more refusal.
-5. Each queue, table and container is a resource of its own: the services limit each of them, too.
+   poll, nor for a pause that the service asks for.
+5. Nothing waits longer than `LONGEST_WAIT`. Then it is sent, and the service decides: a caller who
+   has to wait for longer learns that from the refusal.
+6. Each queue, table and container is a resource of its own: the services limit each of them, too.
    Where the account is the limit, each of its resources learns that by itself.
 """
 
@@ -42,13 +43,8 @@ FIRST_SECONDS: Final = 0.5
 """How long requests are counted, and how long after the first refusal."""
 
 LEAST_RATE: Final = 1.0
-LONGEST_LEASED_WAIT: Final = 2.0
-LONGEST_WAIT: Final = 5.0
-"""Seconds that requests wait on which a lease depends, and others; then they are sent all the same,
-and the service decides."""
-
-LONGEST_PAUSE: Final = 30.0
-"""Seconds of a pause that the service asks for; a longer one is cut."""
+LONGEST_WAIT: Final = 2.0
+"""Seconds: as long as a sender waits before it is told to send again."""
 
 SAID_SECONDS: Final = 60.0
 BUSY: Final = frozenset({429, 503})
@@ -72,11 +68,6 @@ class RequestPace:
         self._next = now
         self._next_leased = now
 
-    @property
-    def most(self) -> float | None:
-        """The rate at which it was refused, a second; None before it is known."""
-        return self._most
-
     def rate(self, now: float) -> float | None:
         """How many requests a second it sends now; None for as many as there are."""
         if self._most is None:
@@ -88,16 +79,15 @@ class RequestPace:
         """Take the next place in the row; how many seconds it is ahead."""
         self._count(now)
         rate = self.rate(now)
-        at = max(now, self._paused_until)
+        at = now if leased else max(now, self._paused_until)
         if rate is not None:
             saved = now - SAVED_SECONDS
             self._next = max(self._next, saved) + 1.0 / rate
             if leased:
                 self._next_leased = max(self._next_leased, saved) + 1.0 / rate
             at = max(at, (self._next_leased if leased else self._next) - 1.0 / rate)
-        longest = LONGEST_LEASED_WAIT if leased else max(LONGEST_WAIT, self._paused_until - now)
-        if at - now > longest:  # it goes then, so those behind it wait for that at most
-            at = now + longest
+        if at - now > LONGEST_WAIT:  # it goes then, so those behind it wait for that at most
+            at = now + LONGEST_WAIT
             self._next = min(self._next, at)
             self._next_leased = min(self._next_leased, at)
         return at - now
@@ -112,7 +102,7 @@ class RequestPace:
         if not refused:
             return False
         self.refused_at = now
-        self._paused_until = max(self._paused_until, now + min(pause, LONGEST_PAUSE))
+        self._paused_until = max(self._paused_until, now + pause)
         if self._most is None or now - self._since < COUNTED_SECONDS:
             return False  # it is counted, or was on its way when the rate was lowered
         self._lower(now)
@@ -162,15 +152,18 @@ class Paces:
         leased = bool(self._leased) and self._leased in url and method in ("PUT", "DELETE")
         resource = resource_of(url)
         with self._lock:
-            pace = self._paces.get(resource)
-            if pace is None:
-                return 0.0
             now = monotonic()
+            self._forget(now)
+            pace = self._paces.get(resource)
+            return 0.0 if pace is None else pace.wait(now, leased=leased)
+
+    def _forget(self, now: float) -> None:
+        """Limit no longer what has refused nothing for long, whether it is asked again or not."""
+        for resource, pace in list(self._paces.items()):
             if now - pace.refused_at > FORGOTTEN_SECONDS:
                 del self._paces[resource]
+                self._said_at.pop(resource, None)
                 logger.info("%s takes all requests again", visible(resource))
-                return 0.0
-            return pace.wait(now, leased=leased)
 
     def wait(self, method: str, url: str) -> None:
         """Wait until a request may be sent."""

@@ -9,13 +9,11 @@ from itertools import count
 
 import pytest
 
-from aztask.azure import pace as pace_module
 from aztask.azure.pace import (
     BACKED_OFF,
     FIRST_SECONDS,
     FORGOTTEN_SECONDS,
     LEAST_RATE,
-    LONGEST_LEASED_WAIT,
     LONGEST_WAIT,
     RECOVERY_SECONDS,
     Paces,
@@ -119,15 +117,22 @@ def test_what_holds_a_lease_goes_first():
     assert waits[-1] > 1.5
     assert made.wait(1.0, leased=True) == 0.0
     leased = [made.wait(1.0, leased=True) for _ in range(200)]
-    assert max(leased) <= LONGEST_LEASED_WAIT
+    assert max(leased) <= LONGEST_WAIT
     assert max(made.wait(1.0, leased=False) for _ in range(500)) <= LONGEST_WAIT
 
 
 def test_a_pause_that_the_service_asks_for_holds_for_all_but_leases():
     made = known(10)
-    made.answered(2.5, refused=True, pause=7.0)
-    assert made.wait(2.5, leased=False) >= 7.0
-    assert made.wait(2.5, leased=True) <= LONGEST_LEASED_WAIT
+    made.answered(2.5, refused=True, pause=1.5)
+    assert made.wait(2.5, leased=False) >= 1.5
+    assert made.wait(2.5, leased=True) == 0.0
+
+
+def test_who_would_have_to_wait_for_long_learns_it_from_the_service():
+    """A sender raises then what the service says, with its pause."""
+    made = known(10)
+    made.answered(2.5, refused=True, pause=3600.0)
+    assert made.wait(2.5, leased=False) == LONGEST_WAIT
 
 
 def test_nothing_waits_before_a_refusal_and_long_after_it(time, caplog):
@@ -169,8 +174,8 @@ def test_it_says_once_a_minute_that_a_resource_is_limited(time, caplog):
 
 def test_resources_are_limited_one_by_one(time):
     paces = Paces()
-    paces.answered(URL, 503, "20")
-    assert paces.ahead("POST", URL) == pytest.approx(20.0)
+    paces.answered(URL, 503, "1")
+    assert paces.ahead("POST", URL) == pytest.approx(1.0)
     assert paces.ahead("POST", URL.replace("orders", "mail")) == 0.0
     assert Paces().ahead("POST", URL) == 0.0
 
@@ -182,10 +187,18 @@ def test_a_pause_that_is_no_number_is_none(time, text):
     assert paces.ahead("GET", URL) == 0.0
 
 
-def test_a_long_pause_is_cut(time):
+def test_what_is_not_asked_again_is_forgotten_too(time):
+    other = URL.replace("orders", "mail")
     paces = Paces()
-    paces.answered(URL, 503, "86400")
-    assert paces.ahead("GET", URL) == pace_module.LONGEST_PAUSE
+    paces.answered(URL, 503, None)
+    time.sleep(FORGOTTEN_SECONDS / 2)
+    paces.answered(other, 503, None)
+    time.sleep(FORGOTTEN_SECONDS / 2 + 1)
+    paces.wait("POST", other)
+    assert list(paces._paces) == [resource_of(other)]
+    time.sleep(FORGOTTEN_SECONDS + 1)
+    paces.wait("POST", other)
+    assert not paces
 
 
 @pytest.mark.parametrize(
