@@ -176,39 +176,40 @@ class Boxes:
             return False
         headers = {**envelope.headers, EXCHANGE: exchange, ROUTING_KEY: key}
         copy = replace(envelope, headers=headers)
-        try:
-            return self.mailboxes.publish(exchange, key, copy, recent=recent)
-        finally:
-            if exchange.endswith(CONTROL) and self.lead() > 0.0:
-                self._hold_tasks()
+        return self.mailboxes.publish(exchange, key, copy, recent=recent)
 
     def lead(self) -> float:
         """Seconds for which a task is hidden that is sent now, so that what was revoked just
         before comes first."""
-        if not _HELD_UNTIL or not isinstance(self._broker, Identified):
+        now = monotonic()
+        if max(tuple(_HELD_UNTIL.values()), default=0.0) <= now:  # nearly always
             return 0.0
-        return max(0.0, _HELD_UNTIL.get(self._broker.identity, 0.0) - monotonic())
+        if not isinstance(self._broker, Identified):
+            return 0.0
+        return max(0.0, _HELD_UNTIL.get(self._broker.identity, 0.0) - now)
 
-    def _hold_tasks(self) -> None:
-        if (lag := self.mailboxes.lag) and isinstance(self._broker, Identified):
+    def hold_tasks(self) -> None:
+        """Hide the tasks that this program sends, for as long as what it has revoked may take."""
+        if isinstance(self._broker, Identified) and (lag := self.mailboxes.lag):
             _HELD_UNTIL[self._broker.identity] = monotonic() + lag
 
-    def keep_revoked(self, exchange: str, message: Mapping[str, Any]) -> None:
-        """If the message revokes tasks, keep that for workers that start later.
+    def keep_revoked(self, exchange: str, message: Mapping[str, Any]) -> bool:
+        """If the message revokes tasks, keep that for workers that start later; whether it does.
 
         It comes before the message is published, so a worker that starts in between is told.
         """
         if not self._enabled or not exchange.endswith(CONTROL):
-            return
+            return False
         notes = revoked_by(message)
         if notes and isinstance(self._broker, Broadcaster):
-            self._hold_tasks()
             try:
                 self.mailboxes.keep(exchange, notes)
             except BrokerUnavailable:
                 raise
             except AztaskError as error:
                 logger.warning("only workers that run now are told what is revoked: %s", error)
+            return True
+        return False
 
     def revoked(self, queue: str) -> list[dict[str, Any]]:
         """For a Celery worker's mailbox for commands: the commands that revoke what was kept."""

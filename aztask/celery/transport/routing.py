@@ -158,8 +158,7 @@ class RoutingChannel(virtual.Channel):
         for queue in queues:
             self._send(queue, envelope)
         kind = self.typeof(exchange).type
-        if kind == "fanout":
-            self.link.boxes.keep_revoked(exchange, message)
+        revokes = kind == "fanout" and self.link.boxes.keep_revoked(exchange, message)
         direct = kind == "direct"
         is_task = "task" in message["headers"]
         # Whether a mailbox got it is not known on every service, so no task is left to that.
@@ -170,6 +169,8 @@ class RoutingChannel(virtual.Channel):
             envelope,
         ):
             reached = True
+        if revokes:  # from now on: other threads may have sent tasks before
+            self.link.boxes.hold_tasks()
         if not reached and self.deadletter_queue:
             self._send(self.deadletter_queue, envelope)
         elif not reached and (is_task or mandatory or direct):
