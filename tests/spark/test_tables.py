@@ -1,4 +1,4 @@
-"""Delta tables of events: nothing twice, nothing lost, whoever dies or writes at the same time."""
+"""Delta tables of events: no event is lost or there twice, despite kills and other writers."""
 
 import json
 import os
@@ -220,11 +220,11 @@ def test_a_writer_gives_up_when_it_is_always_refused(tables, monkeypatch):
     commit(tables, EVENTS, [Unit("a", 1, ())])
 
     def refused(*_):
-        raise deltalog.CommitFailedError("somebody else")
+        raise deltalog.CommitFailedError("another writer")
 
     monkeypatch.setattr(deltalog, "_write", refused)
     monkeypatch.setattr(deltalog, "ATTEMPTS", 3)
-    with pytest.raises(BrokerUnavailable, match=r"the table 'events' of .*: somebody else"):
+    with pytest.raises(BrokerUnavailable, match=r"the table 'events' of .*: another writer"):
         commit(tables, EVENTS, [Unit("b", 1, ())])
 
 

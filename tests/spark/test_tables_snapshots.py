@@ -1,10 +1,9 @@
-"""Results and dead letters as Delta tables: the last snapshot counts, whoever wrote last."""
+"""Results and dead letters as Delta tables: of several snapshots the one begun last counts."""
 
 import json
 import random
 import subprocess
 import sys
-import time
 
 import pytest
 from azurite import KEY
@@ -30,6 +29,7 @@ from aztask.spark import (
 from aztask.spark.deadletters import dead_letters, groups
 from aztask.spark.tables import tables as tables_module
 from aztask.spark.tables.tables import DEAD_LETTERS, KINDS, RESULTS
+from aztask.support.clock import wall
 
 TARGET = Target(app="spark_shop:app")
 
@@ -88,13 +88,13 @@ def test_an_earlier_snapshot_that_comes_late_is_dropped(spark, tables, monkeypat
     """Its rows were looked up before those that are there."""
     early = spark.createDataFrame([(1,)], "number INT")
     late = spark.createDataFrame([(1,), (2,)], "number INT")
-    begun = time.time_ns()
+    begun = wall()
 
     def found(frame):
         return results(spark, "s", frame=frame, key="number", target=TARGET)
 
     assert store_results(found(late), tables, "s").files == 1
-    monkeypatch.setattr(tables_module.time, "time_ns", lambda: begun)
+    monkeypatch.setattr(tables_module, "wall", lambda: begun)
     report = store_results(found(early), tables, "s")
     assert (report.files, report.there, report.rows) == (0, 1, 0)
     assert sorted(row["key"] for row in rows_of(spark, tables, "results")) == ["1", "2"]

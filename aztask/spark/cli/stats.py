@@ -86,6 +86,7 @@ def command(
             summary = summarize(
                 events,
                 progress=lambda text: click.echo(text, err=True),
+                details=html is not None or as_json,
                 unaccounted=partial(_unaccounted, limit=store_runs) if store else None,
             )
             events.close()

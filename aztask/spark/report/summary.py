@@ -71,12 +71,13 @@ def summarize(
     events: Events,
     *,
     progress: Callable[[str], None] = lambda text: None,
+    details: bool = True,
     unaccounted: Callable[[DataFrame], list[Row]] | None = None,
 ) -> Summary:
     """Run the statistics over the events of a place. Runs a handful of Spark jobs.
 
-    progress: called with a line of text before each step. unaccounted: what compares the events
-    with a result store.
+    progress: called with a line of text before each step. details: also signatures and workers,
+    which read the events twice more. unaccounted: what compares the events with a result store.
     """
     progress(f"checking for duplicates in {events.files:,} files ({events.bytes / 1e6:,.0f} MB)")
     counts = events.counts.as_dict()
@@ -87,7 +88,7 @@ def summarize(
         lengths = run_lengths(events.events, summary.step_seconds)
         _add_lengths(summary, lengths.rows)
         summary.run_classes.extend(map(asdict, lengths.classes))
-        if summary.total:
+        if details and summary.total:
             progress("errors and workers")
             summary.signatures.extend(signatures(events.events))
             summary.workers.extend(workers(events.events))

@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -101,29 +101,38 @@ def workers(events: DataFrame) -> list[dict[str, Any]]:
     longest that ended with a lost lease, in seconds; null without one), untold (tasks that it
     started and of whose end it told nothing), run_p50, first and last (seconds since 1970).
     """
-    own = Window.partitionBy("worker").orderBy("ts")
-    told = events.where(F.col("worker") != "").select(
-        "worker",
-        "ts",
-        "event",
-        "duration_seconds",
-        F.lag("ts").over(own).alias("before"),
-    )
+    told = events.where(F.col("worker") != "")
     ended = (*RAN, "cancelled", "expired", *LOST)
-    silence = F.when(F.col("event").isin(*LOST), F.col("ts") - F.col("before"))
     rows = told.groupBy("worker").agg(
         _count(*RAN).alias("runs"),
         _count("failed").alias("failed"),
         _count("resubmitted").alias("retried"),
         _count(*LOST).alias("lost"),
-        F.max(silence).alias("silence"),
         F.greatest(F.lit(0), _count("started") - _count(*ended)).alias("untold"),
         F.percentile_approx("duration_seconds", 0.5, 10_000).alias("run_p50"),
         F.min("ts").alias("first"),
         F.max("ts").alias("last"),
     )
     trouble = (F.desc("lost"), F.desc("untold"), F.desc("failed"), F.desc("retried"), "worker")
-    return plain(rows.orderBy(*trouble).limit(MOST_WORKERS))
+    found = plain(rows.orderBy(*trouble).limit(MOST_WORKERS))
+    silent = _silences(told, [row["worker"] for row in found if row["lost"]])
+    return [{**row, "silence": silent.get(row["worker"])} for row in found]
+
+
+def _silences(events: DataFrame, names: Sequence[str]) -> dict[str, float]:
+    """The longest silence of each of these workers that ended with a lost lease.
+
+    Only their events are sorted: a log of many workers has few that lost any.
+    """
+    if not names:
+        return {}
+    own = Window.partitionBy("worker").orderBy("ts")
+    before = F.lag("ts").over(own)
+    gaps = events.where(F.col("worker").isin(list(names))).select(
+        "worker", "event", (F.col("ts") - before).alias("gap")
+    )
+    lost = gaps.where(F.col("event").isin(*LOST)).groupBy("worker").agg(F.max("gap").alias("gap"))
+    return {row["worker"]: row["gap"] for row in lost.collect()}
 
 
 def _count(*kinds: str) -> Column:

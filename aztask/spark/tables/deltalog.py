@@ -16,8 +16,6 @@ Rules
 from __future__ import annotations
 
 import json
-import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +32,8 @@ from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.spark.events.files import Directory
 from aztask.spark.events.places import EventPlace
 from aztask.spark.tables.tablefiles import TableKind, WrittenFile
+from aztask.support import chance
+from aztask.support.clock import sleep, wall
 from aztask.support.display import mask, one_line, safe_str
 from aztask.support.private import make_directory, refuse_exposed
 
@@ -134,7 +134,7 @@ def _repeated(
             return once()
         except CommitFailedError as error:
             refused = error
-            time.sleep(random.uniform(0.0, min(1.0, 0.01 * 2**attempt)))  # noqa: S311
+            sleep(chance.share() * min(1.0, 0.01 * 2**attempt))
         except DeltaError as error:
             raise _unavailable(tables, name, error) from error
     raise _unavailable(tables, name, refused)
@@ -198,7 +198,7 @@ def _action(kind: TableKind, file: WrittenFile) -> AddAction:
     if file.path is None or file.stats is None:
         raise ValueError(f"{file} names no file")
     values: Mapping[str, str | None] = {kind.partition: file.value}
-    now = int(time.time() * 1000)
+    now = int(wall() * 1000)
     return AddAction(file.path, file.size, values, now, True, file.stats)
 
 

@@ -14,7 +14,6 @@ Rules
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -47,6 +46,7 @@ from aztask.spark.tables.tablefiles import (
     WriteRows,
     WrittenFile,
 )
+from aztask.support.clock import wall
 from aztask.support.failpoint import hit
 
 RESULTS: Final = TableKind(
@@ -228,7 +228,7 @@ def _replace(
 
     The version of a snapshot is when it was begun, by the clock of this machine.
     """
-    taken = time.time_ns() // 1000
+    taken = int(wall() * 1_000_000)
     made = {"taken_at": F.timestamp_micros(F.lit(taken)), **made}
     rows = frame.select(*(made.get(name, F.col(name)).alias(name) for name in kind.schema.names))
     written = _collected(rows.mapInArrow(WriteRows(tables, kind), WRITTEN_DDL))
