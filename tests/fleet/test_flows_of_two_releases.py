@@ -8,11 +8,6 @@ flow must not run there from its first line. FLEET_SEED=... draws other kills.
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -20,7 +15,7 @@ from pathlib import Path
 
 import azurite
 import pytest
-from fleetprocesses import HERE, seed_of_run
+from fleetprocesses import Releases
 from previous import BEFORE_STORED, ROOT, MissingRelease, previous_release
 
 from aztask import App
@@ -34,42 +29,16 @@ MIXED_SECONDS = 40.0
 PATIENCE = 300.0
 
 
-class Mixed:
+class Mixed(Releases):
     """Workers of both releases in one folder."""
 
-    def __init__(self, folder: Path, results: str, former: Path, draw: random.Random) -> None:
-        self.folder = folder
-        self.draw = draw
-        self.packages = {"former": former, "this": ROOT}
-        self.variables = {
-            "PLACE": str(folder),
-            "FLEET_BROKER": f"local://{folder}/queues.db",
-            "FLEET_RESULTS": results,
-        }
-        self.workers: list[tuple[str, subprocess.Popen[bytes]]] = []
-
-    def start(self, kind: str) -> None:
-        package = self.packages[kind]
-        path = os.pathsep.join([str(HERE), str(package)])
-        release = {"PYTHONPATH": path, "FLEET_PACKAGE": str(package / "aztask"), "KIND": kind}
-        with (self.folder / f"{kind}.log").open("ab") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "aztask", "worker", "-A", "flow_app:app", "-c", "2"],
-                cwd=self.folder,
-                env={**os.environ, **self.variables, **release},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.workers.append((kind, worker))
+    def __init__(self, folder: Path, results: str, former: Path) -> None:
+        places = {"FLEET_BROKER": f"local://{folder}/queues.db", "FLEET_RESULTS": results}
+        super().__init__(folder, "flow_app:app", {"former": former, "this": ROOT}, places)
 
     def kill_one(self) -> None:
         """Kill a worker with all its processes; another of its release takes its place."""
-        kind, worker = self.workers.pop(self.draw.randrange(len(self.workers)))
-        assert worker.poll() is None, f"a worker has ended: {self.folder}/{kind}.log"
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait(10)
-        self.start(kind)
+        self.start(self.killed())
 
     def end(self, kind: str) -> None:
         """Stop the workers of a release, as a deploy does."""
@@ -80,15 +49,6 @@ class Mixed:
         for _, worker in ending:
             worker.wait(60)
 
-    def close(self) -> None:
-        for _, worker in self.workers:
-            os.killpg(worker.pid, signal.SIGKILL)
-            worker.wait(10)
-
-    def notes(self) -> list[list[str]]:
-        file = self.folder / "notes"
-        return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-
 
 @pytest.fixture(params=["local", "tables"])
 def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mixed]:
@@ -96,14 +56,13 @@ def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mixed]:
         former = previous_release(tmp_path / "former", BEFORE_STORED)
     except MissingRelease as error:
         pytest.fail(str(error), pytrace=False)
-    draw = random.Random(seed_of_run())
     if request.param == "local":
-        made = Mixed(tmp_path, f"local://{tmp_path}/results.db", former, draw)
+        made = Mixed(tmp_path, f"local://{tmp_path}/results.db", former)
         yield made
         made.close()
         return
     with azurite.storing(tmp_path / "azurite") as services:
-        made = Mixed(tmp_path, azurite.account_of(*services), former, draw)
+        made = Mixed(tmp_path, azurite.account_of(*services), former)
         yield made
         made.close()
 

@@ -8,9 +8,6 @@ FLEET_BEFORE=... names another tag or revision.
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +19,7 @@ from typing import Any
 import azurite
 import emulatorprocess
 import pytest
-from fleetprocesses import HERE, seed_of_run
+from fleetprocesses import Releases
 from previous import ROOT, STANDS_FOR, MissingRelease, release_before, wheel_of
 
 from aztask import App
@@ -110,25 +107,14 @@ def test_a_release_that_a_clone_does_not_have_says_what_to_do(tmp_path: Path) ->
     assert "\n" not in str(caught.value)
 
 
-class Neighbours:
+class Neighbours(Releases):
     """Processes of both releases in one folder."""
 
     def __init__(self, folder: Path, before: Path, variables: dict[str, str]) -> None:
-        self.folder, self.packages = folder, {"before": before, "this": ROOT}
-        self.variables = {"PLACE": str(folder), "FLEET_LEASE": str(LEASE), **variables}
-        self.draw = random.Random(seed_of_run())
-        self.workers: list[tuple[str, subprocess.Popen[bytes]]] = []
+        packages = {"before": before, "this": ROOT}
+        all_variables = {"FLEET_LEASE": str(LEASE), **variables}
+        super().__init__(folder, "neighbours_app:app", packages, all_variables)
         self.kills: Counter[str] = Counter()
-
-    def environment(self, release: str) -> dict[str, str]:
-        package = self.packages[release]
-        return {
-            **os.environ,
-            **self.variables,
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(package)]),
-            "FLEET_PACKAGE": str(package / "aztask"),
-            "KIND": release,
-        }
 
     def python(self, release: str, code: str, *arguments: str) -> str:
         done = subprocess.run(
@@ -143,37 +129,12 @@ class Neighbours:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def start(self, release: str) -> None:
-        with (self.folder / f"{release}.log").open("ab") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "aztask", "worker", "-A", "neighbours_app:app", "-c", "2"],
-                cwd=self.folder,
-                env=self.environment(release),
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.workers.append((release, worker))
-
     def kill_one(self) -> None:
         """Kill a worker with all its processes; one of either release takes its place."""
-        release, worker = self.workers.pop(self.draw.randrange(len(self.workers)))
-        assert worker.poll() is None, (self.folder / f"{release}.log").read_text()[-2000:]
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait(10)
-        self.kills[release] += 1
+        self.kills[self.killed()] += 1
         left = {each for each, _ in self.workers}
         # a release without a worker gets the next one, so that both are there all the time
         self.start((set(RELEASES) - left or {self.draw.choice(RELEASES)}).pop())
-
-    def close(self) -> None:
-        for _, worker in self.workers:
-            os.killpg(worker.pid, signal.SIGKILL)
-            worker.wait(10)
-
-    def notes(self) -> list[list[str]]:
-        file = self.folder / "notes"
-        return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
 
 
 @pytest.fixture(params=["local", "servicebus and tables"])
