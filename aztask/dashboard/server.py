@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from ipaddress import ip_address
@@ -449,7 +449,8 @@ def serve(dashboard: Dashboard, listening: Listening) -> None:
     priority of others, so that it takes no time from workers on the same machine.
     """
     if sys.platform != "win32":
-        os.nice(NICENESS)
+        with suppress(OSError):  # a sandbox may not allow it
+            os.nice(NICENESS)
     where: dict[str, Any] = {"host": listening.host, "port": listening.port}
     if listening.socket is not None:
         where = {"uds": str(listening.socket)}

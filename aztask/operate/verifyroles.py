@@ -162,11 +162,14 @@ def _broker_of(given: str, place: Address) -> Broker:
         address = parse_broker(given)
         if type(address) is not type(place):
             raise ConfigurationError("the role's connection string is of another kind of service")
+    made: Broker
     if isinstance(address, ServiceBusAddress):
-        made = late_module("queues.servicebus.broker", "servicebus").ServiceBusBroker
-        return made(address, credential=credential, admin=_administration(address))  # type: ignore[no-any-return]
-    made = late_module("queues.storagequeue.broker", "storagequeue").StorageQueueBroker
-    return made(address, credential=credential)  # type: ignore[no-any-return]
+        bus = late_module("queues.servicebus.broker", "servicebus").ServiceBusBroker
+        made = bus(address, credential=credential, admin=_administration(address))
+    else:
+        storage = late_module("queues.storagequeue.broker", "storagequeue").StorageQueueBroker
+        made = storage(address, credential=credential)
+    return made
 
 
 def _administration(address: ServiceBusAddress) -> str | None:

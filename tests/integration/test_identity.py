@@ -218,7 +218,7 @@ def test_clocks_that_differ_are_named(
 def test_verify_tries_a_role_with_an_identity_of_its_own(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Azurite knows no roles: whoever has a token may do everything, and that is what is seen."""
+    """Azurite has no roles: with any token everything is allowed, and the check says so."""
     monkeypatch.setenv("AZURE_AUTHORITY_HOST", cloud.identity.authority)
     monkeypatch.setenv(VARIABLES["worker"], f"entra:{TENANT}/{CLIENT}/{SECRET}")
     use(monkeypatch, cloud.ways(tmp_path)["app-service"])

@@ -26,7 +26,7 @@ URL = "https://shop.queue.core.windows.net/orders/messages"
 
 
 class Time:
-    """Seconds that pass when somebody sleeps."""
+    """A clock on which only sleeping takes time."""
 
     def __init__(self):
         self.now = 1000.0
