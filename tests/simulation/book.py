@@ -510,7 +510,7 @@ class Book:
 
     def _end(self, key: Key, run: Run, outcome: Outcome) -> None:
         self.counts["runs ended"] += 1
-        if outcome.parked:
+        if outcome.parked or outcome.renewed:
             self._world.flows.rests(key)
         if outcome.again:
             run.again += 1

@@ -39,7 +39,7 @@ from aztask.errors import (
     WaitTimeout,
 )
 from aztask.retry import RetryPolicy
-from aztask.steps.suspension import STEP_ORDER, OrderChanged, Parked, Renewal, StepsUnavailable
+from aztask.steps.suspension import STEP_ORDER, OrderChanged, Parked, StepsUnavailable
 from aztask.stores.records.base import Outcome, State
 from aztask.worker.pipeline.redelivery import UNKNOWN_TASK
 
@@ -136,10 +136,6 @@ class Flows:
                 (message.id, 0, -1),
             )
 
-    def left(self, key: Key) -> None:
-        """A run has ended in a wait, or to continue with other arguments."""
-        self._left[key[0]] = max(key, self._left.get(key[0], key))
-
     def met(self, task_id: str, why: str) -> None:
         """A worker has met what it cannot run, and another one can."""
         self._world.book.counts[f"put off: {why}"] += 1
@@ -213,16 +209,16 @@ class Flows:
         """A run ends here, because it waits for so many seconds."""
         self._world.book.counts["parked runs"] += 1
         key: Key = context.message.key
-        self._parks.add(key)
-        self.left(key)
         if seconds >= CLOCKS + self._world.course.clocks_apart:
             self._waiting[key] = place
 
     def rests(self, key: Key) -> None:
-        """It is recorded that a run waits.
+        """It is recorded that a run waits, or continues with other arguments.
 
-        Where the store is away as the run ends, it is put off instead, and parks in its next hop.
+        Where the store is away as the run ends, it is put off instead, and does so in its next hop.
         """
+        self._parks.add(key)
+        self._left[key[0]] = max(key, self._left.get(key[0], key))
         place = self._waiting.get(key)
         if place is None:
             return
@@ -307,9 +303,6 @@ def register(app: App, actor: Actor, retry: RetryPolicy) -> None:
                 _Letter(context, flows, place, actor.version).do(letter, kid)
                 if letter == "n":
                     context.continue_with(plan[number + 1 :], epoch + 1)
-        except Renewal:
-            flows.left(context.message.key)
-            raise
         except OrderChanged:
             flows.met(context.task_id, STEP_ORDER)
             raise

@@ -179,6 +179,7 @@ def rest_in_a_slot(flows: Flows) -> None:
     slot = SimpleNamespace(message=context.message)
     worker = SimpleNamespace(name="w", frozen_until=0.0, parked=None, running=lambda: [slot])
     flows.parked(context, ONE, 100.0)
+    flows.rests(context.message.key)
     flows.settled(context.message.key)
     flows.check_resting([worker])  # type: ignore[list-item]
 
