@@ -1,4 +1,4 @@
-"""How many requests a second one queue, table or container takes, learned from its refusals.
+"""How many requests a second one queue or table takes, learned from its refusals.
 
 A service that gets more than it can take answers "server busy" (503, or 429) until there is less.
 Programs that go on at their own speed are refused most of the time, and pay for each refusal.
@@ -14,7 +14,7 @@ Rules
    poll, nor for a pause that the service asks for.
 5. Nothing waits longer than `LONGEST_WAIT`. Then it is sent, and the service decides: a caller who
    has to wait for longer learns that from the refusal.
-6. Each queue, table and container is a resource of its own: the services limit each of them, too.
+6. Each queue and each table is a resource of its own: the services limit each of them, too.
    Where the account is the limit, each of its resources learns that by itself.
 """
 
@@ -198,7 +198,7 @@ class Paces:
 
 
 def resource_of(url: str) -> str:
-    """The host of a URL and the queue, table or container that it names.
+    """The host of a URL and the queue or table that it names.
 
     Emulators have the account in front of that, in the path.
     """
