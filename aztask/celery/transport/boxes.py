@@ -181,10 +181,10 @@ class Boxes:
     def lead(self) -> float:
         """Seconds for which a task is hidden that is sent now, so that what was revoked just
         before comes first."""
-        now = monotonic()
-        if max(tuple(_HELD_UNTIL.values()), default=0.0) <= now:  # nearly always
+        if not _HELD_UNTIL:  # nearly always
             return 0.0
-        if not isinstance(self._broker, Identified):
+        now = monotonic()
+        if max(tuple(_HELD_UNTIL.values())) <= now or not isinstance(self._broker, Identified):
             return 0.0
         return max(0.0, _HELD_UNTIL.get(self._broker.identity, 0.0) - now)
 
