@@ -148,6 +148,7 @@ def _each(found: Mapping[str, str]) -> str:
     return "; ".join(f"{OURS[name]}: {text}" for name, text in found.items())
 
 
+@pytest.mark.timeout(2 * SECONDS)
 def test_the_table_of_the_documentation_is_what_a_script_sees_beside_redis(
     addresses: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
