@@ -1,4 +1,4 @@
-"""This revision beside the one before the port of rows, on one store, and a rollback.
+"""This revision beside the first whose rows have owners, on one store, and a rollback.
 
 Each reads, changes and deletes what the other one wrote, and neither takes a row that the other one
 has replaced in the meantime for the one that it read.
@@ -16,7 +16,7 @@ from typing import Any
 
 import azurite
 import pytest
-from previous import BEFORE_ROWS, ROOT, MissingRelease, previous_release
+from previous import ROOT, WITH_OWNERS, MissingRelease, previous_release
 
 from aztask.address.addresses import LocalAddress
 from aztask.address.owner import Owner
@@ -65,7 +65,7 @@ class Site:
 @pytest.fixture(scope="module")
 def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        return previous_release(tmp_path_factory.mktemp("former"), BEFORE_ROWS)
+        return previous_release(tmp_path_factory.mktemp("former"), WITH_OWNERS)
     except MissingRelease as error:
         pytest.fail(str(error), pytrace=False)
 

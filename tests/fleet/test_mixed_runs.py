@@ -252,7 +252,7 @@ def test_the_older_revision_puts_off_what_continues_a_run(mixed: Mixed, app: App
     """Under the plain name, it would run the task from its first line, and fail."""
     result = app.send("waits", [4.0], task_id="w")
     with mixed.worker("this"):
-        wait_until(lambda: result.state == "snoozed", 60, "it waits")
+        wait_until(lambda: result.state == "waiting", 60, "it waits")
     mixed.python("older", "from mixed_app import *\nassert app.result('w').state == 'snoozed'\n")
 
     def put_off() -> bool:
@@ -263,7 +263,7 @@ def test_the_older_revision_puts_off_what_continues_a_run(mixed: Mixed, app: App
 
     with mixed.worker("older"):
         wait_until(put_off, 60, "the older worker has met it")
-    assert result.state == "snoozed"
+    assert result.state == "waiting"
     mixed.work("this")
     assert result.get(timeout=10) == "woke"
     assert mixed.ran() == [1, 1]
