@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from functools import wraps
 from typing import Any, NoReturn, TypeVar
 
@@ -54,6 +55,21 @@ class Duration(click.ParamType[float]):
                 ctx,
             )
         return seconds
+
+
+class Moment(click.ParamType[datetime]):
+    """A time: ``2026-11-01T02:00:00Z``; without an offset, in the command's time zone."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The time; fails with a usage error."""
+        if isinstance(value, datetime):
+            return value
+        try:
+            return datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a time; write 2026-11-01T02:00:00Z", param, ctx)
 
 
 class PositiveRate(click.FloatRange):

@@ -11,7 +11,7 @@ import click
 
 from aztask.app import App
 from aztask.operate.cli.group import CliGroup
-from aztask.operate.cli.options import Text, app_option, json_option
+from aztask.operate.cli.options import Moment, Text, app_option, json_option
 from aztask.operate.cli.output import iso_time, print_json, print_table
 from aztask.operate.cli.target import app_spec, open_app
 from aztask.operate.schedules import (
@@ -32,21 +32,6 @@ from aztask.operate.schedules import (
 from aztask.support.display import visible
 
 Command = Callable[..., None]
-
-
-class Moment(click.ParamType[datetime]):
-    """A time: ``2026-11-01T02:00:00Z``; without an offset, the schedule's own time zone."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The time; fails with a usage error."""
-        if isinstance(value, datetime):
-            return value
-        try:
-            return datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a time; write 2026-11-01T02:00:00Z", param, ctx)
 
 
 @click.group("schedule", cls=CliGroup)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import click
 
 from aztask.errors import ConfigurationError
-from aztask.operate.cli.options import app_option, json_option
-from aztask.operate.cli.output import print_json, print_table
+from aztask.operate.cli.options import Duration, Moment, app_option, json_option
+from aztask.operate.cli.output import iso_time, print_json, print_table
 from aztask.operate.cli.target import open_app
 from aztask.spark.cli.session import SessionOptions, events_options, open_session
 from aztask.support.display import plural, visible
@@ -52,6 +53,17 @@ COLUMNS = {
     default=100_000,
     help="With --store: compare so many of the newest runs.",
 )
+@click.option(
+    "--period",
+    type=Duration(least=1.0),
+    help="Compare the last so long, such as 24h, with as long before. [default: half the log]",
+)
+@click.option(
+    "--deploy",
+    type=Moment(),
+    help="Compare what was before and after this time, such as 2026-11-30T12:00Z. "
+    "Without an offset it is UTC.",
+)
 @json_option
 def command(
     path: str,
@@ -59,6 +71,8 @@ def command(
     html: Path | None,
     store: bool,
     store_runs: int,
+    period: float | None,
+    deploy: datetime | None,
     spark_options: SessionOptions,
     as_json: bool,
 ) -> None:
@@ -70,6 +84,9 @@ def command(
     CUT OFF counts runs that were stopped, by a lost lease, a kill or a limit: percentiles with such
     runs are estimates, marked with ~, and what is beyond the longest run is > that. With fewer than
     1,000 runs, a percentile of runs has its 95 % interval.
+
+    --period, --deploy, --html and --json compare two spans of equal length. A change larger than
+    chance is marked with more or less.
     """
     from aztask.spark.needs import REPORT_LIBRARIES, check_installed
 
@@ -88,6 +105,8 @@ def command(
                 progress=lambda text: click.echo(text, err=True),
                 details=html is not None or as_json,
                 unaccounted=partial(_unaccounted, limit=store_runs) if store else None,
+                period=period,
+                deploy=_utc(deploy) if deploy is not None else None,
             )
             events.close()
     if html is not None:
@@ -99,7 +118,7 @@ def command(
         print_json(summary.as_dict())
     else:
         _print(summary.as_dict())
-        for text in remarks(summary, lambda value: f"{_rounded(value)} s"):
+        for text in remarks(summary, _seconds):
             click.echo(visible(text))
 
 
@@ -113,6 +132,11 @@ def _unaccounted(events: Any, limit: int) -> list[dict[str, Any]]:
                 "--store compares with the result store: name it with -A or AZTASK_RESULTS"
             )
         return unaccounted_by_task(events, app.results, limit=limit)
+
+
+def _utc(moment: datetime) -> float:
+    """Seconds since 1970; the log's times are UTC, and so is one without an offset."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _write(path: Path, text: str) -> None:
@@ -129,6 +153,8 @@ def _print(summary: dict[str, Any]) -> None:
         if rows:
             print_table([key, *COLUMNS], [_cells(key, row) for row in rows])
             click.echo()
+    for comparison in summary["comparisons"]:
+        _print_comparison(comparison)
     counts = summary["counts"]
     notes = [f"{number:,} × {what}" for what, number in counts["odd"].items()]
     notes += [f"not read: {number:,} × {what}" for what, number in counts["skipped"].items()]
@@ -137,6 +163,24 @@ def _print(summary: dict[str, Any]) -> None:
         f"{plural(counts['duplicates'], 'duplicate')} dropped"
         + (f"; {', '.join(notes)}" if notes else "")
     )
+
+
+def _print_comparison(comparison: dict[str, Any]) -> None:
+    from aztask.spark.report.comparison import FIGURES, LEVELS_COMPARED, shown
+
+    times = [iso_time(comparison[name]) for name in ("begin", "split", "end")]
+    click.echo(f"{times[0]} to {times[1]} beside {times[1]} to {times[2]} ({comparison['about']})")
+    for key in LEVELS_COMPARED:
+        rows = comparison[f"{key}s"]
+        print_table(
+            [key, *(name.replace("_", " ") for name in FIGURES)],
+            [[row[key], *(shown(row, name, _seconds) for name in FIGURES)] for row in rows],
+        )
+        click.echo()
+
+
+def _seconds(value: float) -> str:
+    return f"{_rounded(value)} s"
 
 
 def _cells(key: str, row: dict[str, Any]) -> Sequence[object]:

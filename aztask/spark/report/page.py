@@ -30,6 +30,7 @@ from aztask.spark.report.charts import (
     seconds,
     share,
 )
+from aztask.spark.report.comparison import FIGURES, LEVELS_COMPARED, shown
 from aztask.spark.report.summary import Summary, remarks, shown_run
 from aztask.version import __version__
 
@@ -72,6 +73,15 @@ class Table:
     hidden: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A comparison: what is beside what, a table of queues and one of tasks."""
+
+    title: str
+    text: str
+    tables: Sequence[Table]
+
+
 def render(summary: Summary, *, made_at: float | None = None) -> str:
     """The page as HTML. made_at: seconds since 1970; None: now."""
     busiest = busiest_tasks(summary)
@@ -95,6 +105,7 @@ def render(summary: Summary, *, made_at: float | None = None) -> str:
             troubled=_troubled(summary),
             errors=_errors(summary),
             workers=_workers(summary),
+            comparisons=[_compared(each) for each in summary.comparisons],
             remarks=remarks(summary, seconds),
             tasks=_numbers("task", summary.tasks),
             queues=_numbers("queue", summary.queues),
@@ -244,6 +255,28 @@ def _workers(summary: Summary) -> Table:
         Column("last event", lambda row: moment(row["last"])),
     ]
     return _table("worker", summary.workers, columns)
+
+
+def _compared(comparison: Row) -> Compared:
+    """One comparison, the rows with the most marked changes first."""
+    begin, split, end = (moment(comparison[name]) for name in ("begin", "split", "end"))
+    title = "Before and after the deploy"
+    if comparison["about"] == "period":
+        title = "This period and the one before it"
+    tables = []
+    for key in LEVELS_COMPARED:
+        rows = sorted(comparison[f"{key}s"], key=lambda row: -len(row["changed"]))
+        tables.append(_table(key, rows, [_change_column(name) for name in FIGURES]))
+    return Compared(title, f"{begin} to {split}, and {split} to {end} UTC.", tables)
+
+
+def _change_column(name: str) -> Column:
+    # Fewer or more tasks that were done are neither good nor bad.
+    return Column(
+        name.replace("_", " "),
+        lambda row: shown(row, name, seconds),
+        lambda row: "warn" if name != "done" and row["changed"].get(name) == "more" else "",
+    )
 
 
 def _problems(row: Row) -> int:

@@ -1,8 +1,9 @@
 """The statistics of a place as one plain value, for the terminal, ``--json`` and the report.
 
 Layout (documented in docs/how-to/spark/events.md): place, accuracy, counts, total, tasks, queues,
-queue_hours, errors, timeline, signatures, workers. The rows are those of
-`aztask.spark.events.statistics` and `aztask.spark.report.troubles`.
+queue_hours, errors, timeline, signatures, workers, comparisons. The rows are those of
+`aztask.spark.events.statistics`, `aztask.spark.report.troubles` and
+`aztask.spark.report.comparison`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pyspark.sql import DataFrame
 from aztask.spark.events.frame import Events
 from aztask.spark.events.lengths import INTERVAL_RUNS, LEVELS, run_lengths
 from aztask.spark.events.statistics import ACCURACY, SHARES, Statistics, plain, statistics
+from aztask.spark.report.comparison import compare, spans_of
 from aztask.spark.report.troubles import signatures, workers
 from aztask.support.display import plural
 
@@ -44,7 +46,8 @@ class Summary:
     timeline: one row for each step of `step_seconds`. total: None without events. counts: as in
     `aztask.spark.EventCounts`. signatures, workers: as in `aztask.spark.report.troubles`.
     run_classes: the tasks with two classes of runs. unaccounted: by task, the runs that the result
-    store knows and the log lacks; None if it was not asked.
+    store knows and the log lacks; None if it was not asked. comparisons: as in
+    `aztask.spark.report.comparison.compare`.
     """
 
     place: str
@@ -61,6 +64,7 @@ class Summary:
     workers: list[Row] = field(default_factory=list)
     run_classes: list[Row] = field(default_factory=list)
     unaccounted: list[Row] | None = None
+    comparisons: list[Row] = field(default_factory=list)
 
     def as_dict(self) -> Row:
         """The fields as plain data, for JSON."""
@@ -73,11 +77,16 @@ def summarize(
     progress: Callable[[str], None] = lambda text: None,
     details: bool = True,
     unaccounted: Callable[[DataFrame], list[Row]] | None = None,
+    period: float | None = None,
+    deploy: float | None = None,
 ) -> Summary:
     """Run the statistics over the events of a place. Runs a handful of Spark jobs.
 
-    progress: called with a line of text before each step. details: also signatures and workers,
-    which read the events twice more. unaccounted: what compares the events with a result store.
+    progress: called with a line of text before each step. details: also signatures, workers and
+    comparisons, which read the events three times more. unaccounted: what compares the events with
+    a result store. period, deploy: as in `aztask.spark.report.comparison.spans_of`; one of them
+    asks for the comparisons without other details. Raises ConfigurationError if the deploy is not
+    within the log.
     """
     progress(f"checking for duplicates in {events.files:,} files ({events.bytes / 1e6:,.0f} MB)")
     counts = events.counts.as_dict()
@@ -85,6 +94,9 @@ def summarize(
     figures = statistics(events.events)
     try:
         summary = _summary(str(events.place), counts, figures)
+        total = summary.total or {"first_ts": 0.0, "last_ts": 0.0}
+        # Before the other jobs: a deploy outside the log is an error of the caller.
+        spans = spans_of(total["first_ts"], total["last_ts"], period=period, deploy=deploy)
         lengths = run_lengths(events.events, summary.step_seconds)
         _add_lengths(summary, lengths.rows)
         summary.run_classes.extend(map(asdict, lengths.classes))
@@ -92,6 +104,9 @@ def summarize(
             progress("errors and workers")
             summary.signatures.extend(signatures(events.events))
             summary.workers.extend(workers(events.events))
+        if details or period is not None or deploy is not None:
+            progress("comparing with the period before")
+            summary.comparisons.extend(compare(events.events, spans))
         if unaccounted is None:
             return summary
         progress("comparing with the result store")
