@@ -42,6 +42,7 @@ class Workers:
         self.folder = folder
         self.draw = draw
         self.workers: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self.killed_at: dict[int, float] = {}
 
     def run(self, kind: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start a worker. command: what follows ``python -m``."""
@@ -62,6 +63,7 @@ class Workers:
         assert worker.poll() is None, (self.folder / f"{kind}.log").read_text()[-2000:]
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait(10)
+        self.killed_at[worker.pid] = time.time()
         return kind
 
     def notes(self) -> list[list[str]]:
