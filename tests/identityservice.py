@@ -25,10 +25,12 @@ class IdentityService(TokenService):
     * `federated`: what the cluster's token file has to hold.
     * `away`: answers all requests for tokens with this status and text.
     * `given`: the way in which each token was asked for.
+    * `applications`: the identity of each application, by its client id.
     """
 
     def __init__(self, folder, key):
         self.life, self.ahead, self.federated, self.away, self.given = 3600, 0, None, None, []
+        self.applications = {CLIENT: PRINCIPAL}
         super().__init__(folder, key)
 
     def get(self, handler):
@@ -57,27 +59,30 @@ class IdentityService(TokenService):
         scope = form.get("scope", "").split()[0].removesuffix("/.default")
         if self.away:
             answer(handler, *self.away)
-        elif form.get("grant_type") != "client_credentials" or form.get("client_id") != CLIENT:
+        elif (
+            form.get("grant_type") != "client_credentials"
+            or (client := form.get("client_id")) not in self.applications
+        ):
             refuse(handler, "unauthorized_client", "AADSTS700016: no such application")
         elif form.get("client_secret") == SECRET:
-            answer(handler, 200, json.dumps(self._granted("secret", scope)))
+            answer(handler, 200, json.dumps(self._granted("secret", scope, client)))
         elif (
             self.federated is not None
             and form.get("client_assertion") == self.federated
             and form.get("client_assertion_type") == ASSERTION
         ):
-            answer(handler, 200, json.dumps(self._granted("workload", scope)))
+            answer(handler, 200, json.dumps(self._granted("workload", scope, client)))
         else:
             refuse(handler, "invalid_client", "AADSTS7000215: Invalid client secret provided")
 
-    def _granted(self, way, resource):
+    def _granted(self, way, resource, client=CLIENT):
         self.given.append(way)
         now = int(time.time() + self.ahead)
         claims = {
             "aud": resource,
             "iss": f"https://sts.windows.net/{TENANT}/",
-            "oid": PRINCIPAL,
-            "appid": CLIENT,
+            "oid": self.applications[client],
+            "appid": client,
             "iat": now,
             "nbf": now,
             "exp": now + self.life,

@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from azure.core.credentials import TokenCredential
+from azure.core.exceptions import AzureError
 
 from aztask.errors import ConfigurationError
 from aztask.support.display import SecretFilter, mask, one_line, safe_str
@@ -36,6 +37,9 @@ PUBLIC_CLOUDS: Final = (
     *("login.chinacloudapi.cn", "login.partner.microsoftonline.cn"),
 )
 """The hosts of Entra ID (Microsoft's documentation, "National clouds")."""
+
+
+STORAGE_SCOPE: Final = "https://storage.azure.com/.default"
 
 
 class SharedKey:
@@ -101,6 +105,15 @@ def named_credential(text: str) -> TokenCredential:
             "an identity is CLIENT_ID (a managed one) or TENANT_ID/CLIENT_ID/SECRET"
         )
     return _made("ClientSecretCredential", first, *others, **_discovery())
+
+
+def storage_trouble(credential: TokenCredential) -> str | None:
+    """Why this credential gets no token for a storage account; None if it gets one."""
+    try:
+        credential.get_token(STORAGE_SCOPE)
+    except AzureError as error:
+        return token_trouble(str(error.message))
+    return None
 
 
 def _discovery() -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""A container that a trial makes, fills and removes again, and how those that are left are found.
+"""A container that a trial makes or fills, and removes again what it made; what is left is found.
 
 Rule: a refused credential is told apart from a service that does not answer.
 """
@@ -9,17 +9,18 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from azure.core import MatchConditions
+from azure.core.credentials import TokenCredential
 from azure.core.exceptions import (
     AzureError,
     HttpResponseError,
     ResourceExistsError,
     ResourceNotFoundError,
 )
-from azure.storage.blob import BlobServiceClient
+from azure.storage.blob import BlobServiceClient, StorageErrorCode
 
 from aztask.address.addresses import BlobAddress
 from aztask.azure.container import container_client, credential_of, reason_of, settings_with
-from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.errors import BrokerUnavailable, ConfigurationError, QueueNotFound
 
 ROLE: Final = "Storage Blob Data Contributor"
 REFUSED: Final = (401, 403)
@@ -29,11 +30,18 @@ Answer = TypeVar("Answer")
 
 
 class TrialContainer:
-    """A container of one's own. Raises ConfigurationError if refused, else BrokerUnavailable."""
+    """A container, and blobs of a trial in it.
 
-    def __init__(self, address: BlobAddress) -> None:
-        """Connects at the first call."""
-        self._container = container_client(address)
+    Raises ConfigurationError if refused, QueueNotFound without the container or blob, else
+    BrokerUnavailable.
+    """
+
+    def __init__(self, address: BlobAddress, *, given: TokenCredential | None = None) -> None:
+        """Connects at the first call.
+
+        * `given`: replaces the default credential if the address has no key and no signature.
+        """
+        self._container = container_client(address, given=given)
 
     def create(self) -> None:
         """Create the container, which must not exist."""
@@ -69,6 +77,38 @@ class TrialContainer:
         """The whole of a blob."""
         return _asked(lambda: bytes(self._container.download_blob(name).readall()))
 
+    def write(self, name: str, data: bytes, *, new: bool) -> bool:
+        """Store a blob; false if it is to be new, and there is one of this name."""
+
+        def put() -> bool:
+            try:
+                self._container.upload_blob(name, data, overwrite=not new)
+            except ResourceExistsError:
+                return False
+            return True
+
+        return _asked(put)
+
+    def names(self, beginning: str) -> list[str]:
+        """The blobs whose names begin like this."""
+        return _asked(lambda: [str(each.name) for each in self._container.list_blobs(beginning)])
+
+    def remove(self, name: str) -> None:
+        """Delete a blob, unless it is gone."""
+
+        def remove() -> None:
+            try:
+                self._container.delete_blob(name)
+            except ResourceNotFoundError as error:
+                if getattr(error, "error_code", None) != StorageErrorCode.BLOB_NOT_FOUND:
+                    raise
+
+        _asked(remove)
+
+    def close(self) -> None:
+        """Close the connections; the container stays."""
+        self._container.close()
+
     def delete(self) -> None:
         """Delete the container with its blobs, unless it is gone, and close the connections."""
 
@@ -97,6 +137,8 @@ def containers_of(address: BlobAddress, beginning: str) -> list[str]:
 def _asked(ask: Callable[[], Answer]) -> Answer:
     try:
         return ask()
+    except ResourceNotFoundError as error:
+        raise QueueNotFound(reason_of(error)) from error
     except AzureError as error:
         if getattr(error, "status_code", None) in REFUSED:
             raise ConfigurationError(

@@ -29,6 +29,7 @@ from aztask.operate.queuechecks import judge
 from aztask.operate.verifybench import LATE, LOCK, Bench, Refuted, Skipped, late_module
 from aztask.operate.verifyload import latency, throughput
 from aztask.operate.verifyroles import VARIABLES, role_check
+from aztask.operate.verifystores import store_check
 from aztask.queues.base import (
     Inspectable,
     Lost,
@@ -339,11 +340,11 @@ CHECKS: Final[Mapping[str, tuple[str, Callable[[Bench], str]]]] = {
     "throughput": ("nothing accepted is lost", throughput),
     "latency": ("1", latency),
     **{f"role-{name}": ("49", role_check(name)) for name in VARIABLES},
+    **{f"stores-{name}": ("49", store_check(name)) for name in VARIABLES},
 }
 """{check: (a rule of docs/rules.md by its number, or a promise of its last table; what runs)}"""
 
 NOT_COVERED: Final = (
-    "roles on the result table and the containers: they are assigned on yours alone",
     "a throttled service, idle links and what happens in seven days, which --long tries",
 )
 
@@ -363,7 +364,9 @@ UNTRIED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("the manifests for Kubernetes and KEDA", BY_HAND),
         ("the worker on Container Apps", BY_HAND),
     ),
-    "how-to/production/keep-results-in-tables.md": (("the roles on tables and blobs", BY_HAND),),
+    "how-to/production/keep-results-in-tables.md": (
+        ("the roles on tables and blobs", "stores-sender, stores-worker, stores-operator"),
+    ),
     "how-to/production/make-the-resources.md": (
         ("the files of aztask azure init", BY_HAND),
         ("deployments, expressions, ids of roles, scale rules", BY_HAND),

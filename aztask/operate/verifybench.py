@@ -98,7 +98,7 @@ class Bench:
 
     def rows(self) -> Rows:
         """The rows of a new table. Raises Skipped if the app has no result store in one."""
-        address = _tables(self.app)
+        address = tables_of_app(self.app)
         if address is None:
             raise Skipped("the app has no results in Azure Tables; AZTASK_RESULTS may name them")
         client = late_module("stores.tables.client", "tables")
@@ -210,7 +210,7 @@ def _table_left(client: Any, requests: Any, name: str) -> Leftover:
 # -- the storage account: its libraries are imported only if the app names one ---------------------
 
 
-def _tables(app: App) -> TablesAddress | None:
+def tables_of_app(app: App) -> TablesAddress | None:
     """The account of the result store, if that is in Azure Tables."""
     address = getattr(app.results, "address", None)
     return address if isinstance(address, TablesAddress) else None
@@ -220,7 +220,7 @@ def _blobs(app: App) -> BlobAddress | None:
     """The account of the events' container, else that of the result store; with no container."""
     if (events := app.settings.events_target) is not None:
         return replace(events, container="", prefix="")
-    if (tables := _tables(app)) is None:
+    if (tables := tables_of_app(app)) is None:
         return None
     return BlobAddress(tables.account, tables.blob_endpoint, "", "", tables.key, tables.signature)
 
@@ -247,7 +247,7 @@ def leftovers(app: App) -> Iterator[Leftover]:
 
 
 def _tables_left(app: App) -> Iterator[Leftover]:
-    if (address := _tables(app)) is not None:
+    if (address := tables_of_app(app)) is not None:
         client = late_module("stores.tables.client", "tables")
         for name in filter(MADE.fullmatch, client.tables_of(address, TABLE_PREFIX)):
             yield _table_left(client, client.TableRequests(address, name), name)

@@ -5,7 +5,8 @@ Rules
    role is skipped.
 2. The app's credential makes and deletes the queue; the role's credential only tries.
 3. A role that may do more than it needs fails the check, like one that may do less.
-4. Nothing is tried on the result table and the containers: the roles there are assigned on yours.
+4. What the roles may do is read from `aztask.operate.provision.roles`. On the result table and the
+   containers, `aztask.operate.verifystores` tries them.
 """
 
 from __future__ import annotations
@@ -22,23 +23,13 @@ from aztask.address.connection_strings import split
 from aztask.address.urls import parse_broker
 from aztask.errors import AztaskError, ConfigurationError
 from aztask.message.envelope import Envelope
-from aztask.operate.provision.resources import (
-    BUS_OWNER,
-    QUEUE_CONTRIBUTOR,
-    QUEUE_READER,
-    QUEUE_SENDER,
-    RECEIVER,
-    ROLES,
-    SENDER,
-)
+from aztask.operate.provision.roles import IDENTITIES, QUEUES, actions_of, named, roles_of
 from aztask.operate.verifybench import LOCK, Bench, Refuted, Skipped, late_module
 from aztask.queues.base import Broker, Renewed
 
 Address: TypeAlias = ServiceBusAddress | StorageQueueAddress
 
-VARIABLES: Final = {
-    name: f"AZTASK_VERIFY_{name.upper()}" for name in ("sender", "worker", "operator", "scaler")
-}
+VARIABLES: Final = {name: f"AZTASK_VERIFY_{name.upper()}" for name in IDENTITIES}
 """The variables with credentials. Each has one of three forms:
 
 * a connection string, whose key or signature has the permissions of the role
@@ -49,34 +40,14 @@ VARIABLES: Final = {
 ENTRA: Final = "entra:"
 
 MAY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "servicebus": {
-        "sender": ("send",),
-        "worker": ("send", "receive"),
-        "operator": ("send", "receive", "manage"),
-        "scaler": ("send", "receive", "manage"),  # no smaller role of the service reads counts
-    },
-    "storagequeue": {
-        "sender": ("send",),
-        "worker": ("send", "receive"),
-        "operator": ("send", "receive", "count", "manage"),
-        "scaler": ("count",),
-    },
+    service: {who: actions_of(who, service, on) for who in IDENTITIES}
+    for service, on in QUEUES.items()
 }
-"""What `aztask azure init` lets each identity do, by the scheme of the service."""
+"""What `aztask azure init` lets each identity do with messages, by the scheme of the service."""
 
-ASSIGNED: Final = {
-    "servicebus": {
-        "sender": ROLES[SENDER],
-        "worker": f"{ROLES[RECEIVER]} and {ROLES[SENDER]}",
-        "operator": ROLES[BUS_OWNER],
-        "scaler": ROLES[BUS_OWNER],
-    },
-    "storagequeue": {
-        "sender": ROLES[QUEUE_SENDER],
-        "worker": "the role aztask worker of aztask azure init",
-        "operator": ROLES[QUEUE_CONTRIBUTOR],
-        "scaler": ROLES[QUEUE_READER],
-    },
+ASSIGNED: Final[Mapping[str, Mapping[str, str]]] = {
+    service: {who: named(roles_of(who, service, on)) for who in IDENTITIES}
+    for service, on in QUEUES.items()
 }
 """The roles of Azure that say the same."""
 

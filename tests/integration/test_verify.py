@@ -23,17 +23,19 @@ from harness import ROOT
 from test_doctor import RULES, Shop
 
 from aztask import App
+from aztask.operate.provision.roles import STORES, actions_of
 from aztask.operate.verify import BY_HAND, CHECKS, UNTRIED, verify
 from aztask.operate.verifybench import MADE, PREFIX, TABLE_PREFIX
 from aztask.operate.verifylong import LONG
 from aztask.operate.verifyroles import MAY, VARIABLES
+from aztask.operate.verifystores import IN_WORDS
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.stores.tables.store import TablesStore
 from aztask.testing import RunningEmulator, emulator
 
 KEY = "main-key-of-this-test"
 APP = "from aztask import App\napp = App('shop', lease=30)\n"
-ROLES = {f"role-{name}" for name in VARIABLES}
+ROLES = {f"{kind}-{name}" for kind in ("role", "stores") for name in VARIABLES}
 STORAGE = ("transaction", "tags", "event-file", "append")
 
 
@@ -118,6 +120,14 @@ def test_the_page_has_the_list_and_says_which_runs_were_reported() -> None:
         assert row is not None
         assert row[1].partition(":")[0].split(", ") == list(MAY["servicebus"][role])
         assert row[2].split(", ") == list(MAY["storagequeue"][role])
+    head, rows = page.partition("| on the stores | ")[2].partition("| `stores-sender` ")[::2]
+    columns = [each.strip() for each in head.partition("\n")[0].strip("| ").split(" | ")]
+    assert columns == [IN_WORDS[on].removeprefix("the ") for on in STORES]
+    for role, line in zip(VARIABLES, f"| `stores-sender` {rows}".splitlines(), strict=False):
+        first, *cells = line.strip("| ").split(" | ")
+        assert first == f"`stores-{role}`"
+        allowed = [", ".join(actions_of(role, "servicebus", on)) or "nothing" for on in STORES]
+        assert cells == allowed
 
 
 def test_on_the_emulator_everything_is_green(

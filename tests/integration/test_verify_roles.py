@@ -14,7 +14,8 @@ from test_doctor import RULES
 
 from aztask import App
 from aztask.operate.provision.plan import plan_for_azure
-from aztask.operate.provision.resources import (
+from aztask.operate.provision.resources import tree_of
+from aztask.operate.provision.roles import (
     BUS_OWNER,
     QUEUE_CONTRIBUTOR,
     QUEUE_READER,
@@ -22,7 +23,6 @@ from aztask.operate.provision.resources import (
     RECEIVER,
     ROLES,
     SENDER,
-    tree_of,
 )
 from aztask.operate.verify import Proof, verify
 from aztask.operate.verifyroles import ASSIGNED, MAY, VARIABLES

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -28,6 +29,7 @@ from aztask.operate.provision.plan import (
 from aztask.operate.verify import CHECKS, as_html, report, verify
 from aztask.operate.verifybench import leftovers
 from aztask.operate.verifylong import verify_long
+from aztask.operate.verifystores import marks_left
 from aztask.support.display import plural, visible
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -182,7 +184,9 @@ def verify_(
 
     The checks of roles need a credential of each role: AZTASK_VERIFY_SENDER, AZTASK_VERIFY_WORKER,
     AZTASK_VERIFY_OPERATOR and AZTASK_VERIFY_SCALER may hold a connection string with its key,
-    entra:CLIENT_ID for a managed identity, or entra:TENANT_ID/CLIENT_ID/SECRET.
+    entra:CLIENT_ID for a managed identity, or entra:TENANT_ID/CLIENT_ID/SECRET. With them, rows and
+    blobs whose names begin with aztask-verify- are written into the app's own result table and
+    containers, and deleted.
 
     --long tries links that are idle for eleven minutes, makes the service refuse sends, which other
     programs on it feel, and looks after seven days at what was prepared at the first call. Run the
@@ -194,7 +198,7 @@ def verify_(
     with open_app(reads=True) as app:
         if clean:
             refused = 0
-            for each in leftovers(app):
+            for each in chain(leftovers(app), marks_left(app)):
                 what = f"{each.what} {visible(each.name)}"
                 try:
                     each.delete()

@@ -1,8 +1,8 @@
 """The resources of a plan: identities with their roles, queues and stores, logs and alerts.
 
 Rules
-1. Each resource has a comment that says why it is there. Each identity has the roles that it needs,
-   on the smallest scope that all its queues or containers share.
+1. Each resource has a comment that says why it is there. The roles are those of
+   `aztask.operate.provision.roles`.
 2. A resource type is written with the newest version that `tests/deploy` has the model of.
 """
 
@@ -21,6 +21,7 @@ from aztask.operate.provision.plan import (
     RESULTS_TABLE,
     AzurePlan,
 )
+from aztask.operate.provision.roles import IDENTITIES, ROLES, grants_of
 from aztask.operate.provision.tree import (
     GROUP,
     LOCATION,
@@ -38,35 +39,6 @@ from aztask.operate.provision.tree import (
     container_address,
     diagnostics,
 )
-
-SENDER: Final = "69a216fc-b8fb-44d8-bc22-1f3c2cd27a39"
-RECEIVER: Final = "4f6d3b9b-027b-4f4c-9142-0e5a2a2247e0"
-BUS_OWNER: Final = "090c5cfd-751d-490a-894a-3ce6f1109419"
-QUEUE_SENDER: Final = "c6a89b2d-59bc-44d0-9896-0f6e12d7b80a"
-QUEUE_READER: Final = "19e7f393-937e-4f77-808e-94535e297925"
-QUEUE_CONTRIBUTOR: Final = "974c5e8b-45b9-4653-ba55-5f855dd0fb88"
-TABLE_CONTRIBUTOR: Final = "0a9a7e1f-b9d0-4cc4-a60d-0319b160aaa3"
-BLOB_CONTRIBUTOR: Final = "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
-IMAGE_PULLER: Final = "7f951dda-4ed3-4680-a7ca-43fe172d538d"
-ROLES: Final = {
-    SENDER: "Azure Service Bus Data Sender",
-    RECEIVER: "Azure Service Bus Data Receiver",
-    BUS_OWNER: "Azure Service Bus Data Owner",
-    QUEUE_SENDER: "Storage Queue Data Message Sender",
-    QUEUE_READER: "Storage Queue Data Reader",
-    QUEUE_CONTRIBUTOR: "Storage Queue Data Contributor",
-    TABLE_CONTRIBUTOR: "Storage Table Data Contributor",
-    BLOB_CONTRIBUTOR: "Storage Blob Data Contributor",
-    IMAGE_PULLER: "AcrPull",
-}
-"""The roles that are built into Azure, from its documentation; read."""
-
-IDENTITIES: Final = {
-    "sender": "programs that send tasks",
-    "worker": "workers",
-    "operator": "operators and the dashboard",
-    "scaler": "KEDA, which counts messages and gets nothing else",
-}
 
 
 def tree_of(plan: AzurePlan) -> Tree:
@@ -298,44 +270,26 @@ def _storage(plan: AzurePlan) -> Iterator[Resource]:
 
 
 def _roles(plan: AzurePlan) -> Iterator[Resource]:
-    """Role assignments: least privilege, and one for each identity, role and scope."""
-    containers = {name: f"blob{number}" for number, name in enumerate(plan.containers, 1)}
-    if plan.service == "servicebus":
-        grants = [
-            ("sender", SENDER, "bus"),
-            ("worker", RECEIVER, "bus"),
-            ("worker", SENDER, "bus"),  # retries and snoozes go back into the queue
-            ("operator", BUS_OWNER, "bus"),
-            ("scaler", BUS_OWNER, "bus"),  # counts are of the administration, which needs Manage
-        ]
-    else:
+    """An assignment for each grant that `aztask.operate.provision.roles` lists."""
+    numbers = {name: f"blob{number}" for number, name in enumerate(plan.containers, 1)}
+    scopes = {
+        "bus": "bus",
+        "queues": "storage",
+        "table": "table1",
+        "results": numbers[RESULTS_CONTAINER],
+        "payloads": numbers[PAYLOADS_CONTAINER],
+        "events": numbers.get(EVENTS_CONTAINER, ""),
+        "registry": "registry",
+    }
+    if plan.service == "storagequeue":
         yield _worker_role()
-        grants = [
-            ("sender", QUEUE_SENDER, "storage"),
-            ("worker", "", "storage"),
-            ("operator", QUEUE_CONTRIBUTOR, "storage"),
-            ("scaler", QUEUE_READER, "storage"),
-        ]
-    grants += [
-        ("sender", BLOB_CONTRIBUTOR, containers[PAYLOADS_CONTAINER]),
-        ("worker", TABLE_CONTRIBUTOR, "table1"),
-        ("operator", TABLE_CONTRIBUTOR, "table1"),
-        *(("worker", BLOB_CONTRIBUTOR, symbol) for symbol in containers.values()),
-        *(
-            ("operator", BLOB_CONTRIBUTOR, containers[name])
-            for name in (RESULTS_CONTAINER, PAYLOADS_CONTAINER)
-        ),
-        ("worker", IMAGE_PULLER, "registry"),
-        ("operator", IMAGE_PULLER, "registry"),
-    ]
-    if plan.events:
-        grants.append(("sender", BLOB_CONTRIBUTOR, containers[EVENTS_CONTAINER]))
-    for number, (who, role, scope) in enumerate(grants, 1):
-        yield _assignment(number, who, role, scope)
+    grants = grants_of(plan.service, events=plan.events)
+    for number, (who, role, on) in enumerate(grants, 1):
+        yield _assignment(number, who, role, scopes[on])
 
 
 def _assignment(number: int, who: str, role: str, scope: str) -> Resource:
-    """role: "" is the workers' own."""
+    """role: `QUEUE_WORKER` is made here, by `_worker_role`."""
     identity = f"{who}Identity"
     given: Any = RoleId(role) if role else Of("workerRole")
     return Resource(
