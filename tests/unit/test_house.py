@@ -182,6 +182,7 @@ GROWTH: dict[str, dict[str, int]] = {
         "lines of code": 310,
         "files with one importer": 0,
     },
+    "tokens of Entra ID in the emulator's command": {"lines of code": 95},
     "roles on tables and containers": {
         "files": 2,
         "lines of code": 330,

@@ -16,10 +16,14 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
+
+from aztask.errors import ConfigurationError
+from aztask.support.display import printable
 
 AUDIENCE = "https://servicebus.azure.net"
 _SHA256 = bytes.fromhex("3031300d060960864801650304020105000420")
@@ -95,6 +99,60 @@ class EntraTokens:
                     raise TokenRefused("the token's signature does not match its key")
                 return claims
         raise TokenRefused("the token is signed with a key that is not known here")
+
+
+def read_keys(path: Path) -> Sequence[Mapping[str, Any]]:
+    """The public keys in a file with a JWKS document (RFC 7517). Raises ConfigurationError.
+
+    Other keys than those of RSA for signatures are skipped: no token of Entra ID has them.
+    """
+    try:
+        document = json.loads(path.read_text("utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: cannot be read as JSON: {error}") from error
+    listed = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise ConfigurationError(
+            f'{path} is no JWKS document: write {{"keys": [...]}}, as jwks_uri of the token '
+            "service answers"
+        )
+    keys = [each for each in listed if isinstance(each, dict) and _verifies(each)]
+    if not keys:
+        raise ConfigurationError(f"{path} has no RSA key with kid, n and e that verifies tokens")
+    return keys
+
+
+def _verifies(key: Mapping[str, Any]) -> bool:
+    if key.get("kty") != "RSA" or key.get("use", "sig") != "sig" or not key.get("kid"):
+        return False
+    try:
+        return all(int.from_bytes(_bytes(str(key[part])), "big") > 1 for part in "ne")
+    except (KeyError, ValueError):
+        return False
+
+
+def parse_grants(texts: Iterable[str]) -> dict[str, frozenset[Right]]:
+    """The permissions by identity, from texts such as ``IDENTITY=send,listen``.
+
+    Raises ConfigurationError.
+    """
+    grants: dict[str, frozenset[Right]] = {}
+    for text in texts:
+        identity, _, names = text.partition("=")
+        wanted = [each.strip().lower() for each in names.split(",")]
+        rights = frozenset(right for right in Right if right.value.lower() in wanted)
+        if not identity.strip() or len(rights) != len(set(wanted)):
+            known = ", ".join(right.value.lower() for right in Right)
+            raise ConfigurationError(
+                f"{printable(text, 80)} grants nothing: write IDENTITY=send,listen, of {known}"
+            )
+        if identity.strip() in grants:
+            raise ConfigurationError(
+                f"{printable(identity.strip(), 80)} is granted twice: write all of it at once, "
+                "such as IDENTITY=send,listen"
+            )
+        grants[identity.strip()] = rights
+    return grants
 
 
 def _signed(data: bytes, signature: bytes, key: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from aztask.emulator.broker.entities import Tier
+from aztask.emulator.broker.entra import EntraTokens, parse_grants, read_keys
 from aztask.emulator.config import ADMIN_PORT, AMQP_PORT, AMQPS_PORT, Options
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.faults import parse_faults
@@ -27,6 +28,8 @@ from aztask.support.garbage import collect_rarely
 
 REFRESH_SECONDS = 1.0
 SPARE = 100  # the view takes at most 1/100 of the emulator's time
+NAMESPACE = "servicebus://emulator"
+"""Any name will do: AZTASK_SERVICEBUS_ENDPOINT says where clients connect to."""
 _KEY_OPTION = "shared_access_key"
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
@@ -93,6 +96,20 @@ def _offset(_context: click.Context, _parameter: click.Parameter, value: str) ->
     help="Keep the certificate in this directory. [default: a temporary one]",
 )
 @click.option(
+    "--entra-keys",
+    "keys",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Verify tokens of Entra ID with the keys of this file, a JWKS document; needs --tls.",
+)
+@click.option(
+    "--entra-grant",
+    "grants",
+    multiple=True,
+    metavar="IDENTITY=MAY",
+    help="Let the identity with this oid (else appid) do this: send, listen, manage, with commas"
+    " between them; repeatable.",
+)
+@click.option(
     "--tier",
     type=click.Choice([each.value.lower() for each in Tier]),
     help="Have the limits of this tier: locks of 5 s and more, messages of 256 KB or 1 MiB.",
@@ -139,6 +156,7 @@ def command(
     data, port = options.pop("data"), options.pop("port")
     if port is None:
         port = AMQPS_PORT if options["tls"] else AMQP_PORT
+    options["entra"] = _entra(options.pop("keys"), options.pop("grants"), tls=options["tls"])
     tier = options.pop("tier")
     options["faults"] = parse_faults(options["faults"], options.pop("busy"))
     options["tier"] = Tier(tier.capitalize()) if tier else None
@@ -146,6 +164,25 @@ def command(
     writer = tracer(lambda line: click.echo(line, err=True)) if trace else None
     emulator = Emulator(settings, trace=writer)
     asyncio.run(_run(emulator, as_json=as_json, show_key=show_key))
+
+
+def _entra(keys: Path | None, grants: tuple[str, ...], *, tls: bool) -> EntraTokens | None:
+    """What verifies tokens; None without these options. Raises UsageError, ConfigurationError."""
+    if keys is None:
+        if grants:
+            raise click.UsageError(
+                "--entra-grant says what an identity may do, and nothing verifies its tokens: give"
+                " --entra-keys FILE"
+            )
+        return None
+    if not grants:
+        raise click.UsageError(
+            "--entra-keys verifies tokens, and no identity may do anything: give --entra-grant"
+            " IDENTITY=send,listen"
+        )
+    if not tls:
+        raise click.UsageError("SDKs send tokens of Entra ID over TLS only: add --tls")
+    return EntraTokens(read_keys(keys), parse_grants(grants))
 
 
 async def _run(emulator: Emulator, *, as_json: bool, show_key: bool) -> None:
@@ -177,27 +214,40 @@ async def _run(emulator: Emulator, *, as_json: bool, show_key: bool) -> None:
 
 def _ready(emulator: Emulator, *, show_key: bool) -> dict[str, Any]:
     """The first line of ``--json``. A key that clients must use is shown only if you ask for it."""
-    shown = [emulator.connection_string(), emulator.admin_connection_string()]
-    if emulator.options.shared_access_key and not show_key:
-        shown = [mask(each) for each in shown]
+    options = emulator.options
+    shown: list[str | None] = [emulator.connection_string(), emulator.admin_connection_string()]
+    if options.shared_access_key and not show_key:
+        shown = [mask(each) for each in shown if each]
+    if options.entra and not options.shared_access_key:
+        shown = [None, None]  # only tokens count
     return {
         "event": "ready",
         "connection_string": shown[0],
         "admin_connection_string": shown[1],
-        "host": emulator.options.host,
+        "namespace": NAMESPACE if options.entra else None,
+        "endpoint": f"localhost:{emulator.port}" if options.entra else None,
+        "host": options.host,
         "port": emulator.port,
         "admin_port": emulator.admin_port,
-        "data": emulator.options.data,
+        "data": options.data,
         "certificate": str(emulator.certificate) if emulator.certificate else None,
     }
 
 
 def _in_words(emulator: Emulator, record: dict[str, Any]) -> str:
-    lines = [
-        f"AZTASK_BROKER='{record['connection_string']}'",
-        f"AZTASK_SERVICEBUS_ADMIN='{record['admin_connection_string']}'",
-    ]
-    if record["connection_string"] != emulator.connection_string():
+    if record["namespace"]:
+        lines = [
+            f"AZTASK_BROKER='{record['namespace']}'",
+            f"AZTASK_SERVICEBUS_ENDPOINT='{record['endpoint']}'",
+        ]
+        if record["connection_string"]:
+            lines.append(f"with the key: AZTASK_BROKER='{record['connection_string']}'")
+    else:
+        lines = [
+            f"AZTASK_BROKER='{record['connection_string']}'",
+            f"AZTASK_SERVICEBUS_ADMIN='{record['admin_connection_string']}'",
+        ]
+    if record["connection_string"] not in (None, emulator.connection_string()):
         lines.append("**** stands for the key that you gave the emulator; --show-key prints it")
     if emulator.certificate:
         lines.append(f"clients must trust this certificate: {emulator.certificate}")
