@@ -120,6 +120,8 @@ def command(
         _print(summary.as_dict())
         for text in remarks(summary, _seconds):
             click.echo(visible(text))
+        for row in summary.advice or []:
+            click.echo(f"{visible(row['text'])}\n    {visible(row['command'])}")
 
 
 def _unaccounted(events: Any, limit: int) -> list[dict[str, Any]]:

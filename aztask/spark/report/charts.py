@@ -111,6 +111,7 @@ class Chart:
 
 
 MAX_LENGTH: Final = 120
+MAX_SENTENCE: Final = 800
 
 
 def clean(text: object) -> str:
@@ -119,6 +120,11 @@ def clean(text: object) -> str:
     It is not escaped: the templates escape every text they show.
     """
     return printable(str(text), MAX_LENGTH)[1:-1] if str(text) else "(none)"
+
+
+def sentence(text: object) -> str:
+    """As `clean`, for sentences and commands, which may be longer."""
+    return printable(str(text), MAX_SENTENCE)[1:-1] if str(text) else "(none)"
 
 
 def seconds(value: float | None) -> str:

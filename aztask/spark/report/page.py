@@ -28,6 +28,7 @@ from aztask.spark.report.charts import (
     moment,
     per_second,
     seconds,
+    sentence,
     share,
 )
 from aztask.spark.report.comparison import FIGURES, LEVELS_COMPARED, shown
@@ -98,6 +99,7 @@ def render(summary: Summary, *, made_at: float | None = None) -> str:
             version=__version__,
             outcomes=charts.OUTCOMES,
             cards=_cards(summary.total) if summary.total else [],
+            advice=summary.advice,
             charts=_charts(summary, busiest),
             busiest=f" The {MAX_CHART_ROWS} busiest tasks."
             if len(busiest) == MAX_CHART_ROWS
@@ -125,7 +127,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         auto_reload=False,
     )
-    filters = (clean, coordinate, count, moment, seconds)
+    filters = (clean, coordinate, count, moment, seconds, sentence)
     environment.filters |= {function.__name__: function for function in filters}
     return environment
 

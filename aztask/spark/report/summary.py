@@ -1,9 +1,8 @@
 """The statistics of a place as one plain value, for the terminal, ``--json`` and the report.
 
-Layout (documented in docs/how-to/spark/events.md): place, accuracy, counts, total, tasks, queues,
-queue_hours, errors, timeline, signatures, workers, comparisons. The rows are those of
-`aztask.spark.events.statistics`, `aztask.spark.report.troubles` and
-`aztask.spark.report.comparison`.
+Layout (documented in docs/how-to/spark/reports.md): place, accuracy, counts, total, tasks, queues,
+queue_hours, errors, timeline, signatures, workers, comparisons, advice. The rows are those of
+`aztask.spark.events.statistics` and of the other modules of `aztask.spark.report`.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from pyspark.sql import DataFrame
 from aztask.spark.events.frame import Events
 from aztask.spark.events.lengths import INTERVAL_RUNS, LEVELS, run_lengths
 from aztask.spark.events.statistics import ACCURACY, SHARES, Statistics, plain, statistics
+from aztask.spark.report.advice import advise
 from aztask.spark.report.comparison import compare, spans_of
 from aztask.spark.report.troubles import signatures, workers
 from aztask.support.display import plural
@@ -47,7 +47,8 @@ class Summary:
     `aztask.spark.EventCounts`. signatures, workers: as in `aztask.spark.report.troubles`.
     run_classes: the tasks with two classes of runs. unaccounted: by task, the runs that the result
     store knows and the log lacks; None if it was not asked. comparisons: as in
-    `aztask.spark.report.comparison.compare`.
+    `aztask.spark.report.comparison.compare`. advice: as in
+    `aztask.spark.report.advice.advise`; None without the details that it needs.
     """
 
     place: str
@@ -65,6 +66,7 @@ class Summary:
     run_classes: list[Row] = field(default_factory=list)
     unaccounted: list[Row] | None = None
     comparisons: list[Row] = field(default_factory=list)
+    advice: list[Row] | None = None
 
     def as_dict(self) -> Row:
         """The fields as plain data, for JSON."""
@@ -82,11 +84,11 @@ def summarize(
 ) -> Summary:
     """Run the statistics over the events of a place. Runs a handful of Spark jobs.
 
-    progress: called with a line of text before each step. details: also signatures, workers and
-    comparisons, which read the events three times more. unaccounted: what compares the events with
-    a result store. period, deploy: as in `aztask.spark.report.comparison.spans_of`; one of them
-    asks for the comparisons without other details. Raises ConfigurationError if the deploy is not
-    within the log.
+    progress: called with a line of text before each step. details: also signatures, workers,
+    comparisons and advice, which read the events three times more. unaccounted: what compares the
+    events with a result store. period, deploy: as in `aztask.spark.report.comparison.spans_of`; one
+    of them asks for the comparisons without other details. Raises ConfigurationError if the deploy
+    is not within the log.
     """
     progress(f"checking for duplicates in {events.files:,} files ({events.bytes / 1e6:,.0f} MB)")
     counts = events.counts.as_dict()
@@ -107,6 +109,8 @@ def summarize(
         if details or period is not None or deploy is not None:
             progress("comparing with the period before")
             summary.comparisons.extend(compare(events.events, spans))
+        if details and summary.total:
+            summary = replace(summary, advice=advise(summary.as_dict()))
         if unaccounted is None:
             return summary
         progress("comparing with the result store")
