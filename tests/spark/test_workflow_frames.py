@@ -2,15 +2,20 @@
 
 import json
 from contextlib import closing
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from browser import opened
 
 from aztask.operate.cli.main import run
 from aztask.spark import read_events, workflow_statistics
 from aztask.spark.events.lines import ARROW, CLOCK_BACK, WORKFLOW
 from aztask.spark.events.statistics import plain
+from aztask.spark.events.workflows import PATH_STEPS
+from aztask.spark.report.page import render
+from aztask.spark.report.summary import summarize
 from aztask.stores.events.event import Event
 from aztask.stores.events.sink import FileEventSink
 
@@ -73,6 +78,49 @@ def test_workflows_their_paths_and_their_slowest_tasks(spark, log):
     alone = events.events.where("workflow_id is null").count()
     assert alone == 3, "tasks without a workflow, and events of older releases"
     events.close()
+
+
+def test_the_report_has_the_longest_and_where_their_time_went(spark, tmp_path):
+    """Against plain Python: order-7 of the log, and a workflow with a retry on its path."""
+    with closing(FileEventSink(tmp_path, "w2")) as sink:
+        for each in TASKS:
+            task(sink, "order-7", *each)
+        about = {"workflow_id": "late", "parent_id": "late.1"}
+        task(sink, "late", 1, None, 0.0, 10.0)
+        for kind, start, end in (("resubmitted", 12.0, 13.0), ("succeeded", 33.0, 40.0)):
+            its = ("late.2", "shop.mail", "default", 1)
+            sink.emit(Event("started", *its, ts=1000.0 + start, **about))
+            seconds = end - start
+            sink.emit(Event(kind, *its, ts=1000.0 + end, duration_seconds=seconds, **about))
+        for number in range(1, 31):  # a chain of thirty, of which the longest ten are told
+            task(sink, "chain", number, number - 1 or None, number * 1.0, number + number**2 / 1000)
+        sink.emit(Event("started", "open.1", "shop.page", "default", ts=1.0, workflow_id="open"))
+    read = read_events(spark, tmp_path)
+    summary = summarize(read)
+    assert [row["workflow_id"] for row in summary.workflows] == ["late", "chain", "order-7"]
+    late, chain, order = summary.workflows
+    parts = ("wait_seconds", "ran_seconds", "between_seconds")
+    assert [late[part] for part in parts] == pytest.approx([2.0, 10.0 + 1.0 + 7.0, 20.0])
+    assert sum(late[part] for part in parts) == pytest.approx(late["seconds"])
+    assert [step["task_id"] for step in late["path"]] == ["late.1", "late.2"]
+    assert late["path"][1]["runs"] == 2
+    assert [order[part] for part in parts] == pytest.approx([0.75, 2.0 + 6.5 + 0.75, 0.0])
+    assert (chain["steps"], len(chain["path"])) == (30, PATH_STEPS)
+    waits = sum(1 - number**2 / 1000 for number in range(1, 30))
+    assert chain["wait_seconds"] == pytest.approx(waits)
+    assert [step["step"] for step in chain["path"]] == list(range(21, 31))
+    assert summarize(read, details=False).workflows == []
+    read.close()
+    page = tmp_path / "page.html"
+    page.write_text(render(summary))
+    for dark in (False, True):
+        with opened(page.as_uri(), dark=dark) as shown:
+            section = shown.locator("section", has_text="Workflows that took longest")
+            assert section.locator("svg[role=img] rect").count() == 3 + 2 + 2
+            cells = section.locator("table").first.locator("tbody tr").first.inner_text()
+            assert "late" in cells
+            assert "20 s (50.0 %)" in cells
+    assert "Workflows that took longest" not in render(replace(summary, workflows=[]))
 
 
 def test_the_command(spark, log, capsys):

@@ -185,6 +185,7 @@ GROWTH: dict[str, dict[str, int]] = {
         "files with one importer": 1,
     },
     "advice in the report": {"files": 1, "lines of code": 140},
+    "critical paths in the report": {"lines of code": 85},
 }
 CALLABLES = {
     "stores.payloads.payloads.Payloads(make)": "opens the store at its first use, in each process",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
@@ -96,6 +96,8 @@ def _steps(path: list[TaskTimes]) -> list[PathStep]:
     return steps
 
 
+PATH_STEPS: Final = 10
+"""Steps of a critical path that `longest_workflows` gives, those that took longest."""
 ENDS: Final = ("succeeded", "failed", "cancelled", "expired", "dead_lettered")
 RAN: Final = ("succeeded", "failed", "resubmitted", "snoozed", "waiting")
 PATH: Final = pa.schema(
@@ -152,16 +154,17 @@ class WorkflowStatistics:
     def critical_paths(self) -> DataFrame:
         """The steps of each workflow's critical path, in order.
 
-        workflow_id, step (from 1), task_id, task, wait_seconds, run_seconds, runs, state.
+        workflow_id, step (from 1), task_id, task, wait_seconds, run_seconds, busy_seconds, runs,
+        state.
         """
         ended = self.tasks.where(F.col("ended_at").isNotNull())
         steps = ended.groupBy("workflow_id").applyInArrow(_path, PATH_DDL)
-        known = self.tasks.select("workflow_id", "task_id", "task", "runs", "state")
+        known = self.tasks.select("workflow_id", "task_id", "task", "busy_seconds", "runs", "state")
         return (
             steps.join(known, ["workflow_id", "task_id"])
             .select(
                 *("workflow_id", "step", "task_id", "task"),
-                *("wait_seconds", "run_seconds", "runs", "state"),
+                *("wait_seconds", "run_seconds", "busy_seconds", "runs", "state"),
             )
             .orderBy("workflow_id", "step")
         )
@@ -198,6 +201,43 @@ def workflow_statistics(events: DataFrame, workflow_id: str | None = None) -> Wo
     )
     lasted = F.greatest(F.lit(0.0), F.col("ended_at") - F.col("started_at"))
     return WorkflowStatistics(tasks.withColumn("run_seconds", lasted))
+
+
+def longest_workflows(events: DataFrame, count: int) -> list[dict[str, Any]]:
+    """The workflows that took longest, with what their critical paths consist of. Runs two jobs.
+
+    Rows of `WorkflowStatistics.workflows`, the longest first, with the sums over the steps of the
+    path: steps, wait_seconds (between steps), ran_seconds (in which code ran), between_seconds
+    (delays between a step's runs, and runs that told no end); and path: of the `PATH_STEPS` steps
+    that took longest, in order, step, task_id, task, wait_seconds, ran_seconds, between_seconds,
+    runs and state.
+    """
+    known = workflow_statistics(events).workflows.where(F.col("seconds").isNotNull())
+    rows = [row.asDict() for row in known.limit(count).collect()]
+    if not rows:
+        return []
+    names = [row["workflow_id"] for row in rows]
+    # Only these are walked: a path needs all tasks of its workflow on one executor.
+    chosen = workflow_statistics(events.where(F.col("workflow_id").isin(names)))
+    # What a worker measured may be longer than what its events are apart, by a little.
+    ran = F.least("run_seconds", F.coalesce(F.col("busy_seconds"), F.lit(0.0)))
+    took = F.col("wait_seconds") + F.col("run_seconds")
+    longest = Window.partitionBy("workflow_id").orderBy(took.desc(), "step")
+    steps = chosen.critical_paths.select(
+        "*",
+        ran.alias("ran_seconds"),
+        (F.col("run_seconds") - ran).alias("between_seconds"),
+        F.row_number().over(longest).alias("rank"),
+    )
+    parts = ("wait_seconds", "ran_seconds", "between_seconds")
+    step = F.struct("step", "task_id", "task", *parts, "runs", "state")
+    paths = steps.groupBy("workflow_id").agg(
+        F.count("*").alias("steps"),
+        *(F.sum(part).alias(part) for part in parts),
+        F.array_sort(F.collect_list(F.when(F.col("rank") <= PATH_STEPS, step))).alias("path"),
+    )
+    found = {row["workflow_id"]: row.asDict(recursive=True) for row in paths.collect()}
+    return [{**row, **found[row["workflow_id"]]} for row in rows]
 
 
 def _state(kind: Column) -> Column:

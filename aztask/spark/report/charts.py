@@ -340,6 +340,34 @@ def outcome_shares(rows: Sequence[Row]) -> Chart:
     return Chart("outcomes_by_task", "Outcomes by task", WIDTH, height, marks)
 
 
+PATH_PARTS: Final = (
+    Series("ran_seconds", "ran", "ok"),
+    Series("between_seconds", "between runs", "retry"),
+    Series("wait_seconds", "waited", "mute"),
+)
+
+
+def critical_paths(rows: Sequence[Row]) -> Chart:
+    """For each workflow the time on its critical path, by what it was spent on."""
+    left, right = LABEL_WIDTH + 10, WIDTH - 80
+    sums = [sum(row[each.column] for each in PATH_PARTS) for row in rows]
+    scale = (right - left) / (max(sums, default=0.0) or 1.0)
+    marks: list[Mark] = []
+    for number, (row, total) in enumerate(zip(rows, sums, strict=True)):
+        y, x = number * ROW_HEIGHT + 4, float(left)
+        marks.append(Label(0, y + 15, short(row["workflow_id"]), "label"))
+        for each in PATH_PARTS:
+            part = row[each.column]
+            if part <= 0:
+                continue
+            tip = f"{row['workflow_id']}: {seconds(part)} {each.name} ({share(part / total)})"
+            marks.append(Rect(x, y, max(part * scale, 1.0), 20, each.style, clean(tip)))
+            x += part * scale
+        marks.append(Label(WIDTH, y + 15, seconds(total), "axis end"))
+    height = ROW_HEIGHT * len(rows) + 4
+    return Chart("critical_paths", "Critical paths of workflows", WIDTH, height, marks)
+
+
 def margins(rows: Sequence[Row]) -> Chart:
     """For each queue the lease left at settlement: least, 1 %, 10 % and median."""
     rows = [row for row in rows if row["margin_p50"] is not None]

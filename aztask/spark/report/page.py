@@ -74,6 +74,42 @@ class Table:
     hidden: int = 0
 
 
+def _workflows(summary: Summary) -> Table:
+    """The workflows that took longest, and on what."""
+    parts = {"ran": "ran_seconds", "between runs": "between_seconds", "waited": "wait_seconds"}
+    columns = [
+        Column("took", lambda row: seconds(row["seconds"])),
+        Column("tasks", lambda row: count(row["tasks"])),
+        Column("on the path", lambda row: count(row["steps"])),
+        *(_part_column(heading, name) for heading, name in parts.items()),
+        Column("failed", lambda row: count(row["failed"]), _marked("failed", 1, 1e9)),
+    ]
+    return _table("workflow_id", summary.workflows, columns)
+
+
+def _part_column(heading: str, name: str) -> Column:
+    def text(row: Row) -> str:
+        whole = sum(row[each.column] for each in charts.PATH_PARTS)
+        return f"{seconds(row[name])} ({share(row[name] / whole)})" if whole else seconds(row[name])
+
+    return Column(heading, text)
+
+
+def _paths(summary: Summary) -> Table:
+    """The steps of their critical paths that took longest."""
+    columns = [
+        Column("step", lambda row: count(row["step"])),
+        Column("task", lambda row: clean(row["task"]), lambda row: "text"),
+        Column("waited before", lambda row: seconds(row["wait_seconds"])),
+        Column("ran", lambda row: seconds(row["ran_seconds"])),
+        Column("between runs", lambda row: seconds(row["between_seconds"])),
+        Column("runs", lambda row: count(row["runs"])),
+        Column("state", lambda row: clean(row["state"]), lambda row: "text"),
+    ]
+    rows = [step for workflow in summary.workflows for step in workflow["path"]]
+    return _table("task_id", rows, columns)
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """A comparison: what is beside what, a table of queues and one of tasks."""
@@ -100,6 +136,9 @@ def render(summary: Summary, *, made_at: float | None = None) -> str:
             outcomes=charts.OUTCOMES,
             cards=_cards(summary.total) if summary.total else [],
             advice=summary.advice,
+            path_parts=charts.PATH_PARTS,
+            workflows=_workflows(summary),
+            paths=_paths(summary),
             charts=_charts(summary, busiest),
             busiest=f" The {MAX_CHART_ROWS} busiest tasks."
             if len(busiest) == MAX_CHART_ROWS
@@ -152,6 +191,7 @@ def _charts(summary: Summary, busiest: Sequence[Row]) -> dict[str, Chart]:
         charts.margins(queues),
         charts.runs_by_hour(summary.queue_hours),
         charts.failures_by_hour(summary.queue_hours),
+        charts.critical_paths(summary.workflows),
     )
     return {chart.name: chart for chart in drawn}
 

@@ -1,8 +1,8 @@
 """The statistics of a place as one plain value, for the terminal, ``--json`` and the report.
 
 Layout (documented in docs/how-to/spark/reports.md): place, accuracy, counts, total, tasks, queues,
-queue_hours, errors, timeline, signatures, workers, comparisons, advice. The rows are those of
-`aztask.spark.events.statistics` and of the other modules of `aztask.spark.report`.
+queue_hours, errors, timeline, signatures, workers, comparisons, advice, workflows.
+The rows are those of `aztask.spark.events.statistics` and of the other modules of this package.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from aztask.spark.events.frame import Events
 from aztask.spark.events.lengths import INTERVAL_RUNS, LEVELS, run_lengths
 from aztask.spark.events.statistics import ACCURACY, SHARES, Statistics, plain, statistics
+from aztask.spark.events.workflows import longest_workflows
 from aztask.spark.report.advice import advise
 from aztask.spark.report.comparison import compare, spans_of
 from aztask.spark.report.troubles import signatures, workers
@@ -28,6 +29,7 @@ STEPS: Final = (
 """Lengths in seconds that one step of a timeline may have."""
 MAX_STEPS: Final = 96
 MAX_ERRORS: Final = 200
+MOST_WORKFLOWS: Final = 10
 
 Row = dict[str, Any]
 
@@ -48,7 +50,8 @@ class Summary:
     run_classes: the tasks with two classes of runs. unaccounted: by task, the runs that the result
     store knows and the log lacks; None if it was not asked. comparisons: as in
     `aztask.spark.report.comparison.compare`. advice: as in
-    `aztask.spark.report.advice.advise`; None without the details that it needs.
+    `aztask.spark.report.advice.advise`; None without the details that it needs. workflows: as in
+    `aztask.spark.events.workflows.longest_workflows`.
     """
 
     place: str
@@ -67,6 +70,7 @@ class Summary:
     unaccounted: list[Row] | None = None
     comparisons: list[Row] = field(default_factory=list)
     advice: list[Row] | None = None
+    workflows: list[Row] = field(default_factory=list)
 
     def as_dict(self) -> Row:
         """The fields as plain data, for JSON."""
@@ -85,10 +89,10 @@ def summarize(
     """Run the statistics over the events of a place. Runs a handful of Spark jobs.
 
     progress: called with a line of text before each step. details: also signatures, workers,
-    comparisons and advice, which read the events three times more. unaccounted: what compares the
-    events with a result store. period, deploy: as in `aztask.spark.report.comparison.spans_of`; one
-    of them asks for the comparisons without other details. Raises ConfigurationError if the deploy
-    is not within the log.
+    comparisons, advice and workflows, which read the events five times more. unaccounted: what
+    compares the events with a result store. period, deploy: as in
+    `aztask.spark.report.comparison.spans_of`; one of them asks for the comparisons without other
+    details. Raises ConfigurationError if the deploy is not within the log.
     """
     progress(f"checking for duplicates in {events.files:,} files ({events.bytes / 1e6:,.0f} MB)")
     counts = events.counts.as_dict()
@@ -106,6 +110,8 @@ def summarize(
             progress("errors and workers")
             summary.signatures.extend(signatures(events.events))
             summary.workers.extend(workers(events.events))
+            progress("workflows")
+            summary.workflows.extend(longest_workflows(events.events, MOST_WORKFLOWS))
         if details or period is not None or deploy is not None:
             progress("comparing with the period before")
             summary.comparisons.extend(compare(events.events, spans))
