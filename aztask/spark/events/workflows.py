@@ -226,7 +226,8 @@ def longest_workflows(events: DataFrame, count: int) -> list[dict[str, Any]]:
     steps = chosen.critical_paths.select(
         "*",
         ran.alias("ran_seconds"),
-        (F.col("run_seconds") - ran).alias("between_seconds"),
+        # Times of events are rounded to microseconds: what is shorter than ten is no delay.
+        F.round(F.col("run_seconds") - ran, 5).alias("between_seconds"),
         F.row_number().over(longest).alias("rank"),
     )
     parts = ("wait_seconds", "ran_seconds", "between_seconds")

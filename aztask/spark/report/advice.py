@@ -20,7 +20,7 @@ from aztask.support.display import plural
 
 MOST_NAMED: Final = 3
 FELT_SECONDS: Final = 1.0
-"""Nobody waits for a queue whose tasks wait for less."""
+"""A queue whose tasks wait for less does not fall behind, whatever the change."""
 LEFT_SHARE: Final = 0.05
 """A queue falls behind if more than this share of what was sent had not ended."""
 LONGER: Final = 2.0
