@@ -39,7 +39,7 @@ OPTIONAL_PARTS: Final = frozenset(
 """Distributions that also run without their compiled parts, only slower."""
 COMPILED: Final = (".so", ".pyd", ".dylib", ".dll")
 _USELESS: Final = (*COMPILED, ".pyc", ".pyi")
-_CLUSTER: Final = "blob|crypto|identity|keyvault|otel|schedules|spark|tables|tls|websockets"
+_CLUSTER: Final = "blob|crypto|delta|identity|keyvault|otel|schedules|spark|tables|tls|websockets"
 """The extras that an application may use on a cluster; pages, servers and tools stay here."""
 _THERE: Final = re.compile(rf"""extra\s*==\s*["']({_CLUSTER})["']""")
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
