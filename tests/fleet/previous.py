@@ -30,6 +30,8 @@ BEFORE_STORED = "7d7a5fe09cf01b9d61df921e264d8c1af66cf472"
 """The last revision that signed what it stored as it signed what it sent."""
 WITH_ENCRYPTION = "52dea1a75d19a345edbe939fb304b87b0e49fbe2"
 """One of the first revisions that encrypt."""
+WITH_BEATS = "041268ac16b898f0ebdee101c30cabdfe1a89fd3"
+"""One of the first revisions that have a scheduler for Celery beat."""
 STANDS_FOR = "6c906d670b749b1c23164cb9c6cb5033a0e065a8"
 """Stands for the release before this one until there is a tag: of 28 November 2026."""
 
