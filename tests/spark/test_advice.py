@@ -9,6 +9,7 @@ from events_site import write_log
 
 from aztask.spark import read_events
 from aztask.spark.report.advice import MOST_NAMED, RULES, advise
+from aztask.spark.report.charts import sentence
 from aztask.spark.report.page import render
 from aztask.spark.report.summary import summarize
 from aztask.stores.events.event import Event
@@ -260,3 +261,10 @@ def test_the_page_shows_the_advice_first(trouble, tmp_path):
             assert section.locator("li").count() == len(trouble.advice) == 5
             commands = section.locator("code").all_inner_texts()
             assert commands == [row["command"] for row in trouble.advice]
+
+
+def test_a_shown_command_gives_the_shell_the_name_and_nothing_else():
+    """Names come from events: one may hold quotes and a command of its own."""
+    name = "x'; touch it \"#"
+    shown = sentence(f"aztask worker -Q {shlex.quote(name)}")
+    assert shlex.split(shown) == ["aztask", "worker", "-Q", name]
