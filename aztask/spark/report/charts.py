@@ -348,7 +348,7 @@ PATH_PARTS: Final = (
 
 
 def critical_paths(rows: Sequence[Row]) -> Chart:
-    """For each workflow the time on its critical path, by what it was spent on."""
+    """The time on each workflow's critical path: in code, between runs and waiting."""
     left, right = LABEL_WIDTH + 10, WIDTH - 80
     sums = [sum(row[each.column] for each in PATH_PARTS) for row in rows]
     scale = (right - left) / (max(sums, default=0.0) or 1.0)

@@ -22,6 +22,8 @@ Partitions
 * ``j-PART`` and ``J-MARK-PART``: what workers did, see `aztask.stores.records.history`.
 * ``g-WORKFLOW;DOCUMENT``, ``o-SHARD``, ``em-MARK-SHARD`` and ``e-SHARD``: see
   `aztask.stores.records.tables.workflows`.
+* ``aztask-verify-RUN``: what ``aztask azure verify`` tries roles with, and removes, see
+  `aztask.operate.verifystores`.
 
 How a task id becomes a part of a key: `aztask.stores.layout`.
 """

@@ -56,11 +56,11 @@ def test_the_ready_lines_can_be_pasted_into_a_shell():
 
 
 def test_with_tokens_the_lines_name_a_namespace_and_where_it_is():
-    lines = in_words(emulator("/tmp/c.pem", entra=object())).splitlines()
+    lines = in_words(emulator("certificates/c.pem", entra=object())).splitlines()
     assert lines == [
         "AZTASK_BROKER='servicebus://emulator'",
         "AZTASK_SERVICEBUS_ENDPOINT='localhost:5672'",
-        "clients must trust this certificate: /tmp/c.pem",
+        "clients must trust this certificate: certificates/c.pem",
     ]
     record = _ready(emulator(None, entra=object()), show_key=False)
     assert (record["connection_string"], record["endpoint"]) == (None, "localhost:5672")
@@ -125,8 +125,8 @@ def test_grants_are_read():
 
 
 def test_a_certificate_is_named():
-    lines = in_words(emulator("/tmp/c.pem")).splitlines()
-    assert lines[2] == "clients must trust this certificate: /tmp/c.pem"
+    lines = in_words(emulator("certificates/c.pem")).splitlines()
+    assert lines[2] == "clients must trust this certificate: certificates/c.pem"
 
 
 def test_the_ready_line_as_json():

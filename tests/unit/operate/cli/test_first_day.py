@@ -296,9 +296,8 @@ TABLE = [
         4,
     ),
     (
-        "AZTASK_BROKER=local:/tmp/q.db aztask queues",
-        "the broker is 'local:/tmp/q.db', neither a URL nor a connection string; write "
-        "local:///tmp/q.db",
+        "AZTASK_BROKER=local:/q.db aztask queues",
+        "the broker is 'local:/q.db', neither a URL nor a connection string; write local:///q.db",
         4,
     ),
     (
