@@ -305,7 +305,14 @@ app = App("house")
 def add(a, b): return a + b
 app.broker.declare("default")
 add.delay(1, 2)
-begin(); add.delay(3, 4); end()
+begin()
+ways = []
+for n in range(20):  # what happens once in so many milliseconds falls between two on any machine
+    visited.clear()
+    add.delay(n, 4)
+    ways.append(set(visited))
+visited = min(ways, key=len)
+end()
 os._exit(0)
 """
 APP = """

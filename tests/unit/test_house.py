@@ -202,7 +202,8 @@ CALLABLES = {
 COMMENTS = 1.8
 WAYS = {"one .delay(), local": 24, "the supervisor, three tasks": 92}
 """The supervisor passes through more files where a tick falls between the tasks. A send passes
-through one more after a millisecond, for it looks whether the queue file is still the same."""
+through one more after a millisecond, for it looks whether the queue file is still the same: the
+shortest of twenty counts."""
 LOOKS = 3
 """Ticks fall between the tasks where the machine is busy: the shortest of so many looks counts."""
 
