@@ -7,14 +7,15 @@ Rules
    one, it is dist/release, and what an earlier run left there is removed.
 2. Each archive passes ``twine check --strict`` and is installed in an environment of its own, for
    each Python of `PYTHONS`. There ``aztask demo --json`` must end with 0, every task succeeded.
-3. A Python that is not here is printed as not tried; one failure is enough to end with 1.
+3. A Python that this machine lacks is Debian's, in a folder (`tests.pythons`: as root, with
+   debootstrap). One that cannot be had is printed as not tried. One failure is enough to end with
+   1.
 4. Nothing is uploaded: ``.github/workflows/release.yml`` does, from a tag.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -25,8 +26,15 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.pythons.checks import PYTHONS as DEBIANS  # noqa: E402
+from tests.pythons.checks import Python  # noqa: E402
+from tests.pythons.places import InChroot, NotHere, OnMachine, Place, interpreter  # noqa: E402
+
 DEFAULT: Final = ROOT / "dist" / "release"
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
+DEBIAN: Final = ROOT / ".tox" / "debian"
+"""``tox -e pythons`` keeps its Debians there, too."""
 NOT_TRIED: Final = "not tried"
 
 
@@ -55,32 +63,6 @@ def failure(done: subprocess.CompletedProcess[str]) -> str:
     return f"exit code {done.returncode}: {'; '.join(lines[-3:])}"
 
 
-def interpreter(version: str) -> str | None:
-    """A Python of this version: the first that starts, on the PATH, of uv or of pyenv."""
-    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    of_pyenv = sorted(map(str, root.glob(f"versions/{version}.*/bin/python")))
-    found = [shutil.which(f"python{version}"), _of_uv(version), *of_pyenv]
-    return next((each for each in found if each and _version_of(each) == version), None)
-
-
-def _of_uv(version: str) -> str | None:
-    environment = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
-    try:
-        done = run(["uv", "python", "find", "--no-project", version], env=environment)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def _version_of(python: str) -> str:
-    # What pyenv puts on the PATH is there for versions that are not chosen, too, and fails then.
-    script = "import sys; print('%d.%d' % sys.version_info[:2])"
-    try:
-        return run([python, "-c", script]).stdout.strip()
-    except OSError:
-        return ""
-
-
 # -- the steps -------------------------------------------------------------------------------------
 
 
@@ -102,31 +84,39 @@ def check_metadata(archives: Sequence[Path]) -> Row:
     return Row("metadata", state, "" if state == "ok" else failure(done))
 
 
+def place_for(version: str, work: Path, archives: Path) -> Place:
+    """Where a version runs: here, else in the Debian that has it. Raises NotHere."""
+    here = OnMachine(Python(version), work, archives)
+    of_debian = [each for each in DEBIANS if each.version == version and each.suite]
+    if interpreter(version) or not of_debian:
+        here.folder = str(work)
+        return here
+    place = InChroot(of_debian[0], DEBIAN, archives)
+    place.folder = "/tmp"  # noqa: S108  # the chroot's own, new for each command
+    return place
+
+
 def try_archive(archive: Path, version: str) -> Row:
     """Install an archive in a new environment, and run the demo there."""
     what = f"{archive.name} on Python {version}"
-    python = interpreter(version)
-    if python is None:
-        return Row(what, NOT_TRIED, f"there is no python{version} here")
     with tempfile.TemporaryDirectory() as folder:
-        environment = Path(folder, "environment")
-        steps: list[list[str | Path]] = [
-            [python, "-m", "venv", environment],
-            [environment / "bin" / "python", "-m", "pip", "install", "-q", archive],
-        ]
-        for step in steps:
-            if (done := run(step, cwd=folder)).returncode:
-                return Row(what, "failed", failure(done))
-        return _try_command(what, environment / "bin", Path(folder))
+        place = place_for(version, Path(folder), archive.parent)
+        try:
+            place.prepare()
+        except NotHere as reason:
+            return Row(what, NOT_TRIED, str(reason))
+        path = f"{place.wheels}/{archive.name}"
+        done = place.output("python", "-m", "pip", "install", "-q", path)
+        if done.returncode:
+            return Row(what, "failed", failure(done))
+        return _try_command(what, place, archive.name.startswith("aztask_emulator"))
 
 
-def _try_command(what: str, programs: Path, folder: Path) -> Row:
-    clean = {name: text for name, text in os.environ.items() if not name.startswith("AZTASK_")}
-    clean.pop("PYTHONPATH", None)
-    if (programs / "aztask-emulator").exists():
-        done = run([programs / "aztask-emulator", "--help"], cwd=folder, env=clean)
+def _try_command(what: str, place: Place, emulator: bool) -> Row:
+    if emulator:
+        done = place.output("aztask-emulator", "--help")
         return Row(what, "failed", failure(done)) if done.returncode else Row(what, "ok", "--help")
-    done = run([programs / "aztask", "demo", "--json"], cwd=folder, env=clean)
+    done = place.output("aztask", "demo", "--json")
     if done.returncode:
         return Row(what, "failed", failure(done))
     found = json.loads(done.stdout.splitlines()[-1])

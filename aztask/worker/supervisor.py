@@ -146,12 +146,14 @@ class Supervisor:
         closing = self.core.pool.closing()
         if closing and self._signals < AT_ONCE and now < self._closing_until:
             return False
+        why = (
+            "the worker was told to end at once"
+            if self._signals >= AT_ONCE
+            else f"raise --shutdown-grace ({self._options.shutdown_grace:g} s) if they need longer"
+        )
         for process in closing:
             logger.warning(
-                "%s is killed while its lifespans or process hooks close; raise --shutdown-grace "
-                "(%g s) if they need longer",
-                process,
-                self._options.shutdown_grace,
+                "%s is killed while its lifespans or process hooks close; %s", process, why
             )
             process.kill("its lifespans or process hooks did not close in time")
         return True

@@ -49,6 +49,13 @@ for number in range({FLOWS}):
 chain(work.s(first + 500), work.s()).delay(workflow_id=f"chain-{{release}}")
 app.close()
 """
+FLOW = """
+import sys
+from neighbours_app import app, flow
+for key in sys.argv[2:]:
+    flow.with_options(task_id=key).delay(key)
+app.close()
+"""
 SIGNAL = """
 import sys
 from neighbours_app import app
@@ -138,6 +145,12 @@ class Neighbours(Releases):
         # a release without a worker gets the next one, so that both are there all the time
         self.start((set(RELEASES) - left or {self.draw.choice(RELEASES)}).pop())
 
+    def only(self, release: str) -> None:
+        """Kill every worker; one of this release takes their place."""
+        while self.workers:
+            self.kills[self.killed()] += 1
+        self.start(release)
+
 
 @pytest.fixture(params=["local", "servicebus and tables"])
 def neighbours(
@@ -200,6 +213,12 @@ def test_neighbouring_releases_share_messages_rows_parked_runs_and_events(
     wanted = outcomes(flows)
     until(lambda: all(app.result(key).ready() for key in wanted), "all have ended")
     until(lambda: all(app.workflows.result(f"chain-{each}").ready() for each in RELEASES), "chains")
+    for release in RELEASES:
+        # Which release ran which flow was chance so far: each runs one of each alone.
+        keys = [f"flow-{each}-alone-{release}" for each in RELEASES]
+        neighbours.only(release)
+        alone(neighbours, app, dict(zip(RELEASES, keys, strict=True)))
+        wanted |= outcomes(keys)
     assert [app.workflows.result(f"chain-{each}").get(timeout=0) for each in RELEASES] == [
         4 * 500,
         4 * 1500,
@@ -231,6 +250,18 @@ def test_neighbouring_releases_share_messages_rows_parked_runs_and_events(
     assert ran == {(by, of) for by in RELEASES for of in RELEASES}, "flows of each ran on each"
     assert neighbours.kills.keys() == set(RELEASES)
     app.close()
+
+
+def alone(neighbours: Neighbours, app: App, keys: dict[str, str]) -> None:
+    """Workers of one release: each release sends a flow, and wakes that of the other one."""
+    store = app.sends.signals.store
+    assert store is not None
+    for release, key in keys.items():
+        neighbours.python(release, FLOW, key)
+    until(lambda: all(store.parked(key) is not None for key in keys.values()), "parked alone")
+    for release, key in zip(reversed(keys), keys.values(), strict=True):
+        neighbours.python(release, SIGNAL, key)
+    until(lambda: all(app.result(key).ready() for key in keys.values()), "ended alone")
 
 
 def outcomes(flows: list[str]) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def test_closings_get_their_time_and_a_cut_one_is_logged(place):
     place.opened(4)
     log = place.ended(worker, signal.SIGTERM)
     assert place.notes().count("closed") == 2
-    assert log.count("is killed while its lifespans or process hooks close") == 2
+    assert log.count("is killed while its lifespans or process hooks close; raise") == 2
 
 
 def test_a_closing_that_is_told_as_cut_is_cut(place):
@@ -258,7 +258,9 @@ def test_a_second_signal_cuts_the_closings_and_says_so(place):
     started = time.monotonic()
     log = place.ended(worker, signal.SIGTERM, signal.SIGTERM, pause=1.0)
     assert time.monotonic() - started < 30
-    assert "is killed while its lifespans or process hooks close" in log
+    cut = "is killed while its lifespans or process hooks close"
+    assert f"{cut}; the worker was told to end at once" in log
+    assert "--shutdown-grace" not in log
 
 
 def test_a_hard_time_limit_ends_what_the_task_started(place):

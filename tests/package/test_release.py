@@ -92,6 +92,19 @@ def test_a_python_that_is_not_here_or_does_not_start_is_not_tried(
     assert (row.state, row.text) == ("not tried", "there is no python3.99 here")
 
 
+def test_a_python_that_is_not_here_is_one_of_debian(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "interpreter", lambda version: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(release, "DEBIAN", tmp_path / "debian")
+    row = release.try_archive(tmp_path / "a.whl", "3.14")
+    missing = "debootstrap is missing: apt-get install debootstrap"
+    assert (row.state, row.text) == ("not tried", missing)
+    command = release.place_for("3.14", tmp_path, tmp_path).command(["aztask"])
+    assert "chroot" in command[-1] and str(ROOT) not in command[-1].partition("exec ")[2]
+
+
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("not tried", 0), ("failed", 1)])
 def test_only_a_failure_ends_with_one(
     tmp_path: Path,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Python:
-    """A version, and the suite of Debian that has it; "": it must be on the PATH."""
+    """A version, and the suite of Debian that has it; "": this machine must have it."""
 
     version: str
     suite: str = ""

@@ -19,6 +19,7 @@ SOURCE = "/aztask"
 WHEELS = "/wheels"
 ISOLATED = ("unshare", "--mount", "--propagation", "private")
 SECONDS = 3600.0
+OURS = re.compile("AZTASK_|PYTHONPATH$")
 PASSED_ON = re.compile(r"(?i)(https?|no)_proxy|.*_CA_BUNDLE|SSL_CERT_FILE")
 
 
@@ -32,6 +33,8 @@ class Place(ABC):
     source: str
     wheels: str
     environment: Path
+    folder: str
+    """In which commands run: the source tree, if nobody sets another one."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -39,32 +42,40 @@ class Place(ABC):
 
     @abstractmethod
     def command(self, words: Sequence[str]) -> list[str]:
-        """The command that runs `words` here, in the source tree."""
+        """The command that runs `words` here, in `folder`."""
 
     def run(self, *words: str) -> int:
         """Run a program of the virtual environment; returns its exit code."""
-        program = str(self.environment / "bin" / words[0])
-        return subprocess.run(self.command([program, *words[1:]]), check=False).returncode
+        return subprocess.run(self._program(words), check=False).returncode
+
+    def output(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a program of the virtual environment without variables for Python and aztask."""
+        clean = {name: text for name, text in os.environ.items() if not OURS.match(name)}
+        command = self._program(words)
+        return subprocess.run(command, env=clean, text=True, capture_output=True, check=False)
+
+    def _program(self, words: Sequence[str]) -> list[str]:
+        return self.command([str(self.environment / "bin" / words[0]), *words[1:]])
 
 
-class OnPath(Place):
+class OnMachine(Place):
     """A Python of this machine."""
 
     def __init__(self, python: Python, work: Path, wheels: Path) -> None:
         self._python = python
-        self.source, self.wheels = str(ROOT), str(wheels)
+        self.source = self.folder = str(ROOT)
+        self.wheels = str(wheels)
         self.environment = work / python.version
 
     def prepare(self) -> None:
-        name = f"python{self._python.version}"
-        found = shutil.which(name)
-        if found is None or _output(found, "--version") is None:
-            raise NotHere(f"{name} is not on the PATH")
+        found = interpreter(self._python.version)
+        if found is None:
+            raise NotHere(f"there is no python{self._python.version} here")
         shutil.rmtree(self.environment, ignore_errors=True)
         subprocess.run([found, "-m", "venv", str(self.environment)], check=True)
 
     def command(self, words: Sequence[str]) -> list[str]:
-        return ["env", "-C", str(ROOT), "PYTHONDONTWRITEBYTECODE=1", *words]
+        return ["env", "-C", self.folder, "PYTHONDONTWRITEBYTECODE=1", *words]
 
 
 class InChroot(Place):
@@ -75,7 +86,8 @@ class InChroot(Place):
         self._folder = work / python.suite
         self._wheels = wheels
         self._settings = pip_settings()
-        self.source, self.wheels = SOURCE, WHEELS
+        self.source = self.folder = SOURCE
+        self.wheels = WHEELS
         self.environment = Path("/venv")
 
     def prepare(self) -> None:
@@ -138,13 +150,29 @@ class InChroot(Place):
             **self._settings,
         }
         pairs = [f"{name}={value}" for name, value in given.items()]
-        inside = ["chroot", str(self._folder), "env", "-i", "-C", SOURCE, *pairs, *words]
+        inside = ["chroot", str(self._folder), "env", "-i", "-C", self.folder, *pairs, *words]
         script = " && ".join([*lines, f"exec {shlex.join(inside)}"])
         return [*ISOLATED, "sh", "-c", script]
 
 
+def interpreter(version: str) -> str | None:
+    """A Python of this version: the first that starts, on the PATH, of uv or of pyenv."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    of_pyenv = sorted(map(str, root.glob(f"versions/{version}.*/bin/python")))
+    never = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+    of_uv = _output("uv", "python", "find", "--no-project", version, environment=never)
+    found = [shutil.which(f"python{version}"), (of_uv or "").strip(), *of_pyenv]
+    return next((each for each in found if each and _version_of(each) == version), None)
+
+
+def _version_of(python: str) -> str:
+    # What pyenv puts on the PATH is there for versions that are not chosen, too, and fails then.
+    script = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return (_output(python, "-c", script) or "").strip()
+
+
 def place_of(python: Python, work: Path, wheels: Path) -> Place:
-    return InChroot(python, work, wheels) if python.suite else OnPath(python, work, wheels)
+    return InChroot(python, work, wheels) if python.suite else OnMachine(python, work, wheels)
 
 
 def mirror() -> str:

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.pythons.checks import Python
-from tests.pythons.places import ISOLATED, InChroot, NotHere, OnPath, local_paths, read_settings
+from tests.pythons.places import (
+    ISOLATED,
+    InChroot,
+    NotHere,
+    OnMachine,
+    local_paths,
+    read_settings,
+)
 
 
 def test_the_settings_of_pip_become_variables():
@@ -41,8 +48,8 @@ def test_a_missing_debootstrap_is_one_line(tmp_path, monkeypatch):
 
 
 def test_a_missing_python_is_one_line(tmp_path):
-    with pytest.raises(NotHere, match=r"^python3\.99 is not on the PATH$"):
-        OnPath(Python("3.99"), tmp_path, tmp_path).prepare()
+    with pytest.raises(NotHere, match=r"^there is no python3\.99 here$"):
+        OnMachine(Python("3.99"), tmp_path, tmp_path).prepare()
 
 
 def mounted_under(folder):
@@ -71,9 +78,9 @@ def test_the_command_line_says_what_was_not_tried(tmp_path):
     words = ["--work", str(tmp_path), "--only", "3.12", "install"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.pythons", *words],
-        env={**os.environ, "PATH": "/nowhere"},
+        env={**os.environ, "PATH": "/nowhere", "PYENV_ROOT": "/nowhere"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "3.12: not tried: python3.12 is not on the PATH\n")
+    assert (done.returncode, done.stdout) == (0, "3.12: not tried: there is no python3.12 here\n")
