@@ -90,11 +90,11 @@ ROW_HEADERS = {
     "x-ms-version": "2019-02-02",
 }
 FIRST_SECONDS = 0.5
-PAIRS = 30
+PAIRS = 100
 SLOWED = 0.02
 """By how much viewers may slow a worker."""
-SLICE_SECONDS = 8.0
-SETTLING_SECONDS = 2.0
+SLICE_SECONDS = 2.5
+SETTLING_SECONDS = 1.0
 """What comes before a slice is not counted: viewers come or go."""
 
 SHOP = """
