@@ -356,7 +356,7 @@ UNTRIED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "how-to/advanced/functions-and-events.md": (
         ("Event Grid, and the host of Azure Functions", BY_HAND),
     ),
-    "how-to/advanced/send-from-other-languages.md": (("clients other than JavaScript", BY_HAND),),
+    "how-to/advanced/send-from-other-languages.md": (("the clients in .NET and Go", BY_HAND),),
     "how-to/production/application-insights.md": (("the queries", BY_HAND),),
     "how-to/production/dashboard.md": (("a login with the real Entra ID", BY_HAND),),
     "how-to/production/deploy.md": (

@@ -1,4 +1,4 @@
-"""Routes administration requests: a path and a method read or change the namespace.
+"""Routes administration requests, and serves the HTTP port: these, the page, and messages.
 
 Rule: without a key, only requests that name this machine are answered. A web page in a browser of
 this machine can let its own host name point to 127.0.0.1 and send requests here (DNS rebinding),
@@ -13,14 +13,24 @@ import logging
 import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from aztask.emulator import websocket
 from aztask.emulator.admin import descriptions, page
 from aztask.emulator.admin.descriptions import EntitySnapshot
+from aztask.emulator.admin.http import (
+    MAX_BODY,
+    MAX_HEAD,
+    BadRequest,
+    HttpRequest,
+    HttpResponse,
+    failed,
+    linger,
+    read_body,
+    read_head,
+)
+from aztask.emulator.admin.runtime import Requester, Runtime, RuntimeCall, call_of
 from aztask.emulator.amqp import AmqpError
 from aztask.emulator.broker.broker import Service
 from aztask.emulator.broker.entities import (
@@ -43,38 +53,9 @@ from aztask.errors import (
 )
 
 MAX_PAGE = 1000
-_ATOM_ENTRY = "application/atom+xml;type=entry;charset=utf-8"
 _ATOM_FEED = "application/atom+xml;type=feed;charset=utf-8"
 _HEALTHY = '{"status":"healthy","message":"Service is healthy."}'
 _Item = TypeVar("_Item")
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
-    """A request. headers: by lower-case name. query: the last value of each name."""
-
-    method: str
-    path: str
-    query: dict[str, str]
-    headers: dict[str, str]
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
-    """A response: status, document and its content type."""
-
-    status: int
-    body: str = ""
-    content_type: str = _ATOM_ENTRY
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-def failed(status: int, detail: str) -> HttpResponse:
-    """Return a response with the service's error document."""
-    return HttpResponse(
-        status, descriptions.error(status, detail), "application/xml; charset=utf-8"
-    )
 
 
 def _names_this_machine(request: HttpRequest) -> bool:
@@ -294,31 +275,21 @@ def _number(text: str | None, default: int) -> int:
 
 # -- The server ------------------------------------------------------------------------------------
 #
-# A small HTTP/1.1 server for the administration API (the part of RFC 9112 that its clients use).
+# A small HTTP/1.1 server for the administration and the runtime API.
 #
 # Rules
 # 1. Head and body are limited before they are read. A connection is closed after `IDLE_SECONDS`
 #    without a request, and `HEAD_SECONDS` after a request began and is not complete.
 # 2. Each connection has one request at a time. It stays open unless the client asks to close it.
-# 3. If there are `MAX_CONNECTIONS`, a new one takes the place of the one that has waited longest
-#    for its client, of the address with the most. Slow clients lock no other out.
+# 3. If there are `MAX_CONNECTIONS`, a new one takes the place of the one whose last request is the
+#    oldest, of the address with the most. Slow clients, and receivers that wait, lock no other out.
 
 log = logging.getLogger(__name__)
 
-MAX_HEAD = 64 * 1024
-MAX_BODY = 1024 * 1024
 IDLE_SECONDS = 120.0
 HEAD_SECONDS = 10.0
 MAX_CONNECTIONS = 200
 STOP_SECONDS = 1.0
-
-
-class _BadRequest(Exception):
-    """A request that gets this status and ends the connection."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
 
 
 class AdminServer:
@@ -328,6 +299,7 @@ class AdminServer:
         self._broker = broker
         self._amqp = amqp
         self._routes = Routes(broker, amqp.entity_deleted, secure=False)
+        self._runtime = Runtime(broker, secure=False)
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.StreamWriter, str] = {}  # in the order of their last request
         self._serving: set[asyncio.Task[None] | None] = set()
@@ -335,6 +307,7 @@ class AdminServer:
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
         """Listen, with TLS if there is a `context`; return the bound port. Raises OSError."""
         self._routes = Routes(self._broker, self._amqp.entity_deleted, secure=context is not None)
+        self._runtime = Runtime(self._broker, secure=context is not None)
         self._server = await asyncio.start_server(
             self._serve, host, port, ssl=context, limit=MAX_HEAD
         )
@@ -373,7 +346,7 @@ class AdminServer:
             self._serving.discard(task)
 
     def _make_room(self) -> None:
-        """Close one connection (rule 3). All wait for their clients: answers need no waiting."""
+        """Close one connection (rule 3). All wait: for their clients, or for a message."""
         peers = Counter(self._open.values())
         most = max(peers.values())
         writer = next(each for each, peer in self._open.items() if peers[peer] == most)
@@ -382,32 +355,71 @@ class AdminServer:
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; return whether the connection stays open."""
-        keep = False
+        async with asyncio.timeout(IDLE_SECONDS):
+            first = await reader.readexactly(1)
         try:
-            async with asyncio.timeout(IDLE_SECONDS):
-                first = await reader.readexactly(1)
             async with asyncio.timeout(HEAD_SECONDS):
-                request = await _read(first, reader, writer)
-            if writer in self._open:  # now it is the one that was heard last
-                self._open[writer] = self._open.pop(writer)
-            if self._is_upgraded(request, writer):
-                return False
-            keep = request.headers.get("connection", "").lower() != "close"
+                request = await read_head(first, reader)
+                call = call_of(request.method, request.path)
+                if call is None:
+                    request = await read_body(request, reader, writer)
+                else:
+                    refusal, request = await self._checked(call, request, reader, writer)
+        except BadRequest as error:
+            writer.write(failed(error.status, str(error)).encoded(keep=False))
+            await writer.drain()
+            await linger(reader)
+            return False
+        if writer in self._open:  # now it is the one that was heard last
+            self._open[writer] = self._open.pop(writer)
+        if self._is_upgraded(request, writer):
+            return False
+        if call is None:
             response = self.answer(request)
-        except _BadRequest as error:
-            response = failed(error.status, str(error))
-        body = response.body.encode()
-        reason = HTTPStatus(response.status).phrase
-        head = [
-            f"HTTP/1.1 {response.status} {reason}",
-            f"Content-Type: {response.content_type}",
-            f"Content-Length: {len(body)}",
-            f"Connection: {'keep-alive' if keep else 'close'}",
-        ]
-        head += [f"{name}: {value}" for name, value in response.headers.items()]
-        writer.write("\r\n".join([*head, "", ""]).encode() + body)
+        else:
+            response = refusal or await self._answer(call, request, Requester(reader, writer))
+            if not await self._meets_faults(writer):
+                return False
+        keep = request.headers.get("connection", "").lower() != "close"
+        writer.write(response.encoded(keep=keep))
         await writer.drain()
         return keep
+
+    async def _checked(
+        self,
+        call: RuntimeCall,
+        request: HttpRequest,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> tuple[HttpResponse | None, HttpRequest]:
+        """Return why a request for messages is refused, or None, and the request with its body.
+
+        What a refused client sends is read like the body of any other request, so that it gets its
+        answer on a connection that stays open.
+        """
+        refusal = self._runtime.refusal(call, request)
+        most = MAX_BODY if refusal else self._runtime.most_bytes(call)
+        return refusal, await read_body(request, reader, writer, most, 403)
+
+    async def _answer(
+        self, call: RuntimeCall, request: HttpRequest, requester: Requester
+    ) -> HttpResponse:
+        """Return the response to a request for messages."""
+        try:
+            return await self._runtime.answer(call, request, requester)
+        except Exception:
+            log.exception("%s %s failed: a bug of the emulator", request.method, request.path)
+            return failed(500, "a bug of the emulator, see its log")
+
+    async def _meets_faults(self, writer: asyncio.StreamWriter) -> bool:
+        """Delay an answer about messages, or break its connection, if the options say so."""
+        faults = self._broker.faults
+        if faults.on_output and faults.drops():
+            writer.transport.abort()
+            return False
+        if faults.latency:
+            await asyncio.sleep(faults.latency)
+        return True
 
     def _is_upgraded(self, request: HttpRequest, writer: asyncio.StreamWriter) -> bool:
         """Hand a connection over that asks for a WebSocket; return whether it did."""
@@ -447,46 +459,3 @@ class AdminServer:
         if text is None:
             return failed(404, f"there is nothing at {request.path[:300]!r}")
         return HttpResponse(200, text, "text/html; charset=utf-8", page.HEADERS)
-
-
-async def _read(
-    first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> HttpRequest:
-    try:
-        head = first + await reader.readuntil(b"\r\n\r\n")
-    except asyncio.LimitOverrunError:
-        raise _BadRequest(431, "the request's head is too long") from None
-    lines = head.decode("latin-1").split("\r\n")
-    words = lines[0].split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        raise _BadRequest(400, "this port speaks HTTP/1.1")
-    headers = websocket.headers_of(lines[1:])
-    if headers.get("expect", "").lower() == "100-continue":
-        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    body = await _body(reader, headers)
-    path, _, query = words[1].partition("?")
-    return HttpRequest(words[0].upper(), path, dict(parse_qsl(query)), headers, body)
-
-
-async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
-    if "chunked" in headers.get("transfer-encoding", "").lower():
-        return await _chunks(reader)
-    length = headers.get("content-length", "0")
-    if not (length.isascii() and length.isdigit()) or int(length) > MAX_BODY:
-        raise _BadRequest(413, f"a body of {length[:20]} bytes; at most {MAX_BODY}")
-    return await reader.readexactly(int(length))
-
-
-async def _chunks(reader: asyncio.StreamReader) -> bytes:
-    body = b""
-    while True:
-        line = (await reader.readuntil(b"\r\n")).split(b";")[0].strip()
-        try:
-            size = int(line, 16)
-        except ValueError:
-            raise _BadRequest(400, "a chunk without a size") from None
-        if size < 0 or len(body) + size > MAX_BODY:
-            raise _BadRequest(413, f"a body of more than {MAX_BODY} bytes")
-        body += (await reader.readexactly(size + 2))[:size]
-        if not size:
-            return body

@@ -61,8 +61,14 @@ class TokenClaim:
         return not self.path or path == self.path or path.startswith(self.path + "/")
 
 
-def resource_path(resource: str) -> str:
-    """Return the entity path of a resource URI in lower case, "" for the whole namespace."""
+def resource_path(resource: str, host: str = "") -> str:
+    """Return the entity path of a resource URI in lower case, "" for the whole namespace.
+
+    host: what the resource may begin with if it has no scheme.
+    """
+    first, _, rest = resource.partition("/")
+    if host and first.lower() == host.lower():
+        resource = rest
     return unquote(urlsplit(resource).path if "://" in resource else resource).strip("/").lower()
 
 
@@ -106,11 +112,11 @@ class Access:
             return not self.required
         return hmac.compare_digest(password.encode(), self._key.encode())
 
-    def claim(self, token: str, kind: str, audience: str) -> TokenClaim:
+    def claim(self, token: str, kind: str, audience: str, host: str = "") -> TokenClaim:
         """Verify a token that was put to ``$cbs``, and return the claim that it proves.
 
-        kind: the token's type. audience: the resource that the client asks for. Raises AmqpError
-        (unauthorized-access).
+        kind: the token's type. audience: the resource that the client asks for. host: see
+        `bearer`. Raises AmqpError (unauthorized-access).
         """
         if not self.required:
             return TokenClaim("", float("inf"))
@@ -126,12 +132,12 @@ class Access:
                 f"a token of type {kind[:40]!r} cannot be verified here: connect with the"
                 " emulator's shared access key"
             )
-        claim = self._verified(token)
+        claim = self._verified(token, host)
         if not claim.covers(resource_path(audience)):
             raise denied(f"the token's resource does not cover {audience[:200]!r}")
         return claim
 
-    def _verified(self, token: str) -> TokenClaim:
+    def _verified(self, token: str, host: str) -> TokenClaim:
         fields = {name: values[0] for name, values in parse_qs(token[len(SAS_PREFIX) :]).items()}
         raw = dict(
             part.split("=", 1) for part in token[len(SAS_PREFIX) :].split("&") if "=" in part
@@ -150,16 +156,22 @@ class Access:
             raise denied(
                 f"the token expired {self._wall() - expiry:.0f} s ago by the emulator's clock"
             )
-        return TokenClaim(resource_path(resource), expiry, rule.rights)
+        return TokenClaim(resource_path(resource, host), expiry, rule.rights)
 
-    def bearer(self, header: str | None, audience: str) -> None:
-        """Check an HTTP Authorization header for Manage. Raises AmqpError (unauthorized-access)."""
+    def bearer(
+        self, header: str | None, audience: str, right: Right = Right.MANAGE, host: str = ""
+    ) -> None:
+        """Check an HTTP Authorization header. Raises AmqpError (unauthorized-access).
+
+        host: of the request. The resource of a token for it may begin with that, without a scheme,
+        as in the examples of the service's runtime API.
+        """
         if not self.required:
             return
         token = (header or "").removeprefix("Bearer ")
-        claim = self.claim(token, "none" if not header else "bearer", audience)
-        if Right.MANAGE not in claim.rights:
-            raise missing(Right.MANAGE, audience)
+        claim = self.claim(token, "none" if not header else "bearer", audience, host)
+        if right not in claim.rights:
+            raise missing(right, audience)
 
 
 def sign(key: str, text: str) -> str:

@@ -184,7 +184,7 @@ class Client:
             link.context = responder
             link.accept(max_message_size=REQUEST_SIZE)
             return
-        entity = receivable(self.broker, address, link)
+        entity = receivable(self.broker, address, link.source.filters if link.source else {})
         if entity.sessions and not address.dead:
             accepting = PendingSession(
                 self.broker, link, entity, lambda consumer: self._accepted(link, consumer)

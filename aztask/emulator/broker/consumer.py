@@ -11,8 +11,9 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from struct import Struct
+from typing import Any
 
 from aztask.emulator.amqp import (
     INVALID_FIELD,
@@ -22,7 +23,7 @@ from aztask.emulator.amqp import (
     encode,
     outgoing,
 )
-from aztask.emulator.amqp.link import AmqpLink, Outbound, SendingLink, with_filter
+from aztask.emulator.amqp.link import Outbound, SendingLink, with_filter
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.broker import Lock, Service
@@ -276,8 +277,11 @@ def guid_bytes(key: bytes) -> bytes:
     return _GUID.pack(*_UUID.unpack(key))
 
 
-def receivable(broker: Service, address: Address, link: AmqpLink) -> Entity:
-    """Return the entity if this link may receive from it. Raises AmqpError otherwise."""
+def receivable(broker: Service, address: Address, filters: Mapping[str, Any]) -> Entity:
+    """Return the entity if a client may receive from it. Raises AmqpError otherwise.
+
+    filters: of the source of its link, by name.
+    """
     entity = broker.namespace.find(address.entity)
     if entity is None:
         raise AmqpError(
@@ -291,7 +295,6 @@ def receivable(broker: Service, address: Address, link: AmqpLink) -> Entity:
         raise AmqpError(
             NOT_ALLOWED, f"{entity.path!r} forwards to {entity.forward_to!r}: receive there"
         )
-    filters = link.source.filters if link.source is not None else {}
     with_session = SESSION_FILTER in filters
     if not isinstance(filters.get(SESSION_FILTER), str | None):
         raise AmqpError(INVALID_FIELD, "the session filter must be a session id or null")

@@ -10,7 +10,8 @@ import pytest
 from emulatorbench import Bench, message
 
 from aztask.emulator.admin import page
-from aztask.emulator.admin.routes import AdminServer, HttpRequest
+from aztask.emulator.admin.http import HttpRequest
+from aztask.emulator.admin.routes import AdminServer
 from aztask.emulator.broker.entities import EntityKind, SubscriptionRule
 from aztask.emulator.broker.filters import CorrelationFilter, RuleAction, SqlFilter
 

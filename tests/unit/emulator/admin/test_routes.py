@@ -9,7 +9,8 @@ import pytest
 from emulatorbench import Bench
 
 from aztask.emulator.admin.descriptions import CONNECT, INSTANCE, children, local
-from aztask.emulator.admin.routes import HttpRequest, Routes
+from aztask.emulator.admin.http import HttpRequest
+from aztask.emulator.admin.routes import Routes
 
 
 def described(kind, inner=""):
