@@ -342,6 +342,8 @@ def test_keys_allow_what_they_allow_over_amqp():
         assert statuses(sas("main", f"{base}/q", expires=int(time.time()) - 5)) == (401, 401)
         locked = sas("s", f"{base}/q", "sender")
         refused = http("POST", "/q/messages/head", Authorization=locked)
+        forged = {"Authorization": sas("main", "other"), "Host": "other"}
+        assert http("POST", "/q/messages", b"x", **forged).status == 401
         assert "'Listen' claim is required" in refused.content.decode()
         http.close()
 

@@ -64,10 +64,12 @@ class TokenClaim:
 def resource_path(resource: str, host: str = "") -> str:
     """Return the entity path of a resource URI in lower case, "" for the whole namespace.
 
-    host: what the resource may begin with if it has no scheme.
+    host: what the resource may begin with if it has no scheme. It must have a port: without one, a
+    client could choose a host that is the name of an entity, and a token for this entity would
+    become one for the namespace.
     """
     first, _, rest = resource.partition("/")
-    if host and first.lower() == host.lower():
+    if ":" in host and first.lower() == host.lower():
         resource = rest
     return unquote(urlsplit(resource).path if "://" in resource else resource).strip("/").lower()
 
