@@ -57,7 +57,7 @@ def _offset(_context: click.Context, _parameter: click.Parameter, value: str) ->
     "--admin-port",
     type=click.IntRange(0, 65535),
     default=ADMIN_PORT,
-    help="Serve administration over HTTP on this port; 0: any free port.",
+    help="Serve administration and messages over HTTP on this port; 0: any free port.",
 )
 @click.option(
     "--data",
