@@ -20,7 +20,7 @@ from azure.storage.queue import (
     generate_account_sas,
 )
 from jsonschema import Draft202012Validator, ValidationError
-from programs import need_node
+from programs import need_node, npm_ci
 
 from aztask import App
 from aztask.message.codec import Codec
@@ -77,12 +77,7 @@ class Sender:
 @pytest.fixture(scope="module")
 def javascript() -> Sender:
     program = str(need_node())
-    if not (PACKAGES / "node_modules" / "@msgpack").exists():
-        command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
-        done = subprocess.run(
-            command, cwd=PACKAGES, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, f"npm ci failed: {done.stderr[-500:]}"
+    npm_ci(PACKAGES)
     return Sender(program, str(CLIENT), NODE_PATH=str(PACKAGES / "node_modules"))
 
 
@@ -248,8 +243,10 @@ class Check {
 
 
 def test_the_check_of_json_is_that_of_python(java: Sender, tmp_path: Path) -> None:
-    (tmp_path / "Check.java").write_text(CHECK)
-    check = Sender("java", "-cp", java.words[2], str(tmp_path / "Check.java"), LC_ALL="C.UTF-8")
+    folder, source = java.words[2], tmp_path / "Check.java"
+    source.write_text(CHECK)
+    subprocess.run(["javac", "-cp", folder, "-d", folder, str(source)], check=True)
+    check = Sender("java", "-cp", folder, "Check", LC_ALL="C.UTF-8")
     answers = check(*JSON_VALUES, *NO_JSON).stdout.split()
     assert answers == ["true"] * len(JSON_VALUES) + ["false"] * len(NO_JSON)
     assert all(isinstance(json.loads(text), list) for text in JSON_VALUES)

@@ -8,25 +8,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from programs import need_node
+from programs import need_node, npm_ci
 
 from aztask.emulator.broker.entities import Entity, EntityKind
 from aztask.testing import emulator
 
 FOLDER = Path(__file__).parent / "node"
-NEEDED = ("@azure/service-bus", "ws")
 
 
 @pytest.fixture(scope="module")
 def node():
     """The node program, with the packages of package.json installed beside it."""
     node = need_node()
-    if not all((FOLDER / "node_modules" / name).exists() for name in NEEDED):
-        command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
-        done = subprocess.run(
-            command, cwd=FOLDER, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, f"npm ci failed: {done.stderr[-500:]}"
+    npm_ci(FOLDER)
     return node
 
 

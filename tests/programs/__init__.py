@@ -78,6 +78,17 @@ def npm_package(name: str, version: str) -> Path:
     return place / "node_modules" / ".bin"
 
 
+def npm_ci(folder: Path) -> None:
+    """Install what the lock file of a folder names, unless it was; other test processes wait."""
+    need_node()
+    result, wanted = folder / "node_modules" / ".package-lock.json", folder / "package-lock.json"
+    with _installing(f"npm-{folder.name}", result) as missing:
+        if missing or result.stat().st_mtime < wanted.stat().st_mtime:
+            command = ("npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts")
+            _run(*command, cwd=folder)
+            result.touch()
+
+
 def need_java() -> None:
     """Make sure that Spark finds a Java, through the PATH or JAVA_HOME."""
     if "JAVA_HOME" not in os.environ and shutil.which("java") is None:

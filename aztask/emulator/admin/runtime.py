@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_WAIT = 60.0  # seconds; the examples of the service ask for it
 MAX_WAIT = 120.0
-CHECK_SECONDS = 0.2  # between two looks whether a waiting client and its entity are still there
+CHECK_SECONDS = 0.2  # how often it is checked that a waiting client and its entity are still there
 _STATUS: Final = {
     INTERNAL_ERROR: 500,
     UNAUTHORIZED_ACCESS: 401,
@@ -385,11 +385,11 @@ class _Receiver:
         self._requester = requester
 
     def capacity(self) -> int:
-        """Return 1 until a message came, the time was over, or the client went (rule 3)."""
+        """Return 1 until a message came, the time had passed, or the client went (rule 3)."""
         return 0 if self.ended or self.arrived.done() or self._requester.gone else 1
 
     def take(self, engine: Engine, limit: int) -> list[Leased]:
-        """Receive inside the transaction."""
+        """Lease the message in the transaction of this turn, or remove it."""
         return engine.receive(
             self.source.queue, limit, dead_letter=self.source.dead, delete=self.delete
         )
@@ -422,4 +422,4 @@ class _Receiver:
         self.arrived.set_result(Delivered(encoded, number_of(message.seq), token))
 
     def exhausted(self) -> None:
-        """Nothing to answer: the request waits until its time is over."""
+        """Nothing to answer: the request waits until its time has passed."""
