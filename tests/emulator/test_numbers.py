@@ -10,6 +10,8 @@ from azure.servicebus.exceptions import ServiceBusError
 from azure.servicebus.management import SqlRuleFilter
 from emulatorprocess import kill, start
 
+from aztask.testing import administration_client
+
 SCHEDULED = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
 
 
@@ -72,18 +74,27 @@ def test_the_partition_is_in_the_top_16_bits(bus, client):
         sender.send_messages(sent)
         (scheduled,) = sender.schedule_messages([sent[0]], SCHEDULED)
         numbers = [one.sequence_number for one in receiver.peek_messages(100)]
-        assert scheduled == numbers[-1]
+        assert numbers == sorted(numbers)
+        assert scheduled in numbers
         sender.cancel_scheduled_messages(scheduled)
         assert {number >> 48 for number in numbers} == set(range(1, 17))
-        assert [number & (1 << 48) - 1 for number in numbers] == list(range(1, 45))
-        assert len({number >> 48 for number in numbers[40:43]}) == 1
+        for partition in range(1, 17):
+            own = [number & (1 << 48) - 1 for number in numbers if number >> 48 == partition]
+            assert own == list(range(1, len(own) + 1))
         assert [one.sequence_number for one in receiver.peek_messages(100)] == []
-        last = [one.sequence_number for one in receiver.peek_messages(9, sequence_number=36)]
-        assert last == numbers[35:43]
-        (got,) = receiver.receive_messages(1, max_wait_time=5)
-        receiver.defer_message(got)
-        (again,) = receiver.receive_deferred_messages([got.sequence_number])
-        assert str(again) == "0"
+        numbers.remove(scheduled)
+        last = [
+            one.sequence_number for one in receiver.peek_messages(9, sequence_number=numbers[35])
+        ]
+        assert last == numbers[35:]
+        got = receiver.receive_messages(43, max_wait_time=5)
+        assert sorted(one.sequence_number for one in got) == numbers
+        keyed = [one.sequence_number for one in got if str(one) == "key"]
+        assert keyed == list(range(keyed[0], keyed[0] + 3)), "in the order of their partition"
+        first = got[0]
+        receiver.defer_message(first)
+        (again,) = receiver.receive_deferred_messages([first.sequence_number])
+        assert str(again) == str(first)
 
 
 def test_the_copies_of_a_partitioned_topic_have_partitions(bus, client):
@@ -97,6 +108,30 @@ def test_the_copies_of_a_partitioned_topic_have_partitions(bus, client):
         sender.send_messages(ServiceBusMessage("x", partition_key="one"))
         (got,) = receiver.receive_messages(1, max_wait_time=5)
         assert got.sequence_number >> 48 == got.enqueued_sequence_number >> 48 > 0
+
+
+def test_partitions_count_on_after_kill_9(tmp_path):
+    data = str(tmp_path / "bus.db")
+    given = []
+    for run in range(2):
+        process, ready = start("--data", data)
+        with (
+            administration_client(ready["admin_connection_string"]) as admin,
+            ServiceBusClient.from_connection_string(ready["connection_string"]) as client,
+        ):
+            if not run:
+                admin.create_queue("parts", enable_partitioning=True)
+            with client.get_queue_sender("parts") as sender:
+                messages = [ServiceBusMessage("x", partition_key=key) for key in "aabb"]
+                sender.send_messages(messages)
+            with client.get_queue_receiver("parts") as receiver:
+                got = receiver.receive_messages(4, max_wait_time=5)
+                given += [one.sequence_number for one in got]
+                for one in got:
+                    receiver.complete_message(one)
+            kill(process)
+    assert len({number >> 48 for number in given}) == 2
+    assert sorted(number & (1 << 48) - 1 for number in given) == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def test_no_number_is_given_again_after_kill_9(tmp_path):

@@ -36,7 +36,6 @@ from aztask.queues.engine import (
     PeekedMessage,
     SessionLease,
     number_of,
-    without_partition,
 )
 
 MAX_PEEK = 250
@@ -329,7 +328,7 @@ _STATES = {"deferred": stored.STATE_DEFERRED, "scheduled": stored.STATE_SCHEDULE
 def peek_message(call: ManagementCall) -> Result:
     """Return messages without locking them, from a sequence number on."""
     number = call.need("from-sequence-number", int, "a long")
-    start = call.broker.engine.seq_of(call.entity.path, without_partition(number))
+    start = call.broker.engine.seq_of(call.entity.path, number)
     count = call.need("message-count", int, "an int")
     session = call.body.get("session-id")
     limit = max(0, min(count, MAX_PEEK))
@@ -357,7 +356,8 @@ def _pages(call: ManagementCall, start: int) -> Iterator[PeekedMessage]:
         yield from page
         if len(page) < size:
             return
-        start, size = page[-1].seq + 1, min(2 * size, MAX_PEEK)
+        start = call.broker.engine.seq_of(call.entity.path, number_of(page[-1].seq) + 1)
+        size = min(2 * size, MAX_PEEK)
 
 
 def _peeked(call: ManagementCall, message: PeekedMessage) -> bytes:

@@ -15,7 +15,6 @@ from aztask.queues.engine.messages import (
     SessionLease,
     StoredSettings,
     number_of,
-    without_partition,
 )
 from aztask.queues.engine.watch import Waiter, WakeUp, Watch
 
@@ -39,5 +38,4 @@ __all__ = [
     "WakeUp",
     "Watch",
     "number_of",
-    "without_partition",
 ]

@@ -24,6 +24,7 @@ from aztask.queues.engine.messages import (
     DEFERRED,
     FIRST_SEQ,
     LEASED,
+    PARTITIONS,
     READY,
     SCHEDULED,
     STATES,
@@ -51,12 +52,22 @@ _KINDS: Final = (
     LEASED,
     SCHEDULED,
 )
-_PEEK: Final = (
+_PEEKED: Final = (
     "SELECT seq, payload, message_id, session, deliveries, enqueued_at, expires_at, state, moment, "
-    "reason, description FROM messages WHERE seq IN (SELECT seq FROM ("
+    "reason, description FROM messages WHERE "
+)
+_PEEK: Final = (
+    f"{_PEEKED} seq IN (SELECT seq FROM ("
     + " UNION ALL ".join(f"SELECT seq FROM {_FROM.format(kind)}" for kind in _KINDS)
     + ") ORDER BY seq LIMIT :limit) ORDER BY seq"
 )
+# In the order of the numbers that users see. All of the box is read: no index has this order.
+_PARTITION: Final = f"seq & {PARTITIONS}"
+_PEEK_PARTITIONS: Final = (
+    f"{_PEEKED} box = :box AND ({_PARTITION}, seq) >= (:{_PARTITION}, :seq) "
+    f"ORDER BY {_PARTITION}, seq LIMIT :limit"
+)
+_HAS_PARTITIONS: Final = "SELECT EXISTS (SELECT 1 FROM partitions WHERE id = ?)"
 _COUNT: Final = "SELECT state, count(*) FROM messages WHERE box = ? GROUP BY state"
 _PENDING: Final = (
     f"SELECT EXISTS (SELECT 1 FROM messages WHERE box = ? AND state = {READY}), "
@@ -87,13 +98,18 @@ class Inspection:
     def peek(
         self, queue: str, from_seq: int = FIRST_SEQ, limit: int = 100, *, dead_letter: bool = False
     ) -> list[PeekedMessage]:
-        """Up to `limit` messages of any state, in order, from number `from_seq` on."""
+        """Up to `limit` messages of any state, in order, from number `from_seq` on.
+
+        Those of a queue with partitions are in the order of `number_of`: one partition after the
+        other.
+        """
         found = self._queues.find(queue)
         box = found.box(dead_letter)
         self._sweeper.sweep(found, box)
         values = {"box": box, "seq": from_seq, "limit": max(limit, 0)}
         with self._database.read() as connection:
-            rows = connection.execute(_PEEK, values).fetchall()
+            (parted,) = connection.execute(_HAS_PARTITIONS, (found.id,)).fetchone()
+            rows = connection.execute(_PEEK_PARTITIONS if parted else _PEEK, values).fetchall()
         if not rows:
             self._queues.load(queue)
         return list(map(_peeked, rows))

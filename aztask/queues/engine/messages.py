@@ -43,6 +43,10 @@ DUPLICATE: Final = 0
 #
 #     -2**63 + (id of the queue << 40) + (number << 5) + partition
 #
+# Each partition counts its own, as in Service Bus. A receive is in the order of ``seq``: it takes
+# turns between the partitions and keeps the order in each. A peek is in the order of the numbers as
+# users see them, which have the partition on top.
+#
 # It is negative, because SQLite chooses positive ones for the other queues (AUTOINCREMENT takes the
 # largest ever used plus one): the two never meet, also not if a process of an earlier release,
 # which lets SQLite choose, stores messages in a numbered queue.
@@ -83,11 +87,6 @@ def seq_in(queue_id: int, number: int) -> int:
     partition = min(number >> _VISIBLE_SHIFT, PARTITIONS)
     own = min(number & (1 << _VISIBLE_SHIFT) - 1, _MAX_NUMBER)
     return first_seq(queue_id) + (own << _NUMBER_SHIFT) + partition
-
-
-def without_partition(number: int) -> int:
-    """Where a peek from this number begins: at its place among the messages of all partitions."""
-    return max(number, 0) & (1 << _VISIBLE_SHIFT) - 1
 
 
 class NewMessage(NamedTuple):

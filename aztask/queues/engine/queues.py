@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain, repeat
 from typing import Final, TypeAlias
@@ -27,6 +28,7 @@ from aztask.queues.engine.messages import (
     LEASED,
     MAX_NUMBERED_ID,
     NUMBER_STEP,
+    PARTITIONS,
     READY,
     SCHEDULED,
     NewMessage,
@@ -53,6 +55,9 @@ from aztask.support.clock import SYSTEM_CLOCK, Clock
 #    changes in the transaction that stores the message: one that is rolled back or lost leaves no
 #    gap, and the number of a completed message is not given again. It is a component of its own,
 #    so that an earlier release can open the file: it lets SQLite choose the numbers in any queue.
+# 6. ``partitions`` has the same for each partition of a numbered queue, from its first message on.
+#    Messages of a file in which all partitions were counted together keep their numbers; each
+#    partition goes on behind them.
 
 COMPONENT: Final = "engine"
 
@@ -109,6 +114,20 @@ CREATE TABLE boots (boot TEXT NOT NULL);
 )
 
 _NUMBERED_STEPS: Final = ("CREATE TABLE numbered (id INTEGER PRIMARY KEY, last INTEGER NOT NULL)",)
+_PARTITION_STEPS: Final = (
+    f"""
+CREATE TABLE partitions (
+    id INTEGER NOT NULL,
+    partition INTEGER NOT NULL,
+    last INTEGER NOT NULL,
+    PRIMARY KEY (id, partition)
+) WITHOUT ROWID;
+WITH RECURSIVE every (partition) AS
+    (SELECT 1 UNION ALL SELECT partition + 1 FROM every WHERE partition < {PARTITIONS})
+INSERT INTO partitions SELECT id, partition, last FROM numbered, every WHERE EXISTS
+    (SELECT 1 FROM messages WHERE box IN (id, -id) AND seq < 0 AND seq & {PARTITIONS});
+""",
+)
 
 
 _SETTINGS = (
@@ -180,6 +199,7 @@ class QueueTable:
         self._known: dict[str, Queue] = {}
         database.migrate(COMPONENT, STEPS)
         database.migrate("numbered", _NUMBERED_STEPS)
+        database.migrate("partitions", _PARTITION_STEPS)
         self._void_leases_of_earlier_boots()
 
     def create(
@@ -224,7 +244,8 @@ class QueueTable:
                 connection.execute("DELETE FROM messages WHERE box = ?", (box,))
             connection.execute("DELETE FROM seen WHERE box = ?", (queue.id,))
             connection.execute("DELETE FROM sessions WHERE box = ?", (queue.id,))
-            connection.execute("DELETE FROM numbered WHERE id = ?", (queue.id,))
+            for table in ("numbered", "partitions"):
+                connection.execute(f"DELETE FROM {table} WHERE id = ?", (queue.id,))
             connection.execute("DELETE FROM queues WHERE id = ?", (queue.id,))
         self._known.pop(name, None)
 
@@ -352,7 +373,7 @@ class BatchStatement:
 #
 # Rules
 # 1. A send is one transaction: if it returns, all its messages are in the file; if it raises, none
-#    of them is. Sequence numbers rise in the order of the messages.
+#    of them is. Sequence numbers rise in the order of the messages, in each partition.
 # 2. The duplicate window starts with the first send of an id, even if that message is already gone.
 # 3. A row without a number gets one from SQLite. A numbered queue gives them itself, in the same
 #    transaction, and a dropped duplicate gets none.
@@ -371,6 +392,10 @@ _INSERT_CHECKED = (
     "SELECT ?, ?, ?, ?, ?, ?, ?, id FROM queues WHERE id = ? AND revision = ?"
 )
 _COUNT_ON = "UPDATE numbered SET last = last + ? WHERE id = ? RETURNING last"
+_COUNT_ON_IN = (
+    "INSERT INTO partitions (last, id, partition) VALUES (?, ?, ?) ON CONFLICT (id, partition) "
+    "DO UPDATE SET last = last + excluded.last RETURNING last"
+)
 # For one message this is faster than `_COUNT_ON`: what RETURNING gives is first stored.
 _INSERT_NEXT = (
     f"INSERT INTO messages ({_COLUMNS}) SELECT ? + {NUMBER_STEP} * last, ?, ?, ?, ?, ?, ?, ?, "
@@ -425,7 +450,7 @@ class EngineSending:
         Use a scheduled message's number only to cancel it: it gets a new one when it is due.
         Raises QueueNotFound, QueueFull, ConfigurationError (a message without a required session).
         """
-        single = len(messages) == 1 and not numbers
+        single = len(messages) == 1 and not numbers and not messages[0].partition
         if single and not self._queues.find(queue).settings.duplicate_window:
             return [self._send_one(queue, messages[0])]
         if not messages:
@@ -439,7 +464,7 @@ class EngineSending:
         while True:
             (row,) = _rows(queue, [message], self._clock.wall(), (None,))
             if queue.numbered:
-                seq = self._insert_numbered(queue, message, row)
+                seq = self._insert_numbered(queue, row)
                 if seq is not None:
                     return seq
             else:
@@ -451,9 +476,9 @@ class EngineSending:
             if queue.settings.duplicate_window:
                 return self.send(name, [message])[0]
 
-    def _insert_numbered(self, queue: Queue, message: NewMessage, row: Row) -> int | None:
+    def _insert_numbered(self, queue: Queue, row: Row) -> int | None:
         """Store a row under the queue's next number; None if the queue's settings have changed."""
-        seq = first_seq(queue.id) + NUMBER_STEP + message.partition
+        seq = first_seq(queue.id) + NUMBER_STEP
         with self._database.joined() as connection:
             cursor = connection.execute(_INSERT_NEXT, (seq, *row[1:], queue.revision))
             if cursor.rowcount != 1:
@@ -541,9 +566,17 @@ def _next_seqs(
     """The `seq` of messages under the next numbers of the queue; none if it is not numbered."""
     if not queue.numbered or not messages:
         return []
-    ((last,),) = connection.execute(_COUNT_ON, (len(messages), queue.id)).fetchall()
-    seq = first_seq(queue.id) + (last - len(messages)) * NUMBER_STEP
-    return [seq + i * NUMBER_STEP + message.partition for i, message in enumerate(messages, 1)]
+    first = first_seq(queue.id)
+    following: dict[int, Iterator[int]] = {}
+    for partition, count in Counter(message.partition for message in messages).items():
+        if partition:
+            counted = connection.execute(_COUNT_ON_IN, (count, queue.id, partition))
+        else:
+            counted = connection.execute(_COUNT_ON, (count, queue.id))
+        ((last,),) = counted.fetchall()
+        own = range(last - count + 1, last + 1)
+        following[partition] = iter([first + NUMBER_STEP * n + partition for n in own])
+    return [next(following[message.partition]) for message in messages]
 
 
 def _rows(

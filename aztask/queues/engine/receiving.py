@@ -59,17 +59,26 @@ _EXPIRED = (
 )
 _WORK = f"SELECT EXISTS {_DUE}, EXISTS {_LAPSED}, EXISTS {_EXPIRED}"
 # In a queue that is not numbered, `last` is NULL, and so is the sum: SQLite chooses the number.
-# A numbered queue gives its next ones, each with the partition of its message.
+# A numbered queue gives its next ones, in the partition of each message.
+_PARTITION = f"CASE WHEN seq < 0 THEN seq & {PARTITIONS} ELSE 0 END"
+_LAST = (
+    f"CASE {_PARTITION} WHEN 0 THEN (SELECT last FROM numbered WHERE id = abs(messages.box)) "
+    "ELSE (SELECT last FROM partitions WHERE id = abs(messages.box) "
+    f"AND partition = messages.seq & {PARTITIONS}) END"
+)
 _ARRIVE = (
     "INSERT INTO messages (seq, box, state, deliveries, enqueued_at, expires_at, message_id, "
     "session, reason, description, payload) SELECT "
-    f"? + {NUMBER_STEP} * ((SELECT last FROM numbered WHERE id = abs(messages.box)) "
-    "+ row_number() OVER (ORDER BY moment, seq)) "
-    f"+ CASE WHEN seq < 0 THEN seq & {PARTITIONS} ELSE 0 END, box, {READY}, deliveries, moment, "
+    f"? + {NUMBER_STEP} * ({_LAST} + row_number() OVER (PARTITION BY {_PARTITION} "
+    f"ORDER BY moment, seq)) + {_PARTITION}, box, {READY}, deliveries, moment, "
     "expires_at, message_id, session, reason, description, payload "
     f"FROM messages WHERE seq IN {_DUE} ORDER BY moment, seq"
 )
-_ARRIVED = "UPDATE numbered SET last = last + ? WHERE id = ?"
+_ARRIVED_OF = f"(SELECT count(*) FROM messages WHERE seq IN {_DUE} AND {_PARTITION} = {{}})"
+_ARRIVED = f"UPDATE numbered SET last = last + {_ARRIVED_OF.format(0)} WHERE id = ?"
+_ARRIVED_IN = (
+    f"UPDATE partitions SET last = last + {_ARRIVED_OF.format('partitions.partition')} WHERE id = ?"
+)
 
 
 class Sweeper:
@@ -103,8 +112,9 @@ class Sweeper:
             if lapsed:
                 lapse(connection, box, boot)
             if due:
-                arrived = connection.execute(_ARRIVE, (first_seq(abs(box)), box, wall)).rowcount
-                connection.execute(_ARRIVED, (arrived, abs(box)))
+                connection.execute(_ARRIVE, (first_seq(abs(box)), box, wall))
+                for count in (_ARRIVED, _ARRIVED_IN):
+                    connection.execute(count, (box, wall, abs(box)))
                 connection.execute(f"DELETE FROM messages WHERE seq IN {_DUE}", (box, wall))
             expire(connection, self._queues.load(queue.name), box, wall)
         return True

@@ -16,7 +16,6 @@ from aztask.queues.engine import (
     NewMessage,
     StoredSettings,
     number_of,
-    without_partition,
 )
 from aztask.queues.engine.messages import MAX_NUMBERED_ID, PARTITIONS, first_seq, seq_in
 from aztask.support.clock import Clock
@@ -54,8 +53,12 @@ def in_queue(engine, queue, **options):
     return numbers(message.seq for message in engine.peek(queue, **options))
 
 
+def in_partition(partition, number):
+    return (partition << 48) + number
+
+
 def beginning(engine, number):
-    return engine.seq_of("a", without_partition(number))
+    return engine.seq_of("a", number)
 
 
 X = NewMessage(b"x")
@@ -96,12 +99,24 @@ def test_a_dropped_duplicate_takes_no_number(engine):
 def test_a_scheduled_message_gets_a_new_number_when_it_is_due(engine, time):
     late, soon = X._replace(due=1020.0, partition=5), X._replace(due=1010.0)
     (first, second) = engine.send("a", [late, soon])
-    assert numbers([second]) == [2]
-    assert number_of(first) == (5 << 48) + 1
+    assert numbers([second]) == [1]
+    assert number_of(first) == in_partition(5, 1)
     engine.send("a", [X])
     time.now = 1030.0
-    assert in_queue(engine, "a") == [3, 4, (5 << 48) + 5]
-    assert numbers(engine.send("a", [X])) == [6]
+    assert in_queue(engine, "a") == [2, 3, in_partition(5, 2)]
+    assert numbers(engine.send("a", [X])) == [4]
+
+
+def test_scheduled_messages_of_several_partitions_are_due_together(engine, time):
+    due = [X._replace(due=1010.0 - n, partition=n % 3) for n in range(6)]
+    engine.send("a", due)
+    engine.send("a", [X._replace(partition=2)] * 2)
+    time.now = 1030.0
+    expected = [in_partition(part, n) for part, n in ((0, 3), (0, 4), (1, 3), (1, 4))]
+    assert in_queue(engine, "a")[:4] == expected
+    assert in_queue(engine, "a")[4:] == [in_partition(2, n) for n in (3, 4, 5, 6)]
+    more = engine.send("a", [X._replace(partition=part) for part in range(3)])
+    assert numbers(more) == [in_partition(part, n) for part, n in ((0, 5), (1, 5), (2, 7))]
 
 
 def test_a_queue_with_numbers_of_the_file_is_swept_as_ever(engine, time):
@@ -147,19 +162,64 @@ def test_pages_of_messages_in_partitions_show_each_message_once(engine):
     sent = [X._replace(partition=seeded.randint(0, PARTITIONS)) for _ in range(40)]
     given = numbers(engine.send("a", sent))
     assert [number >> 48 for number in given] == [message.partition for message in sent]
-    assert [number & (1 << 48) - 1 for number in given] == list(range(1, 41))
+    for partition in {message.partition for message in sent}:
+        own = [number & (1 << 48) - 1 for number in given if number >> 48 == partition]
+        assert own == list(range(1, len(own) + 1))
+    for number in given:
+        assert in_queue(engine, "a", from_seq=beginning(engine, number), limit=1) == [number]
     found, start = [], 0
     while page := in_queue(engine, "a", from_seq=beginning(engine, start), limit=7):
         found += page
         start = page[-1] + 1
-    assert found == given
+    assert found == sorted(given)
+
+
+def test_a_receive_takes_turns_between_partitions_and_keeps_the_order_in_each(engine):
+    sent = [X._replace(payload=b"%d" % n, partition=1 + (n > 2)) for n in range(6)]
+    engine.send("a", sent)
+    got = engine.receive("a", 6)
+    assert [message.payload for message in got] == [b"0", b"3", b"1", b"4", b"2", b"5"]
+
+
+def test_one_message_and_reserved_numbers_count_in_their_partition(engine):
+    one = X._replace(partition=1)
+    assert numbers(engine.send("a", [one])) == [in_partition(1, 1)]
+    reserved = engine.reserve("a", [one, X, one])
+    assert numbers(reserved) == [in_partition(1, 2), 1, in_partition(1, 3)]
+    engine.send("a", [one, X, one], numbers=reserved)
+    assert number_of(engine.send_dead("a", one, "why", "")) == in_partition(1, 4)
+    assert in_queue(engine, "a") == [1, *(in_partition(1, n) for n in (1, 2, 3))]
+
+
+def test_a_file_that_counted_all_partitions_together_gives_no_number_twice(tmp_path):
+    path = str(tmp_path / "bus.db")
+    database = Database(path)
+    engine = Engine(database)
+    engine.create_queue("a", numbered=True)
+    engine.create_queue("b", numbered=True)
+    engine.send("b", [X] * 3)
+    with database.statement() as connection:
+        connection.execute("DROP TABLE partitions")
+        connection.execute("DELETE FROM components WHERE component = 'partitions'")
+        connection.execute("UPDATE numbered SET last = 7")
+    seq = engine.seq_of("a", in_partition(4, 7))
+    with database.statement() as connection:
+        row = "(seq, box, state, enqueued_at, message_id, payload)"
+        connection.execute(f"INSERT INTO messages {row} VALUES (?, 1, 0, 1.0, '', x'00')", (seq,))
+    database.close()
+    database = Database(path)
+    engine = Engine(database)
+    messages = [X._replace(partition=part) for part in (4, 5)]
+    assert numbers(engine.send("a", messages)) == [in_partition(4, 8), in_partition(5, 8)]
+    assert numbers(engine.send("b", messages)) == [in_partition(4, 1), in_partition(5, 1)]
+    database.close()
 
 
 def test_a_queue_that_was_made_anew_begins_at_1(engine):
-    engine.send("a", [X] * 3)
+    engine.send("a", [X, X, X._replace(partition=3)])
     engine.delete_queue("a")
     assert engine.create_queue("a", numbered=True)
-    assert numbers(engine.send("a", [X])) == [1]
+    assert numbers(engine.send("a", [X, X._replace(partition=3)])) == [1, in_partition(3, 1)]
     with engine.database.read() as connection:
         assert connection.execute("SELECT count(*) FROM numbered").fetchone() == (2,)
 

@@ -65,6 +65,7 @@ STEPS_OF_COMPONENTS = {
     "schedule_owners": 1,
     "schedules": 1,
     "numbered": 1,
+    "partitions": 1,
     "signed_checkpoints": 1,
     "signed_controls": 1,
     "signed_results": 1,

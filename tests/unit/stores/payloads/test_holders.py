@@ -68,7 +68,8 @@ WRITERS = {
     "worker.pool.fetching": MEMBERS,
     "workflows.graph": ROWS,
 }
-ENGINE = {"components", "file", "queues", "messages", "seen", "sessions", "boots", "numbered"}
+ENGINE = {"components", "file", "queues", "messages", "seen", "sessions", "boots"}
+ENGINE |= {"numbered", "partitions"}
 """Tables of the file itself and of its queues, whose messages the broker shows."""
 
 ENCODING = {"payload_of", "payload_of_dead", "encode_value"}
