@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from aztask.message.envelope import Envelope
+from aztask.message.envelope import DEAD_DESCRIPTION, DEAD_REASON, Envelope
 from aztask.support.display import mask, storable
 from aztask.support.durations import LONGEST_SECONDS
 
@@ -71,6 +71,18 @@ class DeadLetter:
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", _public(self.reason))
         object.__setattr__(self, "description", _public(self.description))
+
+
+def moved_dead_letter(envelope: Envelope) -> DeadLetter | None:
+    """What becomes of a message that was a dead letter elsewhere; None for every other one.
+
+    ``aztask move`` sends dead letters so. Without a key, any sender can mark its own messages; all
+    that it wins is that they do not run.
+    """
+    reason = envelope.headers.get(DEAD_REASON)
+    if reason is None:
+        return None
+    return DeadLetter(str(reason), str(envelope.headers.get(DEAD_DESCRIPTION) or ""))
 
 
 @dataclass(frozen=True, slots=True)

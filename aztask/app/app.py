@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, overload
 
@@ -727,6 +728,22 @@ class App:
         """
         inline: InlineMode = late("aztask.testing.inline", "Inline")(self, run=run, now=now)
         return inline
+
+    def at(
+        self, broker: str | Broker | None = None, results: Any = None, *, name: str | None = None
+    ) -> App:
+        """This app's settings and keys at other addresses, without its tasks.
+
+        ``aztask move`` reads and writes with it what the app has there. It has connections of its
+        own: close it.
+
+        * `broker`, `results`: by default those of this app. `name`: of an app that shares them.
+        """
+        made = copy(self)
+        made.name = name or self.name
+        made._connections = places = self._connections.at(broker, results, app=made.name)
+        made._make_parts(places, _cipher_from_settings(self.settings), (), testing=False)
+        return made
 
     # -- messages and values -----------------------------------------------------------------
 

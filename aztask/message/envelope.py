@@ -8,7 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+DEAD_REASON: Final = "aztask-dead-reason"
+DEAD_DESCRIPTION: Final = "aztask-dead-description"
+"""Headers of a dead letter that is moved to another broker: no service takes a dead letter as such,
+so it is sent to its queue with its reason, and what receives it there dead-letters it at once."""
+
+DEAD_HEADERS: Final = frozenset({DEAD_REASON, DEAD_DESCRIPTION})
+
+
+def living(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The headers without those that make a message a dead letter."""
+    if DEAD_REASON not in headers:
+        return headers
+    return {name: value for name, value in headers.items() if name not in DEAD_HEADERS}
 
 
 @dataclass(frozen=True)

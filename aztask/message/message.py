@@ -18,7 +18,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from aztask.message.envelope import Envelope
+from aztask.message.envelope import Envelope, living
 
 MESSAGE_ID_LIMIT = 128
 """Characters allowed in a message id: Service Bus allows 128 (its documented quota)."""
@@ -290,10 +290,10 @@ class TaskMessage:
         ones run again. The old expiry belonged to the first send,
         and is often the reason for the dead letter: only `expires` applies.
         """
-        extra = {**self.extra, HISTORY: str(self.generation + 1)}
+        extra = living(self.extra)
         return replace(
             self,
-            extra=self.extra if keep_saved else extra,
+            extra=extra if keep_saved else {**extra, HISTORY: str(self.generation + 1)},
             generation=self.generation + 1,
             hop=0,
             resubmit_count=0,

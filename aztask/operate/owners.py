@@ -31,7 +31,7 @@ NEWEST: Final = 1_000
 def owner_findings(app: App, store: ResultStore) -> Iterator[Finding]:
     """Who owns the rows, and a warning of rows that no owner has adopted for a day."""
     try:
-        owners = _owners(app, store)
+        owners = owners_of(app, store)
         before = time.time() - UNOWNED_SECONDS
         unowned = sum(
             part.unowned(before) for part in parts_of(store) if isinstance(part, CountsUnowned)
@@ -56,11 +56,11 @@ def owner_findings(app: App, store: ResultStore) -> Iterator[Finding]:
         )
 
 
-def _owners(app: App, store: ResultStore) -> set[Owner]:
-    return set().union(*(part.owners() for part in _owned(app, store)))
+def owners_of(app: App, store: ResultStore) -> set[Owner]:
+    return set().union(*(part.owners() for part in owned_parts(app, store)))
 
 
-def _owned(app: App, store: ResultStore) -> Iterator[OwnedRows]:
+def owned_parts(app: App, store: ResultStore) -> Iterator[OwnedRows]:
     """All parts of the store whose rows have owners."""
     codec = app.codec
     own = steps_of(store, codec), waits_of(store, codec), streams_of(store, codec)
@@ -82,7 +82,7 @@ def adoption(app: App, old: str) -> AdoptRows:
         raise ConfigurationError("this app has no owner: name its broker, or set AZTASK_OWNER")
     name, on, broker = old.rpartition(_ON)
     given = Owner(broker, name) if on else Owner(old)
-    known = _owners(app, results_of(app))
+    known = owners_of(app, results_of(app))
     meant = {each for each in known if each == given or _of_broker(given, each)}
     if not meant:
         texts = sorted({str(each) for each in known})
@@ -131,9 +131,13 @@ class AdoptRows(Action[int]):
         return f"make the rows of {self.old} those of {self.app.owner}"
 
     def _act(self, progress: Progress) -> int:
-        store, leases = results_of(self.app), self.app.leases
-        old = self.old if self.old.app else Owner(self.old.broker, self.app.owner.app)
-        moved = sum(part.adopt(old) for part in _owned(self.app, store))
-        moved += adopt_advice(leases.store, old) if leases.enabled else 0
+        moved = adopt(self.app, self.old)
         self.done = self.count
         return moved
+
+
+def adopt(app: App, given: Owner) -> int:
+    """Make the rows of another owner those of this app; returns how many. See `AdoptRows`."""
+    old = given if given.app else Owner(given.broker, app.owner.app)
+    moved = sum(part.adopt(old) for part in owned_parts(app, results_of(app)))
+    return moved + (adopt_advice(app.leases.store, old) if app.leases.enabled else 0)

@@ -353,6 +353,18 @@ class SessionHolder(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A receiver of a service that hides delayed messages for parts of their delay only."""
+
+    def read_ahead(self) -> None:
+        """From now on, deliver them when a part has passed; `Delivery.enqueued_at` is their time.
+
+        For ``aztask move``.
+        """
+        ...
+
+
 class EnvelopeSender(Protocol):
     """The part of a broker that sends on what the result store keeps."""
 

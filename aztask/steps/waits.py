@@ -29,7 +29,7 @@ from aztask.steps.records import SignedRows, digest_of
 from aztask.stores.layout import Shards, SqlLayout, shard_of
 from aztask.stores.records.damage import Columns, Damaged
 from aztask.stores.records.owners import is_other_broker
-from aztask.stores.rows import Change, KeepsRows, Kind, Place, Row, RowStore, move_rows
+from aztask.stores.rows import Change, KeepsRows, Kind, Place, Row, RowStore, Values, move_rows
 from aztask.support import chance
 
 _STEPS: Final = (
@@ -399,7 +399,7 @@ class WaitStore:
         """Make the waiting tasks of another owner's broker ours; returns how many rows it had."""
         if not is_other_broker(self.owner, old):
             return 0
-        return move_rows(self._store, self._rows, old.of_broker, self.owner)
+        return move_rows(self._store, self._rows, old.of_broker, self.owner, _without_timer)
 
     def _named(self, task_id: str, name: str) -> str:
         """How the keys of the signals of one name begin."""
@@ -408,6 +408,23 @@ class WaitStore:
     def _place(self, task_id: str, key: str) -> Place:
         group = digest_of(task_id)
         return Place(self.owner, group, f"{group}:{key}")
+
+
+def _without_timer(row: Row, place: Place) -> Values:
+    """A parked run without the number of its timer, for another broker.
+
+    There the number is that of no message, or of any other one, which must not be cancelled.
+    """
+    data = row.values["data"]
+    if not row.place.key.endswith(":p"):
+        return row.values
+    try:
+        found = Columns({"row": data}).unpacked("row")
+    except Damaged:
+        return row.values
+    if not isinstance(found, list) or found[:1] != [VERSION] or len(found) <= _TIMER:
+        return row.values
+    return {**row.values, "data": msgpack.packb(found[:_TIMER])}
 
 
 def _values_of(data: object, task_id: str, count: int) -> list[Any]:
@@ -421,6 +438,10 @@ def _values_of(data: object, task_id: str, count: int) -> list[Any]:
     if not isinstance(found, list) or found[:2] != [VERSION, task_id] or len(found) < count + 2:
         raise Damaged("the row of a waiting task is wrong")
     return found[2:]
+
+
+_TIMER: Final = 10
+"""Where the number of a timer stands in the row of a parked run, behind its version."""
 
 
 def _is_newer(found: list[Any]) -> bool:

@@ -60,6 +60,7 @@ class Connections:
         * `owner`: replaces the broker's name in it (``App(owner=...)``).
         * `signatures`: of what the result store keeps; None signs nothing.
         """
+        self._broker_given, self._results_given = broker, results
         self._signatures = signatures
         self._app = app
         self._owner_name = owner
@@ -81,6 +82,19 @@ class Connections:
         self._broker: Broker | None = None
         self._results: ResultStore | None = None
         self._databases: dict[str, Database] = {}
+
+    def at(
+        self, broker: str | Broker | None, results: str | ResultStore | None, *, app: str
+    ) -> Connections:
+        """Connections to other addresses, with the same settings; None: to the same."""
+        return Connections(
+            self._broker_given if broker is None else broker,
+            self._results_given if results is None else results,
+            poll_ceiling=self.poll_ceiling,
+            app=app,
+            owner=self._owner_name,
+            signatures=self._signatures,
+        )
 
     def shown(self) -> str:
         """The broker's address, with its secrets masked."""

@@ -77,9 +77,12 @@ The step of a clock probe of Service Bus, in any process that sends: ``probed`` 
 not cancelled yet).
 
 The step of a replay of dead letters: ``replayed`` (the new messages are sent, their dead letters
-not deleted yet). The steps of a compaction: ``compact-written``, ``compact-published``,
-``compact-removed`` (after each source). Of tables of events: ``table-written`` (files are written,
-the table does not have them), ``table-odd`` (it has their odd rows) and ``table-committed``.
+not deleted yet). The steps of a move to another address: ``move-rows`` (its rows have the new
+owner), ``move-planned`` (start rows are given back), ``move-sent`` (messages are sent, and still at
+the old address) and ``move-removed``. The steps of a compaction: ``compact-written``,
+``compact-published``, ``compact-removed`` (after each source). Of tables of events:
+``table-written`` (files are written, the table does not have them), ``table-odd`` (it has their odd
+rows) and ``table-committed``.
 """
 
 from __future__ import annotations
@@ -147,6 +150,10 @@ STEPS = (
     "ended",
     "probed",
     "replayed",
+    "move-rows",
+    "move-planned",
+    "move-sent",
+    "move-removed",
     "compact-written",
     "compact-published",
     "compact-removed",

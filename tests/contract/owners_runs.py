@@ -397,8 +397,8 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.operate.workers._without_ended": list_workers,
     "aztask.operate.workers.heartbeats": list_workers,
     "aztask.operate.owners._is_signed": adoption,
-    "aztask.operate.owners._owned": adoption,
-    "aztask.operate.owners._owners": adoption,
+    "aztask.operate.owners.owned_parts": adoption,
+    "aztask.operate.owners.owners_of": adoption,
     "aztask.operate.owners.owner_findings": owner_findings,
     "aztask.celery.embedded.chords.Chords": chords,
     "aztask.result.AsyncResult": async_result,
@@ -428,5 +428,6 @@ EXEMPT = {
     "aztask.stores.connections.Connections": "it opens the store",
     "aztask.operate.findings.store_text": "it says how large the whole store is",
     "aztask.stores.records.watcher.watcher_of": "it makes a ResultWatcher",
+    "aztask.operate.move.kinds._number": "it counts rows of one owner, and a whole store",
     "aztask.workflows.engine.engine_for": "it makes a WorkflowEngine",
 }

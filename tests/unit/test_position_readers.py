@@ -34,6 +34,8 @@ READERS = {
     "test_a_snapshot_whose_letters_are_removed_replayed_and_added_to_meanwhile",
     "operate/jobrunner.py": "unit/operate/test_jobs.py::"
     "test_what_is_purged_before_a_process_looks_again_counts_as_done",
+    "operate/move/messages.py": "unit/operate/test_move.py::"
+    "test_a_scheduled_message_that_becomes_due_before_it_is_cancelled_is_one_run",
     "operate/deadletters/view.py": "spark/test_deadletters.py::"
     "test_a_selection_is_replayed_from_a_snapshot",
     "operate/deadletters/letters.py": "spark/test_deadletters.py::"

@@ -38,7 +38,15 @@ from aztask.message.envelope import Envelope
 from aztask.message.message import next_link
 from aztask.queues.base import EXCHANGE, ROUTING_KEY, Peeked
 from aztask.retry import EXPIRED, UNDECODABLE
-from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
+from aztask.settlement import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Release,
+    Resubmit,
+    Settlement,
+    moved_dead_letter,
+)
 from aztask.support.display import one_line
 
 logger = logging.getLogger(__name__)
@@ -496,6 +504,8 @@ class Channel(RoutingChannel):
 
         early: seconds until its eta, None if it has none.
         """
+        if (dead := moved_dead_letter(envelope)) is not None:
+            return dead
         if early:
             lead = self.link.broker.capabilities.lead
             delay = min(LONGEST_DELAY, max(0.1, early - lead))

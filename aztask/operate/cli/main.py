@@ -42,6 +42,7 @@ COMMANDS = {
     "limits": "List the limits of the app, and how far each one is used.",
     "dlq": "List, show, replay and purge dead letters.",
     "workflow": "List, show, cancel and resume workflows.",
+    "move": "Move the queues of the app, and its rows, to another address.",
     "jobs": "List, run and cancel jobs: actions over many items.",
     "migrate": "Check what a Celery project needs to move to aztask, and rewrite a part of it.",
     "schedule": "List, show, pause, resume, trigger and backfill schedules.",

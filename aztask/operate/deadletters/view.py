@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeAlias
 
 from aztask.app import App
 from aztask.errors import CodecError, ConfigurationError, ForeignId
+from aztask.message.envelope import living
 from aztask.message.headers import SIGNATURES
 from aztask.message.message import TaskMessage
 from aztask.operate.deadletters.letters import (
@@ -365,7 +366,13 @@ class DeadLetters:
             fresh = self._app.codec.keyed_id(
                 str(uuid.uuid5(uuid.NAMESPACE_OID, f"aztask-replay {name}"))
             )
-            envelope = replace(letter.envelope, message_id=fresh, delay=0.0, expires_at=None)
+            envelope = replace(
+                letter.envelope,
+                headers=living(letter.envelope.headers),
+                message_id=fresh,
+                delay=0.0,
+                expires_at=None,
+            )
             return Replacement(envelope, None)
         signed = SIGNATURES & letter.envelope.headers.keys()
         if signed and not self._app.settings.signing_keys:

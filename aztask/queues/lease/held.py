@@ -26,6 +26,7 @@ from aztask.settlement import (
     Release,
     Resubmit,
     Settlement,
+    moved_dead_letter,
     with_envelope,
 )
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -275,8 +276,12 @@ class HeldLease:
         """The received message, if there is one. An unreadable one is dead-lettered instead."""
         for delivery in deliveries:
             problem = delivery.envelope.problem
-            if not problem:
+            dead = moved_dead_letter(delivery.envelope)
+            if not problem and dead is None:
                 return delivery
+            if dead is not None:
+                receiver.settle([(delivery, dead)])
+                continue
             logger.warning(
                 "message %s on %s cannot be read, it is dead-lettered: %s",
                 delivery.position,

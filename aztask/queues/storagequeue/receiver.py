@@ -167,6 +167,7 @@ class StorageReceiver:
         self._clock = clock
         self._workers = workers
         self._delete = options.delete
+        self._ahead = False
         poison = poison_name(queue)
         name = poison if dead_letter else queue
         self._messages = client.messages(name)
@@ -184,6 +185,10 @@ class StorageReceiver:
     def set_lease(self, seconds: float) -> None:
         """Set the lease, in seconds, for the next receives."""
         self._lease = seconds
+
+    def read_ahead(self) -> None:
+        """Deliver a message although its delay goes on: see `ReadsAhead`."""
+        self._ahead = True
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` (at most 32) deliveries, as soon as there is one; [] after `wait` seconds.
@@ -218,7 +223,7 @@ class StorageReceiver:
             written = read_text(message.text)
             left = self._left(message, written)
             delivery = self._delivery(message, written, asked_at, lease)
-            if left > EARLY:
+            if left > EARLY and not self._ahead:
                 self._hide_again(delivery, written, left)
             else:
                 deliveries.append(delivery)

@@ -138,6 +138,17 @@ class BlobPayloads:
         stored.verify(data)
         return data
 
+    def copy(self, listed: ListedPayload) -> bytes | None:
+        """The blob's bytes, in one request; None if it is gone."""
+
+        def get() -> bytes:
+            return bytes(self._container.download_blob(self._full(listed.name)).readall())
+
+        try:
+            return self._patiently(get)
+        except ResourceNotFoundError:
+            return None
+
     def remove(self, names: Sequence[str]) -> None:
         """Remove the blobs, up to 256 in one request."""
         for start in range(0, len(names), BATCH):

@@ -92,6 +92,16 @@ class FolderPayloads:
         stored.verify(data)
         return data
 
+    def copy(self, listed: ListedPayload) -> bytes | None:
+        """The file's bytes, None if it is gone."""
+        try:
+            refuse_exposed(self.folder, self.group)
+            return self._path(listed.name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unavailable(error) from None
+
     def remove(self, names: Sequence[str]) -> None:
         """Remove the files, and the folder of their hour once it is empty."""
         for name in names:

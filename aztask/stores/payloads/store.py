@@ -89,6 +89,13 @@ class PayloadStore(Protocol):
         """The bytes, which are verified. Never reads more than `stored` says."""
         ...
 
+    def copy(self, listed: ListedPayload) -> bytes | None:
+        """The bytes of a listed payload as they are, unverified; None if it is gone.
+
+        Raises BrokerUnavailable.
+        """
+        ...
+
     def remove(self, names: Sequence[str]) -> None:
         """Remove these; missing ones are skipped. Raises BrokerUnavailable."""
         ...
@@ -189,6 +196,10 @@ class MemoryPayloads:
             raise PayloadMissing(f"the payload {stored.name} is gone")
         stored.verify(data)
         return data
+
+    def copy(self, listed: ListedPayload) -> bytes | None:
+        """The bytes that were kept, or None."""
+        return self.stored.get(listed.name)
 
     def remove(self, names: Sequence[str]) -> None:
         """Forget these payloads; missing ones are skipped."""

@@ -30,7 +30,7 @@ from aztask.celery.embedded.launch import may_embed
 from aztask.errors import BrokerError, CodecError
 from aztask.queues.base import shared_transaction
 from aztask.queues.lease.keeper import LeaseKeeper
-from aztask.settlement import Abandon, DeadLetter, Release
+from aztask.settlement import Abandon, DeadLetter, Release, moved_dead_letter
 from aztask.stores.records.base import Finish, Owned, ResultStore, Start, StartAnswer
 from aztask.stores.records.deadindex import index_for
 from aztask.stores.records.onceruns import OnceRun, OnceRuns, once_runs_of
@@ -109,12 +109,16 @@ class Pipeline:
                 )
                 locked = self._app.codec.locked(message)
                 item.open(message, None if locked else self._app.tasks.get(message.task))
+                if (dead := moved_dead_letter(item.delivery.envelope)) is not None:
+                    item.decide(dead)
+                    continue
                 if not locked and may_embed(message):
                     self._embedding.open(item)
                 if not self.decisions.early(item) and item.task is None:
                     self._put_off_unknown(item)
             except CodecError as error:
-                item.decide(DeadLetter(UNDECODABLE, str(error)))
+                known = moved_dead_letter(item.delivery.envelope)
+                item.decide(known or DeadLetter(UNDECODABLE, str(error)))
                 text = "%s cannot be read, it is dead-lettered: %s"
                 self.floods.warning(logger, UNDECODABLE, text, item.label, error)
             except Exception as error:  # noqa: BLE001  # a hostile message must not end the worker

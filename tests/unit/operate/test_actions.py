@@ -32,6 +32,7 @@ from aztask.operate.action import Action
 from aztask.operate.deadletters import DeadLetters, Selection, actions, mutes
 from aztask.operate.explain import explain
 from aztask.operate.jobrunner import make_job
+from aztask.operate.move.move import move
 from aztask.operate.requests import prepare
 from aztask.queues.engine import Database
 from aztask.settlement import Complete, DeadLetter
@@ -52,6 +53,7 @@ class Shop:
     app: App
     folder: object
     extra: dict = field(default_factory=dict)
+    opened: list = field(default_factory=list)
 
     def events(self):
         """What operators did."""
@@ -87,8 +89,10 @@ def shop(tmp_path):
         return left + right
 
     app.broker.declare("default")
-    yield Shop(app, tmp_path)
-    app.close()
+    made = Shop(app, tmp_path)
+    yield made
+    for each in (*made.opened, app):
+        each.close()
 
 
 @dataclass
@@ -321,9 +325,28 @@ def adopt(shop):
     action = owners.adoption(shop.app, theirs.broker)
 
     def look():
-        return theirs.broker in {each.broker for each in owners._owners(shop.app, shop.app.results)}
+        return theirs.broker in {
+            each.broker for each in owners.owners_of(shop.app, shop.app.results)
+        }
 
     return Case(action, 1, look, True, False)
+
+
+def move_app(shop):
+    for number in range(2):
+        shop.app.send("shop.add", [number, 1])
+    there = shop.app.at(f"local://{shop.folder}/new.db")
+    shop.opened.append(there)
+
+    def look():
+        return [each.broker.stats("default").living for each in (shop.app, there) if _made(each)]
+
+    def _made(app):
+        return "default" in app.broker.queues()
+
+    return Case(
+        move(shop.app, there), 2, look, [2], [0, 3], 3, lambda: shop.app.send("shop.add", [1, 1])
+    )
 
 
 def reset_steps(shop):
@@ -396,6 +419,7 @@ CASES = {
     "deadletters.mutes.mute": mute_group,
     "deadletters.mutes.unmute": unmute_group,
     "jobs.cancel": cancel_job,
+    "move.move.move": move_app,
     "orphans.collect": collect,
     "owners.adoption": adopt,
     "queues.create": create_queues,
