@@ -35,6 +35,7 @@ def app_at(address: str, admin: str, results: str) -> App:
 
 def main() -> int:
     messages.REMOTE_LEASE = messages.LOCAL_LEASE = 2.0  # type: ignore[misc]
+    messages.BATCH = 5  # type: ignore[misc]  # so that there is a second batch to die in
     messages.REMOTE_WAIT = 1.0  # type: ignore[misc]
     journal.LEASE_SECONDS = 1.0  # type: ignore[misc]
     given = os.environ

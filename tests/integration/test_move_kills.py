@@ -42,7 +42,7 @@ STEPS = (
 )
 """Before the first message; then with dead letters, and with those that wait, are scheduled or in
 sessions."""
-ARGUMENTS = ("--pool", "processes", "-c", "2", "--max-lease", "60s")
+ARGUMENTS = ("--pool", "processes", "-c", "2", "--lease", f"{LEASE:g}s", "--max-lease", "60s")
 ORDER = 8
 
 
@@ -171,7 +171,10 @@ def lived_in(pair: Pair) -> list[str]:
     named = f"{retry_later.name}-defer" if pair.old.defers else retry_later.name
     app.send(named, [late, 6.0], task_id=late)
     first = site.worker("-Q", "default", *ARGUMENTS)
-    wait_until(lambda: app.broker.stats("default").dead == 1, 30, "a dead letter")
+    try:
+        wait_until(lambda: app.broker.stats("default").dead == 1, 30, "a dead letter")
+    except AssertionError as error:
+        raise AssertionError(first.log) from error
     wait_until(lambda: site.counts("step-one"), 30, "a parked run")
     wait_until(lambda: len(app.results.history(late)) > 0, 30, "a retry")
     time.sleep(0.5)
