@@ -70,8 +70,9 @@ FAILS: Final = "fails"
 LATE: Final = "late"
 UNCHECKED: Final = "not checked"
 
+IMPORT_SECONDS: Final = 60.0
 PATIENCE: Final = 30.0
-"""Seconds for the import of the app, and for each task to come to its next step."""
+"""Seconds for each task to come to its next step."""
 PAGE: Final = 500
 WATCHDOG: Final = Part("check of steps")
 MOST_STEPS: Final = 1_000_000
@@ -249,8 +250,13 @@ def check(spec: str, tasks: Sequence[OpenTask]) -> Iterator[CheckedTask]:
     )
     while left:
         answers = _child(spec, left)
-        if (ready := next(answers, None)) is None or ready[0]:
-            raise ConfigurationError(f"{spec} cannot be imported: {ready[0] if ready else 'late'}")
+        if (ready := next(answers, None)) is None:
+            raise ConfigurationError(
+                f"{spec} cannot be imported: it took longer than {IMPORT_SECONDS:g} s, or ended its"
+                " process"
+            )
+        if ready[0]:
+            raise ConfigurationError(f"{spec} cannot be imported: {ready[0]}")
         for end, text in answers:
             task = left.pop(0)
             yield CheckedTask(task.task_id, task.task, end, text)
@@ -270,17 +276,19 @@ def _child(spec: str, tasks: Sequence[OpenTask]) -> Iterator[list[str]]:
         try:
             process.stdin.write(msgpack.packb([each.call for each in tasks]))
             process.stdin.close()
-            while line := _line(process, process.stdout):
+            patience = IMPORT_SECONDS
+            while line := _line(process, process.stdout, patience):
                 yield json.loads(line)
+                patience = PATIENCE
         except BrokenPipeError:
             return
         finally:
             process.kill()
 
 
-def _line(process: subprocess.Popen[bytes], answers: Any) -> bytes:
-    """The next line; nothing if the child does not answer in time."""
-    alarm = WATCHDOG.alarm(PATIENCE, process.kill)
+def _line(process: subprocess.Popen[bytes], answers: Any, patience: float) -> bytes:
+    """The next line; nothing if the child does not answer within so many seconds."""
+    alarm = WATCHDOG.alarm(patience, process.kill)
     try:
         line: bytes = answers.readline()
         return line
