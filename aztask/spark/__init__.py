@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aztask.spark.submission.results import results, wait
     from aztask.spark.submission.submission import Target, task_id
     from aztask.spark.submission.submit import SubmitReport, submit
+    from aztask.spark.tables.follow import FollowedBatch, follow_events
     from aztask.spark.tables.tables import (
         TableReport,
         TableRows,
@@ -36,6 +37,7 @@ __all__ = [
     "CompactionReport",
     "EventCounts",
     "Events",
+    "FollowedBatch",
     "Statistics",
     "SubmitReport",
     "TableReport",
@@ -46,6 +48,7 @@ __all__ = [
     "append_events",
     "compact",
     "dead_letters",
+    "follow_events",
     "get_session",
     "place_of",
     "read_events",
@@ -67,6 +70,7 @@ _HOMES = {
     "CompactionReport": "aztask.spark.events.compaction",
     "EventCounts": "aztask.spark.events.frame",
     "Events": "aztask.spark.events.frame",
+    "FollowedBatch": "aztask.spark.tables.follow",
     "Statistics": "aztask.spark.events.statistics",
     "SubmitReport": "aztask.spark.submission.submit",
     "TableReport": "aztask.spark.tables.tables",
@@ -77,6 +81,7 @@ _HOMES = {
     "append_events": "aztask.spark.tables.tables",
     "compact": "aztask.spark.events.compaction",
     "dead_letters": "aztask.spark.deadletters",
+    "follow_events": "aztask.spark.tables.follow",
     "get_session": "aztask.spark.session",
     "place_of": "aztask.spark.events.places",
     "read_events": "aztask.spark.events.frame",

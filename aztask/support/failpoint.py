@@ -81,8 +81,9 @@ not deleted yet). The steps of a move to another address: ``move-rows`` (its row
 owner), ``move-planned`` (start rows are given back), ``move-sent`` (messages are sent, and still at
 the old address) and ``move-removed``. The steps of a compaction: ``compact-written``,
 ``compact-published``, ``compact-removed`` (after each source). Of tables of events:
-``table-written`` (files are written, the table does not have them), ``table-odd`` (it has their odd
-rows) and ``table-committed``.
+``table-claimed`` (one of them is followed from now on, nothing was added), ``table-written`` (files
+are written, the table does not have them), ``table-odd`` (it has their odd rows) and
+``table-committed``.
 """
 
 from __future__ import annotations
@@ -157,6 +158,7 @@ STEPS = (
     "compact-written",
     "compact-published",
     "compact-removed",
+    "table-claimed",
     "table-written",
     "table-odd",
     "table-committed",

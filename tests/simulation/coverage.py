@@ -22,6 +22,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "compact-written": "spark/test_compaction.py",
     "compact-published": "spark/test_compaction.py",
     "compact-removed": "spark/test_compaction.py",
+    "table-claimed": "spark/test_follow.py",
     "table-written": "spark/test_tables.py",
     "table-odd": "spark/test_tables.py",
     "table-committed": "spark/test_tables.py",

@@ -55,6 +55,14 @@ def test_statistics(tmp_path):
 
 
 @pytest.mark.usefixtures("shop_folder")
+def test_tables(tmp_path):
+    shown, _ = run_readme("spark-tables", tmp_path)
+    for event, count in {"enqueued": 100, "succeeded": 80, "dead_lettered": 20}.items():
+        assert re.findall(rf" {event} +(\d+)", shown) == [str(count), str(2 * count)]
+    assert shown.count("file added to the tables") + shown.count("files added to the tables") == 2
+
+
+@pytest.mark.usefixtures("shop_folder")
 def test_recommend(tmp_path):
     shown, folder = run_readme("recommend", tmp_path)
     assert "replayed 4 dead letters" in shown

@@ -24,6 +24,8 @@ SIGNS = {"Position", "Positions", "latestOffset", "waiting_files", "receive_defe
 READERS = {
     "spark/events/stream.py": "spark/test_event_streams.py::"
     "test_what_was_compacted_while_the_query_did_not_run_is_read",
+    "spark/tables/follow.py": "spark/test_follow.py::"
+    "test_files_that_are_compacted_while_they_are_read_are_read_from_there",
     "worker/upkeep/uploader.py": "integration/test_event_upload.py::"
     "test_a_compaction_between_two_looks_takes_nothing_that_waits",
     "worker/upkeep/housekeeping.py": "unit/worker/upkeep/test_deadwatch.py::"

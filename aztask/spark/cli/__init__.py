@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "results": "Write the results of a submission to a table, one row for each key.",
     "pack": "Pack aztask, its needs and your modules into a zip for --py-files.",
     "compact": "Compact the events of closed hours into Parquet files.",
+    "follow": "Add event files to the Delta tables events and odd as they appear.",
     "stats": "Show how tasks waited, ran and ended, from their events.",
     "workflows": "Show which workflows took longest, and which tasks made them wait.",
     "recommend": "Recommend leases, prefetch and splits of queues, from the event log.",

@@ -81,13 +81,7 @@ def read_portion(
     """
     for file in partition.files if isinstance(partition, Portion) else ():
         try:
-            if file.rows is not None:
-                yield from read_rows(place, file.name, file.rows)
-            elif file.compacted:
-                yield from read_compacted(place, file.name)
-            else:
-                with place.open(file.name) as stream:
-                    yield from read_lines(stream, file.name)
+            yield from read_file(place, file)
         except FileNotFoundError:
             raise AztaskError(
                 f"{file.name} was removed from {place} while it was read, probably by a compaction "
@@ -96,6 +90,17 @@ def read_portion(
         except OSError as error:
             reason = error.strerror or str(error)
             yield from odd_table(file.name, [(UNREADABLE, reason, None)]).to_batches()
+
+
+def read_file(place: ReadablePlace, file: EventFile) -> Iterator[pa.RecordBatch]:
+    """The rows of one file. Raises OSError, FileNotFoundError if it was removed."""
+    if file.rows is not None:
+        yield from read_rows(place, file.name, file.rows)
+    elif file.compacted:
+        yield from read_compacted(place, file.name)
+    else:
+        with place.open(file.name) as stream:
+            yield from read_lines(stream, file.name)
 
 
 def read_files(spark: SparkSession, place: EventPlace, files: Sequence[EventFile]) -> DataFrame:

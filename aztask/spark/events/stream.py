@@ -10,11 +10,12 @@ Rules
    after the query's offset, the query may have read some of its sources. It then ends with an
    error, unless the option ``undivided`` says what to do. A new query has read nothing, and reads
    all that exist at its start.
+5. Two compactions at the same time may put one source into two files: it is read from the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -40,19 +41,26 @@ class EventFilesStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads event files as they appear.
 
     max_files: for one batch; files of the same time stay together. settle: the seconds of rule 2.
-    undivided: "read", "skip" or "error", see rule 4.
+    undivided: "read", "skip" or "error", see rule 4. added: compacted files whose rows the reader
+    has already, so that neither they nor their sources are read.
 
     Offsets: ``until`` is the time up to which files were read, and ``undivided`` the time up to
     which undivided files were; both in microseconds since 1970.
     """
 
     def __init__(
-        self, place: EventPlace, max_files: int | None, settle: float | None, undivided: str
+        self,
+        place: EventPlace,
+        max_files: int | None,
+        settle: float | None,
+        undivided: str,
+        added: Container[str] = (),
     ) -> None:
         self._place = place
         self._max_files = max_files
         self._settle = SETTLE_SECONDS if settle is None else settle
         self._undivided = undivided
+        self._added = added
         self._target: float | None = None
         self._origins: dict[str, CompactedOrigin | None] = {}
         self._last: dict[str, int] = {}  # the moments of the lines of the last listing
@@ -100,8 +108,8 @@ class EventFilesStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _files(self, start: dict[str, Any], end: dict[str, Any]) -> list[EventFile]:
         """The files between two offsets, and the parts of compacted ones that stand for files."""
         begin, until = int(start["until"]), int(end["until"])
-        found = self._listed()
-        written = {file.name for file in found if not file.compacted}
+        found = self._not_added(self._listed(), begin)
+        known = {file.name for file in found if not file.compacted}
         files = [file for file in found if not file.compacted and begin < file.moment <= until]
         for file in found:
             if not file.compacted or file.moment <= begin:
@@ -110,10 +118,22 @@ class EventFilesStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if origin is None:
                 continue  # damaged: its sources are kept
             if origin.divided:
-                files += _parts(file, origin, written, begin, until)
+                files += _parts(file, origin, known, begin, until)
+                known.update(origin.sources)
             elif not self._was_read(file, origin, begin) and self._takes(file, start, end):
                 files.append(replace(file, appeared=(begin + 1) / 1e6))
         return files
+
+    def _not_added(self, found: list[EventFile], begin: int) -> list[EventFile]:
+        """The files without those that the reader has, and without their sources."""
+        added = {
+            file.name
+            for file in found
+            if file.compacted and file.moment > begin and file.name in self._added
+        }
+        origins = [origin for name in added if (origin := self._origin(name)) is not None]
+        out = added.union(*(origin.sources for origin in origins))
+        return [file for file in found if file.name not in out]
 
     def _was_read(self, file: EventFile, origin: CompactedOrigin, begin: int) -> bool:
         """Whether this run has read all sources of an undivided file, or will read their lines."""
@@ -158,12 +178,15 @@ class EventFilesStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _parts(
-    file: EventFile, origin: CompactedOrigin, written: set[str], begin: int, until: int
+    file: EventFile, origin: CompactedOrigin, known: set[str], begin: int, until: int
 ) -> Iterator[EventFile]:
-    """A compacted file's removed sources that appeared between the times, as parts of the file."""
+    """A compacted file's sources that appeared between the times, as parts of the file.
+
+    known: sources that are read from elsewhere.
+    """
     first = 0
     for name, moment, rows in zip(origin.sources, origin.moments, origin.rows, strict=True):
-        if name not in written and begin < moment <= until:
+        if name not in known and begin < moment <= until:
             size = file.size * rows // max(1, sum(origin.rows))
             yield EventFile(file.name, size, (moment + 0.5) / 1e6, ((first, rows),))
         first += rows

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -28,10 +28,12 @@ import pyarrow.parquet as pq
 from aztask.spark.events.compactfiles import origin_of, read_compacted
 from aztask.spark.events.lines import ARROW, EVENT_COLUMNS, ODD_COLUMNS
 from aztask.spark.events.places import EventPlace
+from aztask.spark.events.source import Portion, read_file
 
 GROUP_ROWS: Final = 1 << 18
 """Rows of one row group of a file."""
 TIME: Final = pa.timestamp("us", tz="UTC")
+REMOVED: Final = "removed"
 
 # Microseconds of the years 1 to 9999, which is what Delta, Spark and Python's datetime can hold.
 _FIRST_MICROS: Final = -62_135_596_800_000_000
@@ -92,8 +94,9 @@ ODD: Final = TableKind(
 class WrittenFile:
     """A file that is not part of its table yet. path: relative to the table.
 
-    source: the compacted file from which it was made, "" for other tables. value: of the partition
-    column. stats: for the table's log, as JSON. Without path and table, the source has no rows.
+    source: the compacted file from which it was made, "" if it may hold rows of several files.
+    value: of the partition column. stats: for the table's log, as JSON. Without path and table, the
+    source has no rows.
     """
 
     table: str | None
@@ -234,21 +237,63 @@ class WriteEvents:
 
         Such a file is no part of the table yet: it may be compacted again under the same name.
         """
-        day, hour = name.split("/")[:2]
-        date = day.removeprefix("date=")
-        placed = int(hour.removeprefix("hour="))
         with TableWriter(self.tables, name) as writer:
             try:
                 if origin_of(self.place, name) is None:
                     return []
                 for batch in read_compacted(self.place, name):
-                    odd = pc.is_valid(batch.column("odd"))
-                    events = _typed(batch.filter(pc.invert(odd)), placed, name)
-                    writer.write(EVENTS, date, events)
-                    writer.write(ODD, date, _chosen(batch.filter(odd), ODD, placed, name, {}))
+                    _add(writer, name, batch)
             except FileNotFoundError:
                 return []
             return writer.finish() or [WrittenFile(None, name, None, None, 0, None)]
+
+
+@dataclass(frozen=True, slots=True)
+class WritePortion:
+    """The work of a Spark task: it writes the rows of a portion's files, events and odd rows."""
+
+    place: EventPlace
+    tables: EventPlace
+
+    def __call__(self, portion: Portion) -> Iterator[pa.RecordBatch]:
+        """The files that were written, as rows."""
+        yield written_batch(self.files(portion))
+
+    def files(self, portion: Portion) -> list[WrittenFile]:
+        """As the call. If a file cannot be read to its end, nothing is written.
+
+        Then its name and the reason are returned as `source` and `value` of one entry without a
+        table; the reason is `REMOVED` if the file was removed since it was listed.
+        """
+        with TableWriter(self.tables) as writer:
+            for file in portion.files:
+                try:
+                    for batch in read_file(self.place, file):
+                        _add(writer, file.name, batch)
+                except FileNotFoundError:
+                    return [WrittenFile(None, file.name, REMOVED, None, 0, None)]
+                except OSError as error:
+                    reason = error.strerror or str(error)
+                    return [WrittenFile(None, file.name, reason, None, 0, None)]
+            return writer.finish()
+
+
+def has_date(name: str) -> bool:
+    """Whether the file's folder is of a day that a column can hold."""
+    try:
+        date.fromisoformat(name.partition("/")[0].removeprefix("date="))
+    except ValueError:
+        return False
+    return True
+
+
+def _add(writer: TableWriter, name: str, batch: pa.RecordBatch) -> None:
+    """Add rows of the event file `name`, which says their day and hour, to both tables."""
+    folder, hour = name.split("/")[:2]
+    day, placed = folder.removeprefix("date="), int(hour.removeprefix("hour="))
+    odd = pc.is_valid(batch.column("odd"))
+    writer.write(EVENTS, day, _typed(batch.filter(pc.invert(odd)), placed, name))
+    writer.write(ODD, day, _chosen(batch.filter(odd), ODD, placed, name, {}))
 
 
 def _typed(batch: pa.RecordBatch, hour: int, source: str) -> pa.RecordBatch:

@@ -2,7 +2,8 @@
 
 Rules
 1. The table ``events`` holds the events of compacted files, and ``odd`` their problem rows. Each
-   compacted file is added once, however often and by how many processes that is tried.
+   compacted file is added once, however often and by how many processes that is tried. Tables that
+   `aztask.spark.tables.follow` keeps are left to it.
 2. Two compactions at the same time may have put one event into two files. `read_table` drops the
    second copy, and so must other readers: see the view on the page.
 3. ``results`` holds one snapshot of each submission, ``dead_letters`` one of each queue: a later
@@ -16,7 +17,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,7 +35,14 @@ from aztask.spark.events.frame import without_duplicates
 from aztask.spark.events.places import EventPlace
 from aztask.spark.events.sparkfiles import escaped
 from aztask.spark.submission.results import KEY, columns
-from aztask.spark.tables.deltalog import Unit, commit, files_of, missing, open_table
+from aztask.spark.tables.deltalog import (
+    Unit,
+    commit,
+    files_of,
+    missing,
+    open_table,
+    refuse_kept,
+)
 from aztask.spark.tables.tablefiles import (
     EVENTS,
     ODD,
@@ -43,8 +50,10 @@ from aztask.spark.tables.tablefiles import (
     WRITTEN_DDL,
     TableKind,
     WriteEvents,
+    WritePortion,
     WriteRows,
     WrittenFile,
+    has_date,
 )
 from aztask.support.clock import wall
 from aztask.support.failpoint import hit
@@ -68,6 +77,8 @@ DEAD_LETTERS: Final = TableKind(
     partition="queue",
     time="enqueued_at",
 )
+POSITION: Final = "stream"
+"""The transaction whose version says up to when `follow_events` has read, in microseconds."""
 KINDS: Final = {kind.name: kind for kind in (EVENTS, ODD, RESULTS, DEAD_LETTERS)}
 
 
@@ -116,29 +127,37 @@ def append_events(
 
     You can repeat it at any time and run it twice at once: each file is added once. If the process
     dies, the files of the last commits are in the table, and the next run adds the others. Raises
-    ConfigurationError and BrokerUnavailable.
+    ConfigurationError, also if `follow_events` keeps the tables, and BrokerUnavailable.
     """
-    names = [file.name for file in place.list().files if file.compacted and _has_date(file.name)]
+    names = [file.name for file in place.list().files if file.compacted and has_date(file.name)]
     table = open_table(tables, EVENTS.name)
+    refuse_kept(table, tables, POSITION)
     new = [unit.name for unit in missing(table, [Unit(name, 1, ()) for name in names])]
     report = TableReport(there=len(names) - len(new), version=table.version() if table else 0)
     for first in range(0, len(new), JOB_CHUNKS):
         some = new[first : first + JOB_CHUNKS]
-        written = _written(spark, some, WriteEvents(place, tables))
-        hit("table-written")
-        _add_events(tables, some, written, report)
+        add_compacted(spark, some, place, tables, report, unless=POSITION)
         if progress is not None:
             progress(first + len(some), len(new))
     return report
 
 
-def _add_events(
-    tables: EventPlace, names: Sequence[str], written: Sequence[WrittenFile], report: TableReport
+def add_compacted(
+    spark: SparkSession | None,
+    names: Sequence[str],
+    place: EventPlace,
+    tables: EventPlace,
+    report: TableReport,
+    *,
+    unless: str | None = None,
 ) -> None:
-    """Commit the odd rows, then the events, which say that the files were added.
+    """Write the rows of compacted files, and commit the odd ones, then the events.
 
-    If the process dies in between, the next run writes both again, and its odd rows are skipped.
+    The events say that the files were added. If the process dies in between, the next run writes
+    both again, and its odd rows are skipped. unless: as for `commit`.
     """
+    written = written_files(spark, names, WriteEvents(place, tables))
+    hit("table-written")
     found = {each.source for each in written}
 
     def units(kind: TableKind) -> list[Unit]:
@@ -149,40 +168,33 @@ def _add_events(
         ]
 
     if odd := [unit for unit in units(ODD) if unit.files]:
-        _, added = commit(tables, ODD, odd)
-        report.odd += _rows(added)
+        _, added = commit(tables, ODD, odd, unless=unless)
+        report.odd += rows_of(added)
         hit("table-odd")
-    report.version, added = commit(tables, EVENTS, units(EVENTS))
+    report.version, added = commit(tables, EVENTS, units(EVENTS), unless=unless)
     hit("table-committed")
     report.files += len(added)
     report.there += len(found) - len(added)
     report.skipped += len(names) - len(found)
-    report.rows += _rows(added)
+    report.rows += rows_of(added)
     report.bytes += sum(file.size for unit in added for file in unit.files)
 
 
-def _has_date(name: str) -> bool:
-    """Whether the file's folder is of a day that a column can hold."""
-    try:
-        date.fromisoformat(name.partition("/")[0].removeprefix("date="))
-    except ValueError:
-        return False
-    return True
-
-
-def _written(
-    spark: SparkSession | None, names: Sequence[str], work: WriteEvents
+def written_files(
+    spark: SparkSession | None, parts: Sequence[Any], work: WriteEvents | WritePortion
 ) -> list[WrittenFile]:
+    """What `work` writes of the parts, in one Spark task for each; without Spark, here."""
     if spark is None:
-        return [file for name in names for file in work.files(name)]
-    return _collected(deal(spark, names, work, WRITTEN_DDL))
+        return [file for part in parts for file in work.files(part)]
+    return _collected(deal(spark, parts, work, WRITTEN_DDL))
 
 
 def _collected(frame: DataFrame) -> list[WrittenFile]:
     return [WrittenFile(**row.asDict()) for row in frame.collect()]
 
 
-def _rows(units: Iterable[Unit]) -> int:
+def rows_of(units: Iterable[Unit]) -> int:
+    """The number of rows in the units' files."""
     return sum(
         int(json.loads(file.stats)["numRecords"]) for unit in units for file in unit.files
         if file.stats is not None
@@ -243,7 +255,7 @@ def _replace(
     return TableReport(
         files=len(added),
         there=len(units) - len(added),
-        rows=_rows(added),
+        rows=rows_of(added),
         bytes=sum(file.size for unit in added for file in unit.files),
         version=version,
     )

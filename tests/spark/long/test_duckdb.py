@@ -5,19 +5,25 @@ DuckDB parses the lines itself, and SQL says here once more what each figure mea
 
 import json
 import math
+from collections import Counter
+from datetime import UTC, datetime
+from itertools import islice
+from statistics import NormalDist
 
 import duckdb
 import pytest
 from realrun import made
 
 from aztask.operate.cli.main import run
+from aztask.operate.deadletters.letters import error_signature
 from aztask.spark import compact, place_of
 from aztask.spark.events.lengths import CUT_OFF
 from aztask.spark.events.statistics import ACCURACY, OUTCOMES, RAN, SHARES, SPREADS, columns
 from aztask.stores.events.event import EVENT_KINDS
 
 COLUMNS = {
-    **dict.fromkeys(("id", "event", "task_id", "task", "queue", "worker", "error_type"), "VARCHAR"),
+    **dict.fromkeys(("id", "event", "task_id", "task", "queue", "worker"), "VARCHAR"),
+    **dict.fromkeys(("error_type", "error"), "VARCHAR"),
     **dict.fromkeys(("ts", "duration_seconds", "wait_seconds", "lease_seconds"), "DOUBLE"),
     **dict.fromkeys(("margin_seconds", "held_seconds"), "DOUBLE"),
     **dict.fromkeys(("delivery_count", "resubmit_count", "renewals"), "BIGINT"),
@@ -146,8 +152,8 @@ def database(directory):
         yield connection
 
 
-def figures(directory, capsys):
-    assert run(["spark", "stats", str(directory), "--json"]) == 0
+def figures(directory, capsys, *options):
+    assert run(["spark", "stats", str(directory), "--json", *options]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
@@ -160,6 +166,236 @@ def test_every_figure_of_a_real_run(database, directory, spark, capsys):
     assert compared > 500
     compact(spark, place_of(directory), now=4e9)
     assert check(database, figures(directory, capsys)) == compared
+
+
+def test_comparisons_and_advice_of_a_real_run(database, directory, spark, capsys):
+    """The deploy is where the log's third quarter begins: both spans are half the log."""
+    first, last = database.execute("SELECT min(ts), max(ts) FROM e").fetchone()
+    deploy = datetime.fromtimestamp(round(first + (last - first) / 2), UTC)
+    found = figures(directory, capsys, "--deploy", deploy.isoformat())
+    period, around = found["comparisons"]
+    assert same(period["begin"], first) and same(period["end"], last)
+    assert same(period["split"], (first + last) / 2)
+    length = min(last - deploy.timestamp(), deploy.timestamp() - first)
+    assert (around["about"], around["split"]) == ("deploy", deploy.timestamp())
+    assert same(around["end"] - around["split"], length)
+    assert same(around["split"] - around["begin"], length)
+    assert check_comparison(database, period) + check_comparison(database, around) > 100
+    advice = [(row["rule"], row["about"]) for row in found["advice"]]
+    assert advice == expected_advice(database, found)
+    assert ("dominating_error", "ledger.rejecting") in advice
+
+
+STEPS = 20
+PLACED = f"""
+CREATE OR REPLACE TEMP TABLE placed AS
+SELECT queue, task, event, wait, run, ts >= $split AS after, greatest(0, least({STEPS - 1}, floor(
+    (ts - CASE WHEN ts >= $split THEN $split ELSE $begin END) / ($end - $split) * {STEPS}
+)))::INT AS step
+FROM e WHERE ts BETWEEN $begin AND $end
+"""
+COUNTED = {
+    "done": ("succeeded",),
+    "retried": ("resubmitted",),
+    "dead_lettered": ("dead_lettered",),
+    "runs": RAN,
+    "ended": ("succeeded", "dead_lettered", "cancelled", "expired"),
+    "enqueued": ("enqueued",),
+}
+PARTS = {"p50": 0.5, "p95": 0.95}
+MEASURED_TWICE = [f"{name}_{share}" for name in ("wait", "run") for share in PARTS]
+
+
+def check_comparison(database, comparison):
+    """Every figure of both sides, each p, and each mark; returns the number of figures."""
+    database.execute(PLACED, {name: comparison[name] for name in ("begin", "split", "end")})
+    compared, chances, marks = 0, [], []
+    for key in ("queue", "task"):
+        sides = parts(database, key, ["after"])
+        steps = parts(database, key, ["after", "step"])
+        found = comparison[f"{key}s"]
+        assert {row[key] for row in found} == {name for name, *_ in sides}
+        for row in found:
+            compared += sum(
+                check_side(row[side], sides.get((row[key], after)))
+                for side, after in (("before", False), ("after", True))
+            )
+            for name in ("done", "retried", "dead_lettered", *MEASURED_TWICE):
+                values = [
+                    [value(steps.get((row[key], after, step)), name) for step in range(STEPS)]
+                    for after in (False, True)
+                ]
+                test = chance_of(*([v for v in side if v is not None] for side in values))
+                assert (row["p"][name] is None) == (test is None), (row, name)
+                if test is not None:
+                    assert math.isclose(row["p"][name], test[0], rel_tol=1e-6, abs_tol=1e-9)
+                    chances.append(test[0])
+                    marks.append((row, name, *test))
+                compared += 1
+    in_order = sorted(chances)
+    few = [p for rank, p in enumerate(in_order, 1) if p <= 0.01 * rank / len(in_order)]
+    for row, name, p, direction in marks:
+        before, after = (share(row[side], name) for side in ("before", "after"))
+        gone = before is not None and after is not None and before != after
+        there = gone and ("more" if after > before else "less") == direction
+        marked = there and p <= max(few, default=-1)
+        assert row["changed"].get(name) == (direction if marked else None), (row, name)
+    return compared
+
+
+def parts(database, key, by):
+    """{(name, *by): the counts, and the sorted waits and runs}."""
+    counted = [
+        f"count(*) FILTER (event IN ({listed(kinds)})) AS {name}" for name, kinds in COUNTED.items()
+    ]
+    measured = [
+        f"list({name} ORDER BY {name}) FILTER ({name} IS NOT NULL) AS {name}_values"
+        for name in ("wait", "run")
+    ]
+    columns_ = ", ".join([key, *by, "count(*) AS events", *counted, *measured])
+    found = rows(database, f"SELECT {columns_} FROM placed GROUP BY {', '.join([key, *by])}")
+    return {tuple(row[name] for name in (key, *by)): row for row in found}
+
+
+def check_side(found, expected):
+    for name in ("events", *COUNTED):
+        assert found[name] == (expected[name] if expected else 0)
+    for name in ("wait", "run"):
+        values = (expected[f"{name}_values"] if expected else None) or []
+        for part, value_ in PARTS.items():
+            check_rank(found[f"{name}_{part}"], values, value_, name)
+    return len(COUNTED) + 1 + len(MEASURED_TWICE)
+
+
+def value(step, name):
+    """A figure of one step as it is tested; None where it has none."""
+    if name == "done":
+        return step["done"] if step else 0
+    if step is None or name in ("retried", "dead_lettered"):
+        return None if step is None else share(step, name)
+    measure, part = name.split("_")
+    values = step[f"{measure}_values"]
+    return values[math.ceil(PARTS[part] * len(values)) - 1] if values else None
+
+
+def share(part, name):
+    whole = {"retried": "runs", "dead_lettered": "ended"}.get(name)
+    if whole is None:
+        return part[name]
+    return part[name] / part[whole] if part[whole] else None
+
+
+def chance_of(before, after):
+    """The two-sided p of the rank-sum test, and where the values went."""
+    if min(len(before), len(after)) < 5:
+        return None
+    together = sorted(before + after)
+    places = {}
+    for place, each in enumerate(together, 1):
+        places.setdefault(each, []).append(place)
+    ranks = sum(sum(places[each]) / len(places[each]) for each in after)
+    n, m, total = len(before), len(after), len(together)
+    above = ranks - m * (m + 1) / 2 - n * m / 2
+    ties = sum(count**3 - count for count in Counter(together).values())
+    variance = n * m / 12 * (total + 1 - ties / total / (total - 1))
+    direction = "more" if above > 0 else "less"
+    if variance <= 0:
+        return 1.0, direction
+    z = max(0, abs(above) - 0.5) / math.sqrt(variance)
+    return 2 * NormalDist().cdf(-z), direction
+
+
+def expected_advice(database, found):
+    """(rule, about) of each piece of advice, from the log and the comparisons checked above."""
+    by_rule = (
+        late_queues(found["comparisons"]),
+        short_leases(database),
+        one_errors(database),
+        worse_tasks(database, found["comparisons"]),
+        silent_workers(database),
+    )
+    names = ("falls_behind", "short_lease", "dominating_error", "worse_deploy", "frozen_worker")
+    return [
+        (rule, about) for rule, its in zip(names, by_rule, strict=True) for about in islice(its, 3)
+    ]
+
+
+def late_queues(comparisons):
+    (period,) = [each for each in comparisons if each["about"] == "period"]
+    for row in sorted(period["queues"], key=lambda row: -(row["after"]["wait_p50"] or 0)):
+        before, after = row["before"], row["after"]
+        if row["changed"].get("wait_p50") == "more" and after["wait_p50"] >= 1:
+            left = after["enqueued"] - after["ended"]
+            doubled = after["wait_p50"] >= 2 * (before["wait_p50"] or 0)
+            if left > 0.05 * after["enqueued"] if after["enqueued"] else doubled:
+                yield row["queue"]
+
+
+def short_leases(database):
+    lengths = {row["queue"]: row for row in rows(database, survival(["queue"]))}
+    lost = rows(
+        database,
+        "SELECT queue, count(*) FILTER (event = 'lease_lost') AS lost, max(lease) AS lease, "
+        "count(*) FILTER (event = 'received') AS received FROM e GROUP BY 1 ORDER BY 2 DESC",
+    )
+    for row in lost:
+        its = lengths.get(row["queue"])
+        if row["lost"] >= max(3, 0.001 * row["received"]) and its is not None:
+            long = its["longest"] if its["p99"] is None else its["p99"]
+            if row["lease"] is None or long >= 0.95 * row["lease"]:
+                yield row["queue"]
+
+
+def failures(database):
+    """What each failed run failed with."""
+    found = rows(
+        database,
+        "SELECT task, ts, concat(error_type, ': ', coalesce(error, '')) AS text FROM e "
+        "WHERE event IN ('failed', 'resubmitted') AND error_type IS NOT NULL",
+    )
+    return [{**row, "signature": error_signature(row["text"].rstrip(": "))} for row in found]
+
+
+def one_errors(database):
+    most = {}
+    for (task, _), count in Counter(
+        (row["task"], row["signature"]) for row in failures(database)
+    ).items():
+        most[task] = max(most.get(task, 0), count)
+    dead = rows(
+        database,
+        "SELECT task, count(*) FILTER (event = 'dead_lettered') AS dead, "
+        "count(*) FILTER (event IN ('failed', 'resubmitted')) AS failures "
+        "FROM e GROUP BY 1 ORDER BY 2 DESC, 1",
+    )
+    for row in dead:
+        share_of_one = most.get(row["task"], 0) / max(1, row["failures"])
+        if row["dead"] >= 3 and share_of_one >= 0.8:
+            yield row["task"]
+
+
+def worse_tasks(database, comparisons):
+    (deploy,) = [each for each in comparisons if each["about"] == "deploy"]
+    since = {row["task"] for row in failures(database) if row["ts"] >= deploy["split"]}
+    worse = []
+    for row in deploy["tasks"]:
+        for name in ("dead_lettered", "retried"):
+            if row["changed"].get(name) == "more" and row["task"] in since:
+                sides = [share(row[side], name) or 0 for side in ("before", "after")]
+                worse.append((sides[0] - sides[1], row["task"]))
+                break
+    return (task for _, task in sorted(worse, key=lambda each: each[0]))
+
+
+def silent_workers(database):
+    (lease,) = database.execute("SELECT min(lease) FROM e").fetchone()
+    found = rows(
+        database,
+        "SELECT worker, max(gap) AS silence FROM (SELECT worker, event, ts - lag(ts) OVER "
+        "(PARTITION BY worker ORDER BY ts) AS gap FROM e WHERE worker <> '') "
+        "WHERE event IN ('lease_lost', 'settle_failed') GROUP BY 1 ORDER BY 2 DESC NULLS LAST",
+    )
+    return (r["worker"] for r in found if (r["silence"] or 0) >= max(1, lease or 0))
 
 
 def check(database, found):
