@@ -81,7 +81,7 @@ def bare_python(folder: Path) -> Path:
 
 
 def thin_client(folder: Path) -> Path:
-    """Make a Python with aztask[spark-connect] from these sources; returns its ``bin`` folder."""
+    """Make a Python with aztask[spark-connect,delta]; returns its ``bin`` folder."""
     root = Path(__file__).parents[2]
     source = folder / "source"
     for name in ("aztask", "release"):
@@ -92,7 +92,7 @@ def thin_client(folder: Path) -> Path:
     venv.create(folder / "thin", with_pip=True, symlinks=True)
     programs = folder / "thin" / "bin"
     pip = (str(programs / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check")
-    subprocess.run([*pip, f"{source}[spark-connect]"], check=True)
+    subprocess.run([*pip, f"{source}[spark-connect,delta]"], check=True)
     return programs
 
 

@@ -166,22 +166,24 @@ def test_two_at_once_add_each_file_once(log, tables):
     assert len(odd(tables)) == 30
 
 
-def test_a_batch_whose_place_was_taken_is_dropped(log, tables, monkeypatch):
-    """Another process commits more files between its reading and its commit."""
+@pytest.mark.parametrize(("ours", "theirs", "left"), [(1, 2, 0), (2, 1, 1), (2, 2, 0)])
+def test_a_batch_whose_place_was_taken_is_dropped(log, tables, monkeypatch, ours, theirs, left):
+    """Another process commits more files, fewer, or the same, between its reading and commit."""
     put(log, "a", 1, wrong=1)
     put(log, "b", 2, wrong=1)
+    settled()
     write, others = follow_module.written_files, []
 
     def beaten(*about):
         written = write(*about)
-        if not others:
-            others.append(None)
-            others.extend(run(log, tables))
+        monkeypatch.setattr(follow_module, "written_files", write)
+        options = {"available_now": True, "settle_seconds": SETTLE, "max_files": theirs}
+        others.append(next(follow_events(None, log, tables, **options)))
         return written
 
     monkeypatch.setattr(follow_module, "written_files", beaten)
-    assert run(log, tables, max_files=1) == []
-    assert others[1].files == 2
+    assert sum(batch.files for batch in run(log, tables, max_files=ours)) == left
+    assert others[0].files == theirs
     assert ids(tables) == expected(1, 2)
     assert len(odd(tables)) == 2
 

@@ -184,7 +184,7 @@ def test_without_the_library_one_line_says_what_to_install(tmp_path):
         "            raise ModuleNotFoundError(name, name=name)\n"
         "sys.meta_path.insert(0, Refuse())\n"
         "from aztask.spark import compact, place_of\n"
-        "import aztask.spark.tables.tablefiles\n"
+        "from aztask.spark.tables.tablefiles import ReadFile, WritePortion, WriteRows\n"
         "from aztask.operate.cli.main import run\n"
         "sys.exit(run(['spark', 'compact', sys.argv[1], '--tables', sys.argv[1]]))\n"
     )

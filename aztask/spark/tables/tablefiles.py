@@ -1,4 +1,5 @@
-"""What executors do for a table: they write rows into Parquet files, which the driver commits.
+"""What executors do for a table: they write rows into Parquet files, which the driver commits, and
+read them.
 
 Rules
 1. No file is part of a table before the driver commits it, and every attempt writes files under
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -346,3 +347,31 @@ class WriteRows:
                         pa.RecordBatch.from_arrays(columns, schema=self.kind.stored),
                     )
             yield written_batch(writer.finish())
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """The work of a Spark task: the rows of one file, which Python opens."""
+
+    tables: EventPlace
+    kind: TableKind
+
+    def __call__(self, part: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+        path, value = part
+        with (
+            self.tables.local_copy(f"{self.kind.name}/{path}") as copy,
+            pq.ParquetFile(copy) as file,
+        ):
+            known = file.schema_arrow.names
+            for batch in file.iter_batches():
+                yield pa.RecordBatch.from_arrays(
+                    [self._column(each, batch, known, value) for each in self.kind.schema],
+                    schema=self.kind.schema,
+                )
+
+    def _column(self, each: Any, batch: pa.RecordBatch, known: Sequence[str], value: str) -> Any:
+        if each.name == self.kind.partition:
+            return pa.repeat(pa.scalar(value).cast(each.type), batch.num_rows)
+        if each.name in known:
+            return batch.column(each.name).cast(each.type)
+        return pa.nulls(batch.num_rows, each.type)

@@ -15,12 +15,11 @@ Rules
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -48,6 +47,7 @@ from aztask.spark.tables.tablefiles import (
     ODD,
     TIME,
     WRITTEN_DDL,
+    ReadFile,
     TableKind,
     WriteEvents,
     WritePortion,
@@ -293,35 +293,7 @@ def read_table(
         rows = rows.select(*kind.schema.names)
     else:
         parts = [(file.path, file.value) for file in files]
-        rows = deal(spark, parts, _ReadFile(tables, kind), schema)
+        rows = deal(spark, parts, ReadFile(tables, kind), schema)
     if kind is EVENTS:
         rows, _ = without_duplicates(rows)
     return TableRows(rows, table.version(), paths)
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadFile:
-    """The work of a Spark task: the rows of one file, which Python opens."""
-
-    tables: EventPlace
-    kind: TableKind
-
-    def __call__(self, part: tuple[str, str]) -> Iterator[pa.RecordBatch]:
-        path, value = part
-        with (
-            self.tables.local_copy(f"{self.kind.name}/{path}") as copy,
-            pq.ParquetFile(copy) as file,
-        ):
-            known = file.schema_arrow.names
-            for batch in file.iter_batches():
-                yield pa.RecordBatch.from_arrays(
-                    [self._column(each, batch, known, value) for each in self.kind.schema],
-                    schema=self.kind.schema,
-                )
-
-    def _column(self, each: Any, batch: pa.RecordBatch, known: Sequence[str], value: str) -> Any:
-        if each.name == self.kind.partition:
-            return pa.repeat(pa.scalar(value).cast(each.type), batch.num_rows)
-        if each.name in known:
-            return batch.column(each.name).cast(each.type)
-        return pa.nulls(batch.num_rows, each.type)

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +19,7 @@ ROWS = 200
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    """The programs of an environment with aztask[spark-connect] alone."""
+    """The programs of an environment with aztask[spark-connect,delta] alone."""
     return thin_client(tmp_path_factory.mktemp("client"))
 
 
@@ -56,6 +57,24 @@ def page(name):
         each for each in commands("export SPARK_REMOTE") if f"aztask spark {name}" in each
     ]
     return command
+
+
+READ = """
+import sys
+from aztask.spark import append_events, compact, get_session, place_of, read_table
+from aztask.spark.packing import add_py_files
+
+spark = get_session()
+add_py_files(spark, ["shop.zip"])
+tables = place_of(sys.argv[1])
+for name in ("events", "odd", "results", "dead_letters"):
+    print(name, read_table(spark, tables, name).rows.count())
+read = read_table(spark, tables, "events")
+print("since", read_table(spark, tables, "events", since=read.version).rows.count())
+log, others = place_of(sys.argv[2]), place_of(sys.argv[3])
+report = append_events(spark, log, others)
+print("appended", report.rows, report.files, append_events(spark, log, others).files)
+"""
 
 
 def run(site, command):
@@ -132,6 +151,41 @@ def test_compaction(site, submitted):
     (found,) = answer(site, page("stats").replace("/data/", "/data/old/"))
     assert found["counts"]["compacted_files"] == report["compacted_files"] == 1
     assert found["counts"]["events"] == report["events"]
+
+
+def test_tables_are_written_and_read(site, submitted):
+    """After the test of the compaction, whose compacted file is appended to other tables."""
+    _, folder, app = site
+    follow, results, letters = commands("aztask spark follow")
+    bury(app, "default", [("t1", "x", "rejected", "KeyError: 1")])
+    time.sleep(11)  # what a file must have been there for
+    (batch,) = answer(site, follow)
+    (found,) = answer(site, page("stats"))
+    assert batch["rows"] == found["counts"]["events"] > ROWS
+    assert answer(site, follow) == []
+    assert answer(site, results) == [{"succeeded": ROWS}]
+    ended = run(site, letters)
+    assert ended.returncode == 0, ended.stderr
+    (folder / "read.py").write_text(READ)
+    command = "python read.py /data/tables /data/old/events /data/others"
+    read = run(site, command)
+    assert read.returncode == 0, read.stderr
+    told = dict(line.split(maxsplit=1) for line in read.stdout.splitlines())
+    compacted = read_lines_of(folder / "old" / "events")
+    assert told == {
+        "events": str(batch["rows"]),
+        "odd": "0",
+        "results": str(ROWS),
+        "dead_letters": "1",
+        "since": "0",
+        "appended": f"{compacted} 1 0",
+    }
+    assert app.broker.purge("default", dead_letter=True) == 1
+
+
+def read_lines_of(folder):
+    """How many events the compacted files of a folder hold."""
+    return sum(pq.read_metadata(path).num_rows for path in folder.rglob("*.parquet"))
 
 
 def test_dead_letters_are_grouped_and_replayed(site, submitted):
