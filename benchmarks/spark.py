@@ -9,6 +9,8 @@ writer: submits a DataFrame of three columns to a broker that keeps nothing, thr
 the same rows (only the JVM works), and a Python function drops the same Arrow batches.
 
 stats: see ``benchmarks/spark_stats.py``, which needs duckdb.
+
+results: see ``benchmarks/spark_results.py``, which needs Azurite.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import pyarrow as pa  # noqa: E402
 from common import Check, conclude, machine, spread  # noqa: E402
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 from pyspark.sql import functions as F  # noqa: E402, N812
+from spark_results import read_back  # noqa: E402
 from spark_stats import stats  # noqa: E402
 
 from aztask.spark import get_session, register, submit  # noqa: E402
@@ -129,7 +132,11 @@ def show(figures: dict[str, list[float]]) -> None:
         print(f"  {name:<44} {spread(values)}")
 
 
-PARTS: dict[str, Callable[[SparkSession], list[Check]]] = {"writer": writer, "stats": stats}
+PARTS: dict[str, Callable[[SparkSession], list[Check]]] = {
+    "writer": writer,
+    "stats": stats,
+    "results": read_back,
+}
 """A part prints its figures and returns the checks."""
 
 

@@ -374,10 +374,10 @@ def table_results(mine: World, theirs: World) -> None:
     look_up = module.LookUp(module.Target(), "one", module.pa.string(), as_json=True)
     task_id = module.id_maker("one")("key")
     ended(mine, task_id)
-    row = look_up._row(theirs.app, theirs.store, task_id)
+    (row,) = look_up._rows(theirs.app, theirs.store, [task_id])
     assert (row["state"], "value" in row) == ("unaccounted", False)
     assert row["problem"]
-    assert look_up._row(mine.app, mine.store, task_id)["state"] == "succeeded"
+    assert look_up._rows(mine.app, mine.store, [task_id])[0]["state"] == "succeeded"
 
 
 def unaccounted(mine: World, theirs: World) -> None:

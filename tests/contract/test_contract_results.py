@@ -11,6 +11,7 @@ import pytest
 from stores import Store
 
 from aztask.address.owner import Owner
+from aztask.errors import ForeignId
 from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Lapse, Resubmit
 from aztask.stores.records import deadindex
@@ -36,6 +37,7 @@ from aztask.stores.records.base import (
 )
 from aztask.stores.records.deadindex import IndexedDeadLetter, Indexing
 from aztask.stores.records.tables.store import TablesResults
+from aztask.stores.tables import client
 
 KEY = RunKey("a", 0, 0)
 LONG = bytes(range(256)) * 1024  # 256 KiB
@@ -667,3 +669,73 @@ def test_the_size_of_a_store(store: Store) -> None:
     else:
         assert (size.unfinished, size.blobs) == (4, None)
         assert size.file_bytes > 3 * len(LONG)
+
+
+@pytest.mark.parametrize("page", [1000, 7, 1])
+@pytest.mark.parametrize("every", [1, 3, 25])
+def test_many_tasks_are_answered_as_each_by_itself(
+    store: Store, page: int, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they are, however many of a store's tasks are asked for, and in which order."""
+    monkeypatch.setattr(client, "PAGE", page)
+    results = store.results
+    theirs, ours = (store.of(Owner(f"local:///{name}")) for name in ("theirs", "ours"))
+    names = [f"t{number:02d}" for number in range(50)]
+    for number, name in enumerate(names):
+        here = theirs if number % 10 == 7 else ours
+        for hop in range(number % 3):
+            again = Outcome(State.RETRYING, Resubmit(0.0), error_type="OSError", at=1500.0)
+            retried = RunKey(name, 0, hop)
+            here.start([a_start(name, key=retried)])
+            here.record([Finish(retried, name, again)])
+        key = RunKey(name, 0, number % 3)
+        if number % 5 != 1:
+            sent = RunRecord(key, "shop.resize", "default", State.PENDING, note=b"n")
+            here.expect([sent])
+        if number % 5 > 1:
+            here.start([a_start(name, key=key)])
+        if number % 5 > 2:
+            value = LONG if number == 23 else b"\x01"
+            here.record([Finish(key, name, replace(ended(), value=value))])
+        if number % 4 == 0:
+            here.cancel(name, 1600.0)
+    asked = [*names[::every], "unknown", names[0], "marked"][::-1]
+    ours.cancel("marked", 1600.0)
+    for reader in (ours, results):
+        alone: list[object] = []
+        for name in asked:
+            try:
+                alone.append(reader.get(name))
+            except ForeignId as error:
+                alone.append(str(error))
+        found = reader.get_many(asked)
+        assert [str(each) if isinstance(each, ForeignId) else each for each in found] == alone
+    assert results.get_many([]) == []
+
+
+def test_a_dense_range_costs_few_requests(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Azure Tables; in a sparse one each task is asked for."""
+    results = store.results
+    if not isinstance(results, TablesResults):
+        pytest.skip("a store on this machine reads no pages")
+    names = [f"t{number:03d}" for number in range(120)]
+    results.start([a_start(name, key=RunKey(name)) for name in names])
+    monkeypatch.setattr(client, "PAGE", 40)
+    asked: list[str] = []
+    for name in ("page", "query"):
+        method = getattr(client.TableRequests, name)
+
+        def counted(
+            self: object, *about: object, name: str = name, method: object = method
+        ) -> object:
+            asked.append(name)
+            return method(self, *about)  # type: ignore[operator]
+
+        monkeypatch.setattr(client.TableRequests, name, counted)
+    assert all(results.get_many(names))
+    assert asked.count("page") <= 4
+    assert asked.count("query") <= 8  # the last few, for which no page is worth it
+    asked.clear()
+    assert all(results.get_many(names[::10]))
+    assert asked.count("page") == 1
+    assert asked.count("query") >= 8

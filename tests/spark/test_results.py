@@ -43,6 +43,29 @@ def done(spark, shop, tmp_path_factory):
     return manifest
 
 
+def test_keys_are_looked_up_in_ranges_of_ids_where_the_store_is_far(spark, done, monkeypatch):
+    """Each once, and one without a value, too; every Spark task has its ids in order."""
+    monkeypatch.setattr(Target, "has_remote_results", lambda self: True)
+    asked = spark.createDataFrame([(n,) for n in [*range(25), None]], "number BIGINT")
+    found = results(spark, "done", frame=asked, key="number", target=TARGET)
+    rows = found.withColumn("part", F.spark_partition_id()).collect()
+    assert sorted(str(row["key"]) for row in rows) == sorted(map(str, [*range(25), None]))
+    assert sum(row["state"] == "succeeded" for row in rows) == 19
+    parts = [[row["task_id"] for row in rows if row["part"] == part] for part in range(2)]
+    ids = [[each for each in part if each is not None] for part in parts]
+    assert all(part == sorted(part) and part for part in ids)
+    assert max(ids[0]) < min(ids[1])
+
+
+def test_where_results_are_decides_how_they_are_looked_up(monkeypatch, tmp_path):
+    here = f"local://{tmp_path}/queues.db"
+    assert not Target(broker=here, results=here).has_remote_results()
+    account = "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=aGVsbG8=;"
+    monkeypatch.setenv("FAR", f"{account}TableEndpoint=https://a.table.core.windows.net/;")
+    assert Target(broker=here, results_env="FAR").has_remote_results()
+    assert Target(broker_env="NOT_HERE").has_remote_results(), "it cannot tell"
+
+
 def test_parquet_tasks_parquet(spark, done, tmp_path):
     found = results(spark, "done", manifest=done, schema="INT", target=TARGET)
     found.write.parquet(str(tmp_path / "out"))

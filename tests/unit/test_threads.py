@@ -38,7 +38,6 @@ REASONS = {
     "worker/pool/poolprocess.py": "plain tasks of the asyncio pool: a part adopts each thread",
     "testing/servicebus.py": "the emulator is for tests and runs in no worker",
     "spark/events/compactfiles.py": "a command's; it waits and gets the errors",
-    "spark/submission/results.py": "a Spark task's; it waits for its lookups and gets the errors",
     "spark/kind.py": "a command's: it stops the Spark job when the terminal has gone",
 }
 """Files that start threads which no part watches, and why that is right."""

@@ -9,8 +9,9 @@ Rules
    Parquet to keep it.
 4. A value that is not of the declared type, or cannot be read, fails no job: it is null, and
    `problem` says why.
-5. A result store has no lookup of many ids. Each executor asks for one after the other, and a store
-   on a network with `THREADS` at a time.
+5. Executors look `ROWS` ids up at a time. A store on a network then lists ranges of ids, if it has
+   few others in them. So each Spark task gets one range, sorted: ids are hashes, which would
+   otherwise be spread over all that the store has.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
@@ -36,7 +36,7 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 from aztask.app import App
 from aztask.errors import CodecError, ConfigurationError, ForeignId, ResultTimeout
 from aztask.spark.events.lines import storable
-from aztask.spark.kind import analyzed
+from aztask.spark.kind import analyzed, cores
 from aztask.spark.session import first_line
 from aztask.spark.submission.submission import Target, id_maker, selected
 from aztask.stores.records.base import ResultStore, RunRecord
@@ -47,10 +47,8 @@ OPEN: Final = "open"
 """The state of a task that has started, or that the store knows as sent, and that has not ended."""
 UNACCOUNTED: Final = "unaccounted"
 """The state of a key whose task the result store does not know."""
-THREADS: Final = 16
-"""Lookups at the same time in one executor, in a store on a network."""
-ROWS: Final = 500
-"""Keys of one round of lookups."""
+ROWS: Final = 1000
+"""Keys of one lookup."""
 KEY: Final = "key"
 RESULT: Final = "result"
 """The column that `SubmitReport.join` adds."""
@@ -109,7 +107,10 @@ def results(
     kind = value_type(schema)
     keys = selected(frame, [key])
     value = arrow_type(kind)
-    plan = LookUp(target or Target.of_environment(), submission_id, value, as_json=schema is None)
+    target = target or Target.of_environment()
+    if target.has_remote_results():
+        keys = in_ranges(keys, submission_id)
+    plan = LookUp(target, submission_id, value, as_json=schema is None)
     columns = [
         StructField(KEY, keys.schema[0].dataType),
         *(StructField(name, from_arrow_type(each, False)) for name, each in _BEFORE_VALUE),
@@ -209,10 +210,7 @@ def write_manifest(keys: DataFrame, folder: str, submission_id: str) -> None:
 
     A rerun adds its keys to those of the runs before: it may hold only what failed in them.
     """
-    schema = StructType(
-        [StructField(KEY, keys.schema[0].dataType), StructField("id", StringType())]
-    )
-    frame = keys.mapInArrow(partial(_with_ids, submission_id), schema)
+    frame = _identified(keys, submission_id)
     frame.write.mode("append").parquet(manifest_path(folder, submission_id))
 
 
@@ -226,6 +224,21 @@ def read_manifest(spark: SparkSession, folder: str, submission_id: str) -> DataF
             f"there is no manifest of submission {submission_id!r} in {folder}: submit with "
             f"manifest=, or give the table that was submitted ({first_line(error)})"
         ) from error
+
+
+def in_ranges(keys: DataFrame, submission_id: str) -> DataFrame:
+    """The keys, the only column of the frame, in one range of task ids for each core, sorted."""
+    with_ids = _identified(keys, submission_id)
+    ranges = with_ids.repartitionByRange(cores(keys.sparkSession), "id")
+    return ranges.sortWithinPartitions("id").select(KEY)
+
+
+def _identified(keys: DataFrame, submission_id: str) -> DataFrame:
+    """The keys, the only column of the frame, and the task ids."""
+    schema = StructType(
+        [StructField(KEY, keys.schema[0].dataType), StructField("id", StringType())]
+    )
+    return keys.mapInArrow(partial(_with_ids, submission_id), schema)
 
 
 def _with_ids(submission_id: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -256,27 +269,32 @@ class LookUp:
                     "there is no result store to look results up in: name it, in the app or in "
                     f"the environment variable {self.target.results_env}"
                 )
-            with ThreadPoolExecutor(THREADS if store.remote else 1) as workers:
-                ask = workers.map if store.remote else map
-                for batch in batches:
-                    for first in range(0, batch.num_rows, ROWS):
-                        keys = batch.column(0).slice(first, ROWS)
-                        made = id_maker(self.submission_id)
-                        ids = [None if key is None else made(key) for key in keys.to_pylist()]
-                        yield self._as_batch(keys, list(ask(partial(self._row, app, store), ids)))
+            made = id_maker(self.submission_id)
+            for batch in batches:
+                for first in range(0, batch.num_rows, ROWS):
+                    keys = batch.column(0).slice(first, ROWS)
+                    ids = [None if key is None else made(key) for key in keys.to_pylist()]
+                    yield self._as_batch(keys, self._rows(app, store, ids))
 
     def _as_batch(self, keys: pa.Array, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
         kinds = columns(self.value)
         arrays = [pa.array([row.get(name) for row in rows], kind) for name, kind in kinds]
         return pa.RecordBatch.from_arrays([keys, *arrays], [KEY, *(name for name, _ in kinds)])
 
-    def _row(self, app: App, store: ResultStore, task_id: str | None) -> dict[str, Any]:
+    def _rows(
+        self, app: App, store: ResultStore, ids: Sequence[str | None]
+    ) -> list[dict[str, Any]]:
+        known = [each for each in ids if each is not None]
+        found = dict(zip(known, store.get_many(known), strict=True))
+        return [self._row(app, each, found.get(each or "")) for each in ids]
+
+    def _row(
+        self, app: App, task_id: str | None, record: RunRecord | ForeignId | None
+    ) -> dict[str, Any]:
         if task_id is None:
             return {"state": UNACCOUNTED, "problem": "the key is null"}
-        try:
-            record = store.get(task_id)
-        except ForeignId as error:
-            return {"task_id": task_id, "state": UNACCOUNTED, "problem": _text(error)}
+        if isinstance(record, ForeignId):
+            return {"task_id": task_id, "state": UNACCOUNTED, "problem": _text(record)}
         if record is None:
             return {"task_id": task_id, "state": UNACCOUNTED}
         row = {"task_id": task_id, **described(record)}

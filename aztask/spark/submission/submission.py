@@ -116,6 +116,14 @@ class Target:
             if not (keep and self.app):
                 app.close()
 
+    def has_remote_results(self) -> bool:
+        """Whether its results are on a network, or if this machine cannot tell."""
+        try:
+            with self.open(keep=True) as app:
+                return app.results is not None and app.results.remote
+        except AztaskError:
+            return True
+
 
 def app_at(app: str, broker: str, broker_env: str, results: str = "") -> App:
     """The app of that name, or a new one of these addresses, in this process; the caller closes it.

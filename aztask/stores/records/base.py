@@ -31,6 +31,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import msgpack
 
+from aztask.errors import ForeignId
 from aztask.message.message import plain_name
 from aztask.queues.delivery import Position
 from aztask.settlement import Decision, Resubmit
@@ -567,6 +568,14 @@ class ResultStore(Protocol):
         """The task's latest run; None if the task is unknown.
 
         Raises ForeignId if only other owners use this id, as `history`, `cancel` and `forget` do.
+        """
+        ...
+
+    def get_many(self, task_ids: Sequence[str]) -> list[RunRecord | ForeignId | None]:
+        """What `get` returns or raises for each of these tasks, in order.
+
+        A store on a network may list whole ranges of ids, so ids that are sorted, and lie close to
+        each other among all that it has, cost the least.
         """
         ...
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from aztask.address.owner import NO_OWNER, Owner
+from aztask.errors import ForeignId
 from aztask.message.message import COUNTER_LIMIT
 from aztask.message.rowsignatures import RowSignatures
 from aztask.queues.engine import Database, Waiter
@@ -289,9 +290,24 @@ class LocalResults:
     def get(self, task_id: str) -> RunRecord | None:
         """The task's latest run. A cancelled task that no worker has received is cancelled, too."""
         with self._database.read() as connection:
-            record = self._known(self._latest(connection, task_id), task_id)
-            mark = self._cancellations.has(connection, task_id)
-        if mark and (record is None or record.state in _WAITING):
+            return self._found(connection, task_id)
+
+    def get_many(self, task_ids: Sequence[str]) -> list[RunRecord | ForeignId | None]:
+        """What `get` returns or raises for each, from one state of the file."""
+        found: list[RunRecord | ForeignId | None] = []
+        with self._database.read() as connection:
+            for task_id in task_ids:
+                try:
+                    found.append(self._found(connection, task_id))
+                except ForeignId as error:
+                    found.append(error)
+        return found
+
+    def _found(self, connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
+        """The latest run, or what a mark of `cancel` makes of it."""
+        record = self._known(self._latest(connection, task_id), task_id)
+        waits = record is None or record.state in _WAITING
+        if waits and self._cancellations.has(connection, task_id):
             known = record or RunRecord(RunKey(task_id), "", "", State.PENDING)
             return replace(known, state=State.CANCELLED)
         return record

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -27,7 +28,7 @@ from azure.core.credentials import TokenCredential
 
 from aztask.address.addresses import TablesAddress
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.errors import AztaskError, CapabilityError
+from aztask.errors import AztaskError, CapabilityError, ForeignId
 from aztask.message.rowsignatures import RowSignatures
 from aztask.stores.layout import shard_of
 from aztask.stores.records.base import (
@@ -74,7 +75,7 @@ from aztask.stores.records.tables.schedules import TablesSchedules
 from aztask.stores.records.tables.workflows import TablesWorkflows
 from aztask.stores.records.uniques import UniqueStore
 from aztask.stores.records.workflows import WorkflowStore
-from aztask.stores.tables.client import TableRequests, TimeBudget
+from aztask.stores.tables.client import Entity, TableRequests, TimeBudget
 from aztask.stores.tables.errors import RowNotFound
 from aztask.stores.tables.store import TablesStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -136,7 +137,24 @@ FIRST_WAIT: Final = 0.05
 LONGEST_WAIT: Final = 1.0
 SWEEP_SECONDS: Final = 3600.0
 WORKER_FORGOTTEN_SECONDS: Final = 86400.0
+LISTED_SHARE: Final = 8
+"""A page of a range is worth it if at least one task in so many of it is asked for."""
+_BETWEEN: Final = (
+    "PartitionKey ge @first and PartitionKey le @end and RowKey ge @low and RowKey lt @high"
+)
 _WAITING: Final = frozenset({State.PENDING, State.RETRYING, State.SNOOZED})
+
+
+def _waits(found: RunRecord | ForeignId | None) -> bool:
+    """Whether a mark of `cancel` ends the task, as no worker has begun with it."""
+    return found is None or (isinstance(found, RunRecord) and found.state in _WAITING)
+
+
+def _cancelled(found: RunRecord | ForeignId | None, task_id: str) -> RunRecord:
+    known = found if isinstance(found, RunRecord) else None
+    known = known or RunRecord(RunKey(task_id), "", "", State.PENDING)
+    return replace(known, state=State.CANCELLED)
+
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -267,11 +285,47 @@ class TablesResults:
         if any(is_foreign(self.owner, each.broker) for each in records):
             records = self._own(self._records(call, task_id, RUNS_OF_A_TASK), task_id)
         record = records[0] if records else None
-        waits = record is None or record.state in _WAITING
-        if waits and self._marks.has(call, partition_of(task_id)):
-            known = record or RunRecord(RunKey(task_id), "", "", State.PENDING)
-            return replace(known, state=State.CANCELLED)
+        if _waits(record) and self._marks.has(call, partition_of(task_id)):
+            return _cancelled(record, task_id)
         return record
+
+    def get_many(self, task_ids: Sequence[str]) -> list[RunRecord | ForeignId | None]:
+        """What `get` returns or raises for each; see `_listed` for when ranges are listed."""
+        found: dict[str, RunRecord | ForeignId | None] = {}
+        names = {partition_of(each): each for each in task_ids}
+        listed, others = self._listed(sorted(names))
+        for name, rows in listed.items():
+            found[names[name]] = self._latest_of(names[name], rows)
+        for name in self._marked([name for name in listed if _waits(found[names[name]])]):
+            found[names[name]] = _cancelled(found[names[name]], names[name])
+        todo = [names[name] for name in others]
+        found.update(zip(todo, self._each(self._got, todo), strict=True))
+        return [found[each] for each in task_ids]
+
+    def _listed(self, names: Sequence[str]) -> tuple[dict[str, list[Entity]], list[str]]:
+        """(the rows of the tasks whose ranges were listed, the partitions left to be asked for).
+
+        names: partitions, sorted. A page of a range has all rows of up to a thousand tasks, for the
+        price of about eight requests for one task each [Azurite lists tasks 6 to 9 times as fast].
+        So ranges are listed while one task in `LISTED_SHARE` of a page is asked for; the first page
+        that has fewer is the last.
+        """
+        listed: dict[str, list[Entity]] = {}
+        at = 0
+        while len(names) - at > LISTED_SHARE:
+            values = {"first": names[at], "end": names[-1], "low": FIRST_RUN, "high": LAST_RUN}
+            rows, more = self._requests.page(TimeBudget(), _BETWEEN, values, None)
+            there: dict[str, list[Entity]] = {}
+            for row in rows:
+                there.setdefault(row["PartitionKey"], []).append(row)
+            end = len(names)
+            if more is not None:  # the rows of the last task may go on in the next page
+                end = bisect_left(names, rows[-1]["PartitionKey"], at) if rows else at
+            listed.update((name, there.get(name, [])) for name in names[at:end])
+            asked, at = end - at, end
+            if asked == 0 or asked * LISTED_SHARE < len(there):
+                break
+        return listed, list(names[at:])
 
     def history(self, task_id: str) -> list[RunRecord]:
         """All runs of a task, oldest first."""
@@ -284,13 +338,39 @@ class TablesResults:
             raise foreign_id("task", task_id, records[0].broker, self.owner)
         return own
 
+    def _latest_of(self, task_id: str, rows: Iterable[Entity]) -> RunRecord | ForeignId | None:
+        """The latest run in all rows of a task."""
+        try:
+            own = self._own(self._records_in(TimeBudget(), task_id, rows), task_id)
+        except ForeignId as error:
+            return error
+        return own[0] if own else None
+
+    def _marked(self, partitions: Sequence[str]) -> set[str]:
+        """Those of these tasks that are cancelled."""
+        call, shards = TimeBudget(), sorted(set(map(shard_of, partitions)))
+        pages = dict(zip(shards, self._requests.each(call, self._marks.page, shards), strict=True))
+        return self._marks.among(call, partitions, pages).intersection(partitions)
+
+    def _got(self, call: TimeBudget, task_id: str) -> RunRecord | ForeignId | None:
+        try:
+            return self.get(task_id)
+        except ForeignId as error:
+            return error
+
     def _records(self, call: TimeBudget, task_id: str, limit: int) -> list[RunRecord]:
         """The task's runs from up to `limit` rows, newest first."""
-        partition = partition_of(task_id)
-        values = {"task": partition, "first": FIRST_RUN, "last": LAST_RUN}
+        values = {"task": partition_of(task_id), "first": FIRST_RUN, "last": LAST_RUN}
         text = "PartitionKey eq @task and RowKey ge @first and RowKey lt @last"
+        return self._records_in(call, task_id, self._requests.query(call, text, values, limit))
+
+    def _records_in(
+        self, call: TimeBudget, task_id: str, rows: Iterable[Entity]
+    ) -> list[RunRecord]:
+        """The runs in rows of a task, newest first."""
+        partition = partition_of(task_id)
         records: dict[RunKey, RunRecord] = {}
-        for entity in self._requests.query(call, text, values, limit):
+        for entity in rows:
             row = entity["RowKey"]
             if not is_row(row):
                 continue
