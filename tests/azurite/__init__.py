@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 try:
     from programs import need_node
@@ -92,14 +93,18 @@ class Azurite:
         service: str = "queue",
         movable: bool = True,
         in_memory: bool = False,
+        fillable: bool = False,
     ) -> None:
         """movable: whether its clock can be moved; a benchmark wants Azurite as it comes.
+
+        fillable: whether `fill` can be called, of the service "table".
 
         in_memory: keeps no data in files, and so is faster, but for its first `QUIET_SECONDS` only:
         it tidies up then, and answers nobody for 3 s after 2,000 messages, 12 s after 4,000.
         """
         install()
         self._movable = movable
+        self._fillable = fillable and service == "table"
         self._in_memory = in_memory
         self.service = service
         self.port = port or free_port()
@@ -112,7 +117,7 @@ class Azurite:
         if oauth:
             self._extra += ["--oauth", "basic"]
         self._process: subprocess.Popen[bytes] | None = None
-        self._clock_port = 0
+        self._clock_port = self._fill_port = 0
         self.start()
 
     @property
@@ -154,15 +159,20 @@ class Azurite:
                 raise RuntimeError(f"Azurite did not start: {text}")
             time.sleep(0.02)
         if self._movable:
-            mark = "clock on "
-            self._clock_port = int(text[text.index(mark) + len(mark) :].split()[0])
+            self._clock_port = _port_after("clock on ", text)
+        if self._fillable:
+            self._fill_port = _port_after("fill on ", text)
 
     def _command(self) -> Sequence[str]:
         return [
             "node",
             *(("--require", str(HERE / "clock.js")) if self._movable else ()),
-            str(HERE / "launch.js"),
-            str(BUNDLED / f"{self.service}.js"),
+            # `fill.js` uses Azurite's own modules, which are not to be had in one file.
+            *(
+                ("--require", str(HERE / "fill.js"), str(SOURCES / "table" / "main.js"))
+                if self._fillable
+                else (str(HERE / "launch.js"), str(BUNDLED / f"{self.service}.js"))
+            ),
             *(f"--{self.service}Host", "127.0.0.1", f"--{self.service}Port", str(self.port)),
             *(
                 ("--inMemoryPersistence",)
@@ -183,6 +193,17 @@ class Azurite:
         connection.close()
         self._offset += seconds
 
+    def fill(self, table: str, file: Path) -> int:
+        """Put the rows of a file into a table, a line of JSON each; returns how many."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._fill_port, timeout=600)
+        connection.request("POST", f"/{ACCOUNT}/{table}?file={quote(str(file))}")
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        if answer.status != 200:
+            raise RuntimeError(f"the table {table} was not filled: {text}")
+        return int(text)
+
     def stop(self) -> None:
         """SIGTERM, so that it writes its data; SIGKILL if it does not end."""
         process, self._process = self._process, None
@@ -194,6 +215,10 @@ class Azurite:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _port_after(mark: str, text: str) -> int:
+    return int(text[text.index(mark) + len(mark) :].split(maxsplit=1)[0])
 
 
 @contextmanager
