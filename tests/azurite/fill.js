@@ -3,6 +3,9 @@
 // `POST /ACCOUNT/TABLE?file=FILE` to the port that is printed at the start keeps the rows of a file,
 // a line of JSON each, as if each had come in a request of its own to insert it: Azurite's functions
 // make of them what it keeps. Its index is built once, where a request takes 1 ms and more.
+//
+// Azurite tries the filter of a query on each row of the table, 2 µs a row and more; the service has
+// an index of partitions. Here a query looks at the rows of the partitions that it names.
 "use strict";
 const fs = require("fs");
 const http = require("http");
@@ -19,6 +22,34 @@ const init = Store.prototype.init;
 Store.prototype.init = function () {
   store = this;
   return init.call(this);
+};
+
+// {"$between": [least, most]} of the partitions that a filter names; undefined for all of them.
+function partitions(filter) {
+  const texts = [];
+  let left = (filter || "").replace(/'((?:[^']|'')*)'/g, (_, text) => `#${texts.push(text) - 1}`);
+  for (let before; before !== left; ) [before, left] = [left, left.replace(/\([^()]*\)/g, "")];
+  if (/\b(or|not)\b/.test(left)) return undefined;
+  const least = [];
+  const most = [];
+  for (const [, word, place] of left.matchAll(/\bPartitionKey (eq|ge|gt|le|lt) #(\d+)/g)) {
+    const key = texts[place].replaceAll("''", "'");
+    if (!word.startsWith("l")) least.push(key);
+    if (!word.startsWith("g")) most.push(key);
+  }
+  if (!least.length || !most.length) return undefined;
+  return { PartitionKey: { $between: [least.sort().pop(), most.sort()[0]] } };
+}
+
+const query = Store.prototype.queryTableEntities;
+Store.prototype.queryTableEntities = function (context, account, table, options, ...next) {
+  const narrow = partitions(options.filter);
+  const narrowed = Object.create(this);
+  narrowed.getEntityCollection = (...given) => {
+    const collection = this.getEntityCollection(...given);
+    return { chain: () => (narrow ? collection.chain().find(narrow) : collection.chain()) };
+  };
+  return query.call(narrowed, context, account, table, options, ...next);
 };
 
 function kept(tableEntityProperties, startTime) {
