@@ -37,11 +37,15 @@ def program(name):
     program = subprocess.Popen(["sleep", "60"])
     program.send_signal(getattr(signal, name))
     return program.wait()
+def sleeps(ready):
+    ready.send("ready")
+    time.sleep(60)
 @app.task
 def process(name):
-    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=sleeps, args=(sending,))
     process.start()
-    time.sleep(0.2)
+    receiving.recv()  # a signal that comes earlier is one of the pool's process, which ignores it
     os.kill(process.pid, getattr(signal, name))
     process.join()
     return process.exitcode
