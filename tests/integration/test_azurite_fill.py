@@ -11,7 +11,7 @@ from azure.data.tables import TableServiceClient
 
 VALUES = {"text": "ä", "whole": 7, "odd": 2.5, "yes": True}
 TYPES = {"odd@odata.type": "Edm.Double", "raw@odata.type": "Edm.Binary"}
-KEYS = [("p-1", "a"), ("p-1", "b"), ("p-2", "a"), ("p-2~", "it's")]
+KEYS = [("p-2", "a"), ("p-1", "b"), ("p-1", "a"), ("p-2~", "it's"), ("p-1", "c"), ("p-1", "B")]
 
 
 @pytest.mark.services
@@ -41,11 +41,18 @@ def test_what_is_filled_in_is_read_as_what_was_inserted(tmp_path: Path) -> None:
                 "not (PartitionKey eq 'p-1')",
                 "PartitionKey eq 'nowhere'",
             ):
-                found = [list(table.query_entities(asked)) for table in (one, two)]
-                assert found[0] == found[1], asked
+                for size in (1, 3, None):
+                    pages = [
+                        [
+                            list(page)
+                            for page in table.query_entities(asked, results_per_page=size).by_page()
+                        ]
+                        for table in (one, two)
+                    ]
+                    assert pages[0] == pages[1], (asked, size)
             assert two.get_entity("p-1", "b")["raw"] == b"\0\1"
             two.delete_entity("p-1", "b")
             left = two.query_entities("PartitionKey eq 'p-1'")
-            assert [each["RowKey"] for each in left] == ["a"]
+            assert [each["RowKey"] for each in left] == ["B", "a", "c"]
         with pytest.raises(RuntimeError, match="the table none was not filled"):
             server.fill("none", file)
