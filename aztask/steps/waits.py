@@ -424,7 +424,9 @@ def _without_timer(row: Row, place: Place) -> Values:
         return row.values
     if not isinstance(found, list) or found[:1] != [VERSION] or len(found) <= _TIMER:
         return row.values
-    return {**row.values, "data": msgpack.packb(found[:_TIMER])}
+    later = found[_TIMER + 1 :]  # values of a later release
+    kept = [*found[:_TIMER], 0, *later] if later else found[:_TIMER]
+    return {**row.values, "data": msgpack.packb(kept)}
 
 
 def _values_of(data: object, task_id: str, count: int) -> list[Any]:

@@ -257,3 +257,21 @@ def test_rows_are_adopted_from_another_owner(rows: RowStore) -> None:
     found = mine.read("t")
     assert found.parked is not None and len(found.signals) == 1
     assert theirs.read("t") == (None, [], [], [])
+
+
+@pytest.mark.parametrize("behind", [[], [{"more": 1}]], ids=["of today", "of a later release"])
+def test_an_adopted_run_has_no_timer(rows: RowStore, behind: list[object]) -> None:
+    """Its number is that of another message at our broker, which must not be cancelled."""
+    theirs, mine = WaitStore(rows, THEIRS, PLAIN), WaitStore(rows, MINE, PLAIN)
+    theirs.park(replace(RUN, timer=2**40), 1e10)
+    parked = theirs.parked("t")
+    assert parked is not None and parked.row is not None
+    data = msgpack.packb([*msgpack.unpackb(parked.row.values["data"]), *behind])
+    row = theirs._rows.write(
+        Change(parked.row.place, {**parked.row.values, "data": data}, parked.row)
+    )
+    assert row is not None and mine.adopt(THEIRS) == 1
+    found = mine.parked("t")
+    assert found is not None and found.row is not None
+    assert replace(found, row=None) == RUN
+    assert msgpack.unpackb(found.row.values["data"])[11:] == behind
