@@ -58,7 +58,13 @@ _EXPIRED = (
     f"{DEFERRED}) LIMIT {SWEEP_LIMIT})"
 )
 _WORK = f"SELECT EXISTS {_DUE}, EXISTS {_LAPSED}, EXISTS {_EXPIRED}"
-# In a queue that is not numbered, `last` is NULL, and so is the sum: SQLite chooses the number.
+_COPIED = (
+    "INSERT INTO messages (seq, box, state, deliveries, enqueued_at, expires_at, message_id, "
+    f"session, reason, description, payload) SELECT {{}}, box, {READY}, deliveries, moment, "
+    "expires_at, message_id, session, reason, description, payload "
+    f"FROM messages WHERE seq IN {_DUE} ORDER BY moment, seq"
+)
+_ARRIVE = _COPIED.format("NULL")  # SQLite chooses the number
 # A numbered queue gives its next ones, in the partition of each message.
 _PARTITION = f"CASE WHEN seq < 0 THEN seq & {PARTITIONS} ELSE 0 END"
 _LAST = (
@@ -66,13 +72,9 @@ _LAST = (
     "ELSE (SELECT last FROM partitions WHERE id = abs(messages.box) "
     f"AND partition = messages.seq & {PARTITIONS}) END"
 )
-_ARRIVE = (
-    "INSERT INTO messages (seq, box, state, deliveries, enqueued_at, expires_at, message_id, "
-    "session, reason, description, payload) SELECT "
+_ARRIVE_NUMBERED = _COPIED.format(
     f"? + {NUMBER_STEP} * ({_LAST} + row_number() OVER (PARTITION BY {_PARTITION} "
-    f"ORDER BY moment, seq)) + {_PARTITION}, box, {READY}, deliveries, moment, "
-    "expires_at, message_id, session, reason, description, payload "
-    f"FROM messages WHERE seq IN {_DUE} ORDER BY moment, seq"
+    f"ORDER BY moment, seq)) + {_PARTITION}"
 )
 _ARRIVED_OF = f"(SELECT count(*) FROM messages WHERE seq IN {_DUE} AND {_PARTITION} = {{}})"
 _ARRIVED = f"UPDATE numbered SET last = last + {_ARRIVED_OF.format(0)} WHERE id = ?"
@@ -112,9 +114,12 @@ class Sweeper:
             if lapsed:
                 lapse(connection, box, boot)
             if due:
-                connection.execute(_ARRIVE, (first_seq(abs(box)), box, wall))
-                for count in (_ARRIVED, _ARRIVED_IN):
-                    connection.execute(count, (box, wall, abs(box)))
+                if queue.numbered:
+                    connection.execute(_ARRIVE_NUMBERED, (first_seq(abs(box)), box, wall))
+                    for count in (_ARRIVED, _ARRIVED_IN):
+                        connection.execute(count, (box, wall, abs(box)))
+                else:
+                    connection.execute(_ARRIVE, (box, wall))
                 connection.execute(f"DELETE FROM messages WHERE seq IN {_DUE}", (box, wall))
             expire(connection, self._queues.load(queue.name), box, wall)
         return True
