@@ -34,7 +34,7 @@ class Place(ABC):
     wheels: str
     environment: Path
     folder: str
-    """In which commands run: the source tree, if nobody sets another one."""
+    """Where commands run: in the source tree, unless it is set."""
 
     @abstractmethod
     def prepare(self) -> None:
