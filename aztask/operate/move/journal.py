@@ -8,9 +8,10 @@ Rules
    it, so that what is sent twice has one id. A move that begins after one has ended well has a new
    token: a message that went there and back must not look like a copy of itself to duplicate
    detection.
-4. `plan` names the runs whose start rows were given back for messages that may have been sent since
-   then. A process that goes on does not touch these rows again: a worker at the new address may
-   have claimed them.
+4. `planned` are the runs whose start rows were given back for messages that may be at both
+   addresses: those of the last batch, those of which it is not sure that they left the old one
+   (`doubt`), and those of the process before. Nobody touches these rows again: a worker at the new
+   address may have claimed them.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class MoveJournal:
         self._name = f"{operator_name()} {chance.token()}"
         self._row: Row | None = None
         self._record: dict[str, Any] = {}
+        self._doubted: set[RunKeyParts] = set()
         self._noted = 0.0
         self._old = old.broker
 
@@ -66,6 +68,7 @@ class MoveJournal:
             known = {"old": self._old, "token": chance.token(), "plan": [], "began": now}
         self._row = row
         self._write(known | {"done": False})
+        self._doubted = set(self.planned)
 
     @property
     def token(self) -> str:
@@ -75,12 +78,18 @@ class MoveJournal:
 
     @property
     def planned(self) -> Set[RunKeyParts]:
-        """The runs whose rows the process before this one gave back: see rule 4."""
+        """See rule 4."""
         return {(each[0], each[1], each[2]) for each in self._record["plan"]}
 
     def plan(self, keys: Iterable[RunKeyParts]) -> None:
         """Note the runs whose start rows were given back for what is sent next."""
-        self._write({**self._record, "plan": [list(key) for key in keys]})
+        self._write({**self._record, "plan": [list(key) for key in self._doubted.union(keys)]})
+
+    def doubt(self, keys: Set[RunKeyParts]) -> None:
+        """Note runs whose messages were sent and may still be at the old address."""
+        if not keys <= self._doubted:
+            self._doubted |= keys
+            self.plan(self.planned)
 
     def noted(self) -> None:
         """Renew the lease, if that is due. Raises MoveTaken."""

@@ -121,6 +121,12 @@ class Ready:
     leaves: list[tuple[Receiver, Delivery]] = field(default_factory=list)
     cancels: Peeked | None = None
 
+    @property
+    def positions(self) -> set[Position]:
+        """Of all that leaves the old queue for it."""
+        found = {delivery.position for _, delivery in self.leaves}
+        return found if self.cancels is None else found | {self.cancels.position}
+
 
 class QueueMove:
     """Moves one queue. One thread. Close it."""
@@ -407,13 +413,20 @@ class QueueMove:
                 by_receiver.setdefault(id(receiver), (receiver, []))[1].append(delivery)
         # The receiver of deferred messages comes first: a pointer ends after its message.
         order = sorted(by_receiver.values(), key=lambda pair: pair[0] is not self._recalling)
+        unsure: set[Position] = set()
         for receiver, deliveries in order:
             answers = receiver.settle([(each, Complete()) for each in deliveries])
-            self.moved.unsure += sum(not isinstance(each, Settled) for each in answers)
+            there = zip(deliveries, answers, strict=True)
+            unsure.update(each.position for each, how in there if not isinstance(how, Settled))
         for each in sent:
-            if each.cancels is not None:
-                self.moved.unsure += not self._cancel(each.cancels)
+            if each.cancels is not None and not self._cancel(each.cancels):
+                unsure.add(each.cancels.position)
         hit("move-removed", len(sent))
+        self.moved.unsure += len(unsure)
+        if unsure:
+            self._journal.doubt(
+                {each.message.key for each in sent if each.message and unsure & each.positions}
+            )
         self._journal.noted()
         return sent
 

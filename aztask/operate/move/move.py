@@ -188,7 +188,7 @@ def _notes(old: App, new: App, queues: Sequence[OldQueue]) -> list[str]:
         )
     if new.owner != old.owner and (alive := _alive(new)):
         notes.append(
-            f"{plural(alive, 'worker')} of the new address run: a schedule that they have made "
+            f"workers of the new address are alive ({alive}): a schedule that they have made "
             "already stays as it is there"
         )
     if new.owner == old.owner:
@@ -209,7 +209,7 @@ def _alive(app: App) -> int:
 def _problems(old: App, new: App, queues: Sequence[OldQueue], left_out: LeftOut) -> list[str]:
     problems = [f"queue {visible(name)}: {why}" for name, why in left_out.refused.items()]
     if new.owner != old.owner and (alive := _alive(old)):
-        problems.append(f"{plural(alive, 'worker')} of the old address run: stop them first")
+        problems.append(f"workers of the old address are alive ({alive}): stop them first")
     if any(each.state == OPEN for each in jobs(old, limit=JOBS_READ).jobs):
         problems.append(
             "a job is open, and it names dead letters by their positions: let it end, or cancel it "

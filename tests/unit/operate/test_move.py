@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
 
 from aztask import App, RetryPolicy
-from aztask.errors import ConfigurationError
+from aztask.errors import ConfigurationError, LeaseLost
 from aztask.message.envelope import DEAD_DESCRIPTION, DEAD_REASON, Envelope
 from aztask.operate.action import audit
 from aztask.operate.jobs import Job, packed_job
@@ -22,7 +23,8 @@ from aztask.operate.move.messages import QueueMove, Ready
 from aztask.operate.move.move import move, plan
 from aztask.settlement import DeadLetter, moved_dead_letter
 from aztask.steps.waits import ParkedRun, waits_of
-from aztask.stores.records.base import WorkerRecord
+from aztask.stores.records.base import Start, WorkerRecord
+from aztask.stores.rows import Change
 
 KEY = "k" * 32
 
@@ -61,7 +63,7 @@ def test_nothing_moves_while_a_worker_of_the_old_address_is_alive(old: App, new:
     assert old.results is not None
     now = time.time()
     old.results.heartbeat(WorkerRecord("w", now, now, ("default",), 0, 0))
-    assert plan(old, new).problems == ["1 worker of the old address run: stop them first"]
+    assert plan(old, new).problems == ["workers of the old address are alive (1): stop them first"]
     with pytest.raises(ConfigurationError, match="nothing was moved"):
         move(old, new)
     old.results.heartbeat(WorkerRecord("w", now, now, ("default",), 0, 0, stopped=True))
@@ -201,16 +203,19 @@ def test_a_timer_is_not_cancelled_by_the_number_that_it_had_elsewhere(old: App, 
     assert (found.timer, found.payload, found.due) == (0, b"payload", 2.0)
 
 
-def test_a_damaged_row_of_a_parked_run_moves_as_it_is(old: App, new: App) -> None:
+@pytest.mark.parametrize("data", [b"", b"\xc1", msgpack.packb([0, "a"]), msgpack.packb("a")])
+def test_a_damaged_row_of_a_parked_run_moves_as_it_is(old: App, new: App, data: bytes) -> None:
     here, there = waits_of(old.results, old.codec), waits_of(new.results, new.codec)
     assert here is not None
     assert there is not None
-    run = ParkedRun("a", "shop.add", "default", 0, 1, 1.0, 2.0, (), msgpack.packb([1]))
-    here.park(run, 2.0)
+    here.park(ParkedRun("a", "shop.add", "default", 0, 1, 1.0, 2.0, (), b"payload"), 2.0)
+    (row,) = here._rows.get([here._place("a", "p")])
+    assert row is not None
+    here._rows.write(Change(row.place, {**row.values, "data": data}, row))
     move(old, new).act()
-    found = there.parked("a")
-    assert found is not None
-    assert found.payload == msgpack.packb([1])
+    (moved,) = there._rows.get([there._place("a", "p")])
+    assert moved is not None
+    assert moved.values["data"] == data
 
 
 # -- the journal -----------------------------------------------------------------------------
@@ -250,3 +255,53 @@ def test_a_damaged_journal_is_replaced(old: App, new: App) -> None:
     journal = MoveJournal(ledger(new), old.owner)
     journal.begin()
     assert journal.token
+
+
+def test_a_run_whose_message_may_not_have_left_is_never_given_back_again(
+    old: App, new: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy at the new address may run, so its row is that worker's."""
+    given: list[list[str]] = []
+    assert new.results is not None
+    start = new.results.start
+
+    def noted(starts: Sequence[Start]) -> object:
+        given.append([each.key.task_id for each in starts])
+        return start(starts)
+
+    monkeypatch.setattr(new.results, "start", noted)
+    for name in "ab":
+        old.send("shop.add", [1], task_id=name)
+    journal = MoveJournal(ledger(new), old.owner)
+    journal.begin()
+    receiver = old.broker.receiver("default", lease=60.0)
+    first, second = receiver.receive(2, 2.0)
+    settle = receiver.settle
+
+    def lost(settlements: Sequence[Any]) -> list[Any]:
+        if settlements[0][0].position == first.position:
+            return [LeaseLost("it was away")]
+        return list(settle(settlements))
+
+    monkeypatch.setattr(receiver, "settle", lost)
+
+    def deliver(of: MoveJournal, found: Any) -> QueueMove:
+        mover = QueueMove(old, new, "default", of, sessions=False)
+        ready = mover._ready(found, receiver)
+        assert ready is not None
+        mover._deliver([replace(ready, started=True)])
+        return mover
+
+    new.broker.declare("default")
+    assert deliver(journal, first).moved.unsure == 1
+    assert deliver(journal, second).moved.unsure == 0
+    deliver(journal, first)
+    journal.end(done=False)
+    for _ in range(2):  # two processes that go on
+        later = MoveJournal(ledger(new), old.owner)
+        later.begin()
+        later.plan([("c", 0, 0)])
+        deliver(later, first)
+        later.end(done=False)
+    assert given == [["a"], ["b"]]
+    receiver.close()
