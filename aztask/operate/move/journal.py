@@ -10,8 +10,8 @@ Rules
    detection.
 4. `planned` are the runs whose start rows were given back for messages that may be at both
    addresses: those of the last batch, those of which it is not sure that they left the old one
-   (`doubt`), and those of the process before. Nobody touches these rows again: a worker at the new
-   address may have claimed them.
+   (`doubt`), and those of the process before. The move leaves these rows alone from then on: a
+   worker at the new address may have claimed them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MoveJournal:
 
     @property
     def planned(self) -> Set[RunKeyParts]:
-        """See rule 4."""
+        """The runs whose start rows this move leaves alone from now on: see rule 4."""
         return {(each[0], each[1], each[2]) for each in self._record["plan"]}
 
     def plan(self, keys: Iterable[RunKeyParts]) -> None:
