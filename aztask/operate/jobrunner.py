@@ -5,9 +5,10 @@ Rules
    it by compare-and-set. If the process dies, another one takes over within `LEASE_SECONDS`.
 2. To go on is to count what is left, and to act on that: an item that was confirmed is gone.
 3. Where a replacement and the completion of its dead letter are no single transaction, the row says
-   before each batch which generation each replay follows. A process that goes on sends the same
-   messages again, which workers recognise, also if they have run by then. So each dead letter gets
-   exactly one new generation, whenever a process dies.
+   before each batch which generation each replay follows, and keeps that until the dead letter is
+   settled, however many batches and processes later. A process that goes on sends the same messages
+   again, which workers recognise, also if they have run by then. So each dead letter gets exactly
+   one new generation, whenever a process dies.
 4. Workers do not work on jobs: dashboards do, ``aztask mcp --allow-actions``, and ``aztask jobs
    run``.
 """
@@ -129,12 +130,12 @@ class _Hold:
     # -- the journal of a replay -------------------------------------------------------------
 
     def known(self) -> Mapping[InvocationKey, int]:
-        """What the process before this one had planned."""
+        """What the processes before this one had planned and not settled."""
         return {(each[0], each[1], each[2]): each[3] for each in self.job.plan}
 
-    def plan(self, batch: Mapping[InvocationKey, int]) -> None:
-        """Write what is about to be sent."""
-        self.write(plan=[[*key, before] for key, before in batch.items()])
+    def plan(self, unsettled: Mapping[InvocationKey, int]) -> None:
+        """Write what is about to be sent, and what was sent and may be a dead letter still."""
+        self.write(plan=[[*key, before] for key, before in unsettled.items()])
 
 
 class JobRunner:

@@ -305,6 +305,7 @@ class DeadLetters:
         free = [pair for pair in new if self._is_free(pair, sweep)]
         generations.plan([taken.letter for taken, _ in free])
         sweep.replace(free)
+        generations.settled([taken.letter for taken, _ in free if sweep.settled(taken)])
 
     def _is_free(self, pair: tuple[HeldLetter, Replacement], sweep: Sweep) -> bool:
         """Take the key of a unique task again; False if another task holds it.
@@ -425,8 +426,12 @@ class ReplayJournal(Protocol):
         """What an earlier process had planned and may have sent."""
         ...
 
-    def plan(self, batch: Mapping[InvocationKey, int]) -> None:
-        """Keep what is about to be sent. Raises AztaskError if this process may not go on."""
+    def plan(self, unsettled: Mapping[InvocationKey, int]) -> None:
+        """Keep what is about to be sent, and all that was sent and may be a dead letter still.
+
+        It takes the place of what was kept before. Raises AztaskError if this process may not go
+        on.
+        """
         ...
 
 
@@ -448,8 +453,7 @@ class _Generations:
         self._results = app.results
         self._joint = shared_transaction(app.broker, app.results) is not None
         self._given: OrderedDict[InvocationKey, int] = OrderedDict()
-        if journal is not None:
-            self._given.update(journal.known())
+        self._unsettled = dict(journal.known()) if journal is not None else {}
 
     def before_replay(self, message: TaskMessage) -> int:
         """The message's own generation, or a newer known one, so that the replay really runs.
@@ -459,6 +463,8 @@ class _Generations:
         before the completion: the same id is made again. With one transaction for both, no such
         crash exists, and a newer generation always comes from another caller.
         """
+        if message.key in self._unsettled:
+            return self._unsettled[message.key]
         if message.key not in self._given:
             self._given[message.key] = self._newest(message)
             if len(self._given) > COPIES_WITHIN:
@@ -468,13 +474,22 @@ class _Generations:
     def plan(self, letters: Sequence[DeadLetterView]) -> None:
         """Keep the generations of a batch in the journal before it is sent.
 
+        Those of earlier batches stay in it until their dead letters are settled: a process that
+        died holds its last ones until their leases end, and their replays can have run by then.
         With one transaction for both there is nothing to keep.
         """
         if self._journal is None or self._joint:
             return
-        keys = [each.message.key for each in letters if each.message is not None]
-        if keys:
-            self._journal.plan({key: self._given[key] for key in keys})
+        messages = [each.message for each in letters if each.message is not None]
+        if messages:
+            self._unsettled |= {each.key: self.before_replay(each) for each in messages}
+            self._journal.plan(self._unsettled)
+
+    def settled(self, letters: Sequence[DeadLetterView]) -> None:
+        """These dead letters are gone: the next batch need not keep them."""
+        for each in letters:
+            if each.message is not None:
+                self._unsettled.pop(each.message.key, None)
 
     def _newest(self, message: TaskMessage) -> int:
         try:

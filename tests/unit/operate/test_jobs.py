@@ -15,6 +15,7 @@ from aztask.operate import jobrunner
 from aztask.operate import jobs as records
 from aztask.operate.action import audit
 from aztask.operate.deadletters import DeadLetters
+from aztask.operate.deadletters.sweep import Sweep
 from aztask.operate.jobrunner import JobRunner, make_job
 from aztask.operate.jobs import job, jobs
 from aztask.operate.ledger import JOBS, Ledger, ledger_of
@@ -140,6 +141,14 @@ class Died(BaseException):
     """The process is gone: nothing that it would have done afterwards happens."""
 
 
+def end_lease(shop, key):
+    """The lease of the process that died ends."""
+    ledger = records.ledger_for_jobs(shop.app)
+    (row,) = ledger.get(JOBS, [key])
+    ended = dataclasses.replace(shop.job(key), until=0.0)
+    assert ledger.write(JOBS, key, records.packed_job(ended), row) is not None
+
+
 def finish(shop, key):
     """Work until the job has ended: leases of the process that died run out before."""
     until = time.monotonic() + 20
@@ -169,7 +178,6 @@ def test_another_process_goes_on_and_each_gets_one_new_generation(shop, monkeypa
     shop.dead(*IDS)
     key = shop.make()
     with monkeypatch.context() as dying:
-        dying.setattr(jobrunner, "LEASE_SECONDS", 0.4)
         die_after(dying, 2)
         with pytest.raises(Died):
             JobRunner(shop.app, "dead").work_once()
@@ -177,7 +185,7 @@ def test_another_process_goes_on_and_each_gets_one_new_generation(shop, monkeypa
     assert left > 0
     assert shop.job(key).state == "open"
     assert JobRunner(shop.app, "early").work_once() is None, "the lease of the dead one holds"
-    time.sleep(0.5)
+    end_lease(shop, key)
     done = finish(shop, key)
     assert (done.done, done.state, done.error) == (250, "done", "")
     assert shop.letters() == []
@@ -191,16 +199,41 @@ def test_one_that_ran_in_between_gets_no_further_generation(tmp_path, monkeypatc
         shop.dead("a")
         key = shop.make()
         with monkeypatch.context() as dying:
-            dying.setattr(jobrunner, "LEASE_SECONDS", 0.2)
             die_after(dying, 1)
             with pytest.raises(Died):
                 JobRunner(shop.app, "dead").work_once()
         assert shop.job(key).plan == [["a", 0, 0, 0]]
         run_all(shop.app)
         assert shop.app.results.get("a").key.generation == 1
-        time.sleep(0.3)
+        end_lease(shop, key)
         assert finish(shop, key).done == 1
         assert shop.waiting() == [("a", 1)], "the same message again, which a worker recognises"
+    finally:
+        shop.app.close()
+
+
+def test_what_a_dead_process_holds_keeps_its_generation_while_others_are_replayed(
+    tmp_path, monkeypatch
+):
+    """Its letters are held until its leases end, and their replays may have run by then."""
+    shop = Shop(tmp_path, joint=False)
+    try:
+        shop.dead(*IDS)
+        key = shop.make()
+        with monkeypatch.context() as dying:
+            dying.setattr(Sweep, "__exit__", lambda sweep, *error: sweep._keeper.stop())
+            die_after(dying, 1)
+            with pytest.raises(Died):
+                JobRunner(shop.app, "dead").work_once()
+        held = sorted(each[0] for each in shop.job(key).plan)
+        assert [each[0] for each in shop.waiting()] == held
+        run_all(shop.app)
+        end_lease(shop, key)
+        monkeypatch.setattr(jobrunner, "HELD_SECONDS", 0.2)
+        assert JobRunner(shop.app, "next").work_once().state == "open"
+        assert shop.letters() == held, "the others were replayed"
+        assert finish(shop, key).done == 250
+        assert shop.waiting() == [(each, 1) for each in IDS]
     finally:
         shop.app.close()
 
