@@ -253,7 +253,7 @@ def revoked_before() -> str:
 
 @fact("`revoke` of a task that waits for its `countdown`")
 def revoked_waiting() -> str:
-    sent = add.apply_async((1, 2), countdown=6)
+    sent = add.apply_async((1, 2), countdown=20)
     time.sleep(2)
     sent.revoke()
     until(sent.ready)
