@@ -330,7 +330,7 @@ class _Recorded:
             return record
         raise _Reached(record.label)
 
-    def renew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def renew(self, args: tuple[Any, ...], kwargs: dict[str, Any], taken: Collection[str]) -> None:
         """End the run: a new history would begin."""
         raise _Reached("other arguments")
 

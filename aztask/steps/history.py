@@ -40,10 +40,11 @@ from aztask.steps.records import (
     arguments_record,
     digest_of,
     history_of,
+    taken_signals,
 )
 from aztask.steps.stepoptions import NAMES
 from aztask.steps.suspension import OrderChanged, Parked, Renewal, StepDelayed
-from aztask.steps.waits import CHILD, SIGNALS, SLEEPS, Signal, Wait
+from aztask.steps.waits import CHILD, SIGNALS, SLEEPS, Signal, Wait, may_come_again, sent_at
 from aztask.stores.records.base import RunRecord
 
 SLEEP: Final = "sleep"
@@ -51,6 +52,8 @@ EARLY_SECONDS: Final = 0.02
 """A service may deliver a message so much before its time: another hop would gain nothing."""
 
 CONTINUE_WITH: Final = "continue_with"
+MOST_TAKEN: Final = 200
+"""Keys of signals that a history passes on to the next one: about 20 KB."""
 
 IN_ORDER: Final = (STEP, WAIT, SIGNAL, CALL, ANY)
 """The kinds of what a task's code asks for in the same order in every run."""
@@ -276,7 +279,7 @@ class RunHistory:
                 due, early = self.keeper.now() + wanted.seconds, 0.0
                 value = _held_by(self._message)
                 found = replace(found, state=WAITING, due=due, value=value, source=wanted.source)
-            end = wanted.end(self.keeper, self._outside, {each.source for each in known.values()})
+            end = wanted.end(self.keeper, self._outside, taken_signals(known.values()))
             now = self.keeper.now()
             if end is None and (now + early >= found.due or not self.keeper.parks):
                 end = WaitEnd(FAILED, wanted.late)
@@ -346,16 +349,21 @@ class RunHistory:
         """Raise Renewal, once the arguments of the next history are recorded.
 
         A signal that a wait has taken may still be stored, and the next history does not know of
-        that wait: so it is removed before. Raises StepError, OrderChanged, EncodeError.
+        that wait: so it is removed before. It may also be stored once more, by a sender that got no
+        answer: so the next history is told of those for which that is possible, the newest of them
+        if they are many. Raises StepError, OrderChanged, EncodeError.
         """
         with self._lock:
             known = self._load()
             self.flush(branch)
             self._check_order(branch, replace(arguments_record(self._message), name=CONTINUE_WITH))
-            taken = {each.source for each in known.values() if each.kind in (SIGNAL, ANY)}
+            kinds = (SIGNAL, ANY, ARGUMENTS)
+            taken = taken_signals(each for each in known.values() if each.kind in kinds)
             if taken:
                 self._outside.forget(taken)
-            self.keeper.renew(args, kwargs)
+            now = self.keeper.now()
+            recent = sorted(filter(lambda each: may_come_again(each, now), taken), key=sent_at)
+            self.keeper.renew(args, kwargs, recent[-MOST_TAKEN:])
             raise Renewal
 
     def end(self, step: OpenStep, state: str, data: bytes, **more: Any) -> StepRecord:

@@ -69,8 +69,10 @@ class StepKeeper(Protocol):
         """Delete a row, if it is as it was read."""
         ...
 
-    def renew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def renew(self, args: tuple[Any, ...], kwargs: dict[str, Any], taken: Collection[str]) -> None:
         """Record the arguments with which the task continues in its next history.
+
+        taken: keys of signals that are not to be taken again.
 
         Raises StepError, EncodeError, TypeError.
         """
@@ -164,7 +166,7 @@ class StoredSteps:
             return self.write(record)  # of this delivery before a lost answer, or of an ended one
         return found[1]
 
-    def renew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def renew(self, args: tuple[Any, ...], kwargs: dict[str, Any], taken: Collection[str]) -> None:
         """Record them in the next history: one request. If an earlier run has, its record stands.
 
         Crash window: if the process dies before the record, nothing refers to arguments that are
@@ -177,7 +179,7 @@ class StoredSteps:
             args, kwargs = self._called.plain_arguments(args, kwargs)
         (made,) = self._encoded(message, args, kwargs)
         history = next_history(self._history)
-        record = replace(arguments_record(made), at=self.now())
+        record = replace(arguments_record(made, taken), at=self.now())
         if self._store.write(self._task, history, record, None) is None:
             if self._payloads is not None:
                 self._payloads.drop([made])
@@ -261,7 +263,7 @@ class MemorySteps:
         self._records[record.place] = record
         return record
 
-    def renew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def renew(self, args: tuple[Any, ...], kwargs: dict[str, Any], taken: Collection[str]) -> None:
         """Nothing would run the function again."""
         raise StepError("continue_with needs a worker; in a test use app.inline()")
 

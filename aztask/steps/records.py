@@ -129,6 +129,8 @@ STEPS: Final = Kind(
 FIRST_HISTORY: Final = "0"
 _NAME: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,10})?")
 VERSION: Final = 1
+_BETWEEN: Final = ","
+"""Between keys of signals: hexadecimal digits, colons, dots and hyphens."""
 MOST_ROWS: Final = 100_000
 
 DONE: Final = "done"
@@ -157,11 +159,28 @@ def history_of(message: TaskMessage) -> str:
     return found if isinstance(found, str) and _NAME.fullmatch(found) else FIRST_HISTORY
 
 
-def arguments_record(message: TaskMessage) -> StepRecord:
-    """What `StepStore.arguments` reads: the arguments in a message."""
+def arguments_record(message: TaskMessage, taken: Iterable[str] = ()) -> StepRecord:
+    """What `StepStore.arguments` reads: the arguments in a message.
+
+    * `taken`: keys of signals that former histories have taken; `taken_signals` gives them.
+    """
     values = (message.body, message.content_type, message.content_encoding, message.payload)
     packed = msgpack.packb([*values, message.argsrepr, message.kwargsrepr])
-    return StepRecord(ARGUMENTS, DONE, "", "", "", False, 0, packed, 0.0, queue=message.queue)
+    return StepRecord(
+        ARGUMENTS, DONE, "", "", "", False, 0, packed, 0.0,
+        queue=message.queue, source=_BETWEEN.join(taken),
+    )  # fmt: skip
+
+
+def taken_signals(records: Iterable[StepRecord]) -> set[str]:
+    """The keys of the signals that the waits of a history have taken, and those before it."""
+    found: set[str] = set()
+    for each in records:
+        if each.kind == ARGUMENTS:
+            found.update(each.source.split(_BETWEEN))
+        else:
+            found.add(each.source)
+    return found - {""}
 
 
 def is_renewed(message: TaskMessage) -> bool:
@@ -202,7 +221,7 @@ class StepRecord:
     * `attempts`: how often it failed with a retry policy of its own.
     * `queue`: the queue of the task.
     * `source`: of a wait, the names of its signals, and then the key of the one that it took; or
-      the id of the child.
+      the id of the child. Of `ARGUMENTS`, the keys of signals that former histories have taken.
     """
 
     kind: str

@@ -94,6 +94,9 @@ CHILD_SECONDS: Final = 3600.0
 """The longest pause between two looks at a task that waits for another one, whose end wakes it."""
 QUEUED_PAGE: Final = 10
 """So many signals of a name are read at once: usually the first one is taken."""
+REPEATED_SECONDS: Final = 600.0
+"""For so long after a signal its row may come again, from a request whose answer was lost: longer
+than a call of a store goes on."""
 KEPT_SECONDS: Final = 86400.0
 """Between two looks at a signal for which no wait has asked yet."""
 
@@ -185,6 +188,19 @@ class Signal:
     def key(self) -> str:
         """What names it among all signals of its task."""
         return self.row.place.key
+
+
+def sent_at(key: str) -> float:
+    """When the signal of this key was sent, UTC epoch seconds; 0 for what is no such key."""
+    try:
+        return float(key.rpartition(":")[2].partition("-")[0])
+    except ValueError:
+        return 0.0
+
+
+def may_come_again(key: str, now: float) -> bool:
+    """Whether the row of a signal that was taken may be stored again. key: of the signal."""
+    return sent_at(key) > now - REPEATED_SECONDS
 
 
 class TaskWaits(NamedTuple):

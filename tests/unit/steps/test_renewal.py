@@ -14,7 +14,14 @@ from aztask.message.message import CONTINUE, RENEWED, TaskMessage
 from aztask.operate.steps import steps
 from aztask.steps.home import StepHome
 from aztask.steps.keepers import StoredOutside
-from aztask.steps.records import former_history, is_renewed, next_history
+from aztask.steps.records import (
+    arguments_record,
+    former_history,
+    is_renewed,
+    next_history,
+    taken_signals,
+)
+from aztask.steps.waits import REPEATED_SECONDS, may_come_again, sent_at
 
 
 @pytest.fixture
@@ -110,6 +117,54 @@ def test_signals_stay_and_none_is_taken_twice(app: App, monkeypatch: pytest.Monk
         store = app.sends.signals.store
         assert store is not None
         assert store.read(result.id) == (None, [], [], [])
+
+
+def test_a_signal_that_is_stored_once_more_is_not_taken_by_the_next_round(app: App) -> None:
+    """Its sender got no answer from the store, and wrote it again after the first was taken."""
+
+    @app.task_with_context
+    def collect(context: Context, found: list[int]) -> list[int]:
+        found = [*found, context.wait_for("page")]
+        if len(found) < 4:
+            context.continue_with(found)
+        return found
+
+    with app.inline():
+        result = collect.delay([])
+        store = app.sends.signals.store
+        assert store is not None
+        rows = []
+        add = store._rows.write_all
+
+        def noting(changes: Any) -> Any:
+            made = add(changes)
+            rows.extend(change for change, row in zip(changes, made, strict=True) if row)
+            return made
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store._rows, "write_all", noting)
+            result.signal("page", 1)
+            first = [
+                change for change in rows if change.values is not None and ":s:" in change.place.key
+            ]
+            assert len(first) == 1
+            assert add(first) != [None], "it was taken, so its place is free"
+            result.signal("page", 2)
+            assert add(first) != [None]
+            for page in (3, 4):
+                result.signal("page", page)
+        assert result.get(0) == [1, 2, 3, 4]
+
+
+def test_what_former_rounds_have_taken_is_passed_on_for_a_while() -> None:
+    keys = [f"g:s:d:{1000.0 + n:017.6f}-00000001" for n in range(3)]
+    assert [sent_at(key) for key in keys] == [1000.0, 1001.0, 1002.0]
+    assert sent_at("anything") == 0.0
+    assert may_come_again(keys[0], 1000.0 + REPEATED_SECONDS - 1.0)
+    assert not may_come_again(keys[0], 1000.0 + REPEATED_SECONDS)
+    record = arguments_record(TaskMessage("t", "s", "q", b""), keys)
+    assert taken_signals([record]) == set(keys)
+    assert taken_signals([arguments_record(TaskMessage("t", "s", "q", b""))]) == set()
 
 
 def test_waits_in_every_round(app: App) -> None:
