@@ -30,6 +30,7 @@ import http.client
 import json
 import math
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -221,17 +222,22 @@ def listening(port: int) -> bool:
     return True
 
 
+def printed_port(log: Path) -> int:
+    """The port in the address that the dashboard has printed; 0 until then."""
+    found = re.search(r"http://127\.0\.0\.1:(\d+)/", log.read_text())
+    return int(found[1]) if found else 0
+
+
 @contextmanager
 def dashboard(folder: Path, environment: dict[str, str]) -> Iterator[tuple[int, int, str]]:
     """`aztask dashboard`: its process id, its port and the address of its link."""
     with (folder / "dashboard.log").open("w+") as log:
-        port = azurite.free_port()
         command = [sys.executable, "-m", "aztask", "-A", "bigshop:app", "dashboard"]
-        command += ["--http", f"127.0.0.1:{port}"]
+        command += ["--http", "127.0.0.1:0"]
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
         try:
             deadline = time.monotonic() + 30
-            while not listening(port):
+            while not (port := printed_port(folder / "dashboard.log")) or not listening(port):
                 if process.poll() is not None or time.monotonic() > deadline:
                     sys.exit(
                         f"the dashboard did not start:\n{(folder / 'dashboard.log').read_text()}"

@@ -36,6 +36,7 @@ from aztask.errors import AztaskError, ConfigurationError, NotFound
 from aztask.operate.jobrunner import FROM_COUNT, make_job, working
 from aztask.operate.requests import KINDS, RequestKind, Role, prepare
 from aztask.support.display import printable, safe_str
+from aztask.support.listen import BoundSockets
 from aztask.version import __version__
 
 logger = logging.getLogger("aztask.mcp")
@@ -473,27 +474,17 @@ def application(agents: Agents, callers: Mapping[str, Caller], hosts: Sequence[s
 
 
 def serve_http(
-    agents: Agents, callers: Mapping[str, Caller], host: str, port: int, names: Sequence[str]
+    agents: Agents, callers: Mapping[str, Caller], sockets: BoundSockets, names: Sequence[str]
 ) -> None:
-    """Serve at an address until a signal ends it. names: host names beside those of the address.
-
-    Raises ConfigurationError if the port is taken.
-    """
-    shown = f"[{host}]" if ":" in host else host
-    own = [f"{each}:{port}" for each in (shown, "localhost", "127.0.0.1", "[::1]", *names)]
+    """Serve on these sockets until a signal ends it. names: host names beside their own."""
+    hosts = ("localhost", "127.0.0.1", "[::1]", *names)
+    own = [sockets.address, *(f"{each}:{sockets.port}" for each in hosts)]
     config = uvicorn.Config(
         application(agents, callers, [*own, *names]),
-        host=host,
-        port=port,
         proxy_headers=False,
         server_header=False,
         log_level="error",
         timeout_graceful_shutdown=1,
     )
-    try:
-        with agents.working():
-            uvicorn.Server(config).run()
-    except SystemExit:
-        raise ConfigurationError(
-            f"cannot listen on {shown}:{port}; is the address in use?"
-        ) from None
+    with agents.working():
+        uvicorn.Server(config).run(list(sockets.sockets))

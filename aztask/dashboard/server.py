@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
@@ -48,6 +48,7 @@ from aztask.errors import ConfigurationError
 from aztask.operate.jobrunner import working
 from aztask.operate.requests import Role
 from aztask.support.display import Secret, mask, visible
+from aztask.support.listen import BoundSockets, bind
 from aztask.version import __version__
 
 if TYPE_CHECKING:  # it needs an extra of its own
@@ -442,21 +443,29 @@ def secret_in(path: Path) -> Secret:
     return Secret(text)
 
 
-def serve(dashboard: Dashboard, listening: Listening) -> None:
+def bound(listening: Listening) -> tuple[Listening, BoundSockets | None]:
+    """Where a server will listen, with the port that the system chose for port 0, and its sockets.
+
+    None for a Unix socket. Raises ConfigurationError for a port that is taken.
+    """
+    if listening.socket is not None:
+        return listening, None
+    sockets = bind(listening.host, listening.port)
+    return replace(listening, port=sockets.port), sockets
+
+
+def serve(dashboard: Dashboard, listening: Listening, sockets: BoundSockets | None) -> None:
     """Serve until a signal ends it; open pages are told first. Raises BrokerUnavailable.
 
-    A port that is taken is an error of the configuration. From now on this process runs below the
-    priority of others, so that it takes no time from workers on the same machine.
+    A Unix socket that is in use is an error of the configuration. From now on this process runs
+    below the priority of others, so that it takes no time from workers on the same machine.
     """
     if sys.platform != "win32":
         with suppress(OSError):  # a sandbox may not allow it
             os.nice(NICENESS)
-    where: dict[str, Any] = {"host": listening.host, "port": listening.port}
-    if listening.socket is not None:
-        where = {"uds": str(listening.socket)}
     config = uvicorn.Config(
         dashboard.application(listening.hosts()),
-        **where,
+        uds=None if listening.socket is None else str(listening.socket),
         # The names that a proxy sends are read by `Logins`, which knows whom it trusts.
         proxy_headers=False,
         server_header=False,
@@ -469,9 +478,8 @@ def serve(dashboard: Dashboard, listening: Listening) -> None:
     acts = dashboard.most >= Role.ACT and dashboard.site.app.results is not None
     try:
         with working(dashboard.site.app) if acts else nullcontext():
-            server.run()
+            server.run(None if sockets is None else list(sockets.sockets))
     except SystemExit:
         raise ConfigurationError(
-            f"cannot listen on {listening.socket or f'{listening.host}:{listening.port}'}; is the "
-            "address in use?"
+            f"cannot listen on {listening.socket or listening.host}; is the address in use?"
         ) from None

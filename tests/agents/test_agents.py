@@ -331,22 +331,19 @@ def test_over_stdio(folder):
     assert [each["id"] for each in found["items"]] == ["t1"]
 
 
-def free_port():
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
 def served(folder, *arguments):
     """A server with the tokens of a reader and of one who acts; gives its port and the tokens."""
     tokens = {name: new_token() for name in ("read", "act")}
     lines = [f"{name}-bot:{name}:{digest}" for name, (_, digest) in tokens.items()]
     (folder / "tokens").write_text("\n".join(["# callers", *lines]))
-    port = free_port()
     command = [sys.executable, "-m", "aztask", "-A", "agentapp:app", "mcp"]
-    command += ["--http", f"127.0.0.1:{port}", "--token-file", "tokens", *arguments]
-    process = subprocess.Popen(command, cwd=folder, env=environment(folder))
+    command += ["--http", "127.0.0.1:0", "--token-file", "tokens", *arguments]
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment(folder), stderr=subprocess.PIPE, text=True
+    )
+    line = process.stderr.readline()
+    port = int(re.fullmatch(r"aztask: agents at http://127\.0\.0\.1:(\d+)/mcp\n", line)[1])
 
     def up():
         with closing(socket.socket()) as probe:
@@ -358,6 +355,7 @@ def served(folder, *arguments):
     finally:
         process.terminate()
         process.wait(20)
+        process.stderr.close()
 
 
 @asynccontextmanager

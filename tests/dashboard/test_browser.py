@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.request
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -73,12 +72,6 @@ app.queue("orders")
 """
 
 
-def free_port():
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
 def serving(folder, filled):
     """The address of the login with the key, as the command prints it.
@@ -94,10 +87,9 @@ def serving(folder, filled):
     app.broker.declare("default")
     filled(app)
     app.close()
-    port = free_port()
     command = [sys.executable, "-m", "aztask", "dashboard", "-A", "shopapp:app", "--role", "act"]
     process = subprocess.Popen(
-        [*command, "--http", f"127.0.0.1:{port}", "--interval", "1s"],
+        [*command, "--http", "127.0.0.1:0", "--interval", "1s"],
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,
@@ -108,7 +100,8 @@ def serving(folder, filled):
         line = process.stderr.readline()
         found = re.search(r"http://\S+/login\?key=\S+", line)
         assert found, line + process.stderr.read()
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}/healthz"), 20, "the server answers")
+        health = f"{found[0].partition('/login')[0]}/healthz"
+        wait_until(lambda: answers(health), 20, "the server answers")
         # Workers on the same machine come first.
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, os.nice(0) + 10)
         yield found[0]

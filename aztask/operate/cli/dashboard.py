@@ -146,11 +146,12 @@ def command(
     )
     with open_app(reads=True) as app:
         shown = site.Site(app, all_names(queues), Role.named(values_role))
-        where = f"http://{http[0]}:{http[1]}" if socket is None else f"{socket}, path "
+        listening, sockets = server.bound(listening)
+        where = f"{socket}, path " if sockets is None else f"http://{sockets.address}"
         if who.link_role is not None:
             where += f"/login?key={who.link_key.reveal()}"
         click.echo(f"aztask: the operations page: {where}", err=True)
-        server.serve(server.Dashboard(shown, who, interval, by_entra), listening)
+        server.serve(server.Dashboard(shown, who, interval, by_entra), listening, sockets)
 
 
 def _entra(

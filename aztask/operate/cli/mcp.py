@@ -10,6 +10,7 @@ from aztask.operate.cli.group import extra_module
 from aztask.operate.cli.options import Listen, Text, app_option
 from aztask.operate.cli.target import open_app
 from aztask.operate.requests import Role
+from aztask.support.listen import bind
 
 ROLES = ("read", "act", "configure")
 
@@ -81,5 +82,6 @@ def command(
             module.serve_stdio(agents)
             return
         callers = module.read_tokens(token_file)
-        click.echo(f"aztask: agents at http://{http[0]}:{http[1]}/mcp", err=True)
-        module.serve_http(agents, callers, *http, hosts)
+        sockets = bind(*http)
+        click.echo(f"aztask: agents at http://{sockets.address}/mcp", err=True)
+        module.serve_http(agents, callers, sockets, hosts)
