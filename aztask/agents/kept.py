@@ -14,6 +14,7 @@ from aztask.agents.answers import (
     value,
     when,
 )
+from aztask.agents.present import how_far
 from aztask.errors import ConfigurationError
 from aztask.operate.action import audit as audit_page
 from aztask.operate.controls import controls
@@ -230,6 +231,7 @@ def jobs_answer(asked: Question) -> Answer:
 def search_answer(asked: Question) -> Answer:
     """Anything with this id, name or error."""
     hits = find_all(asked.app, asked.needed("text"), limit=asked.limit)
-    return listed(
-        [fields(kind=each.kind, name=name(each.name), text=data(each.text)) for each in hits]
-    )
+    items = [
+        fields(kind=each.kind, name=name(each.name), text=data(each.text)) for each in hits.found
+    ]
+    return listed(items, note=None if hits.runs is None else how_far(hits.runs))

@@ -27,7 +27,7 @@ from aztask.operate.history import CONDITIONS, Figure, history, marks
 from aztask.operate.overview import Figures, Reader
 from aztask.operate.queues import arguments_of, oldest_waiting, peek
 from aztask.operate.queues import queues as counted_queues
-from aztask.operate.search import RunFilter, ended_at, find_runs, newest_figures
+from aztask.operate.search import RunFilter, RunsPage, ended_at, find_runs, newest_figures
 from aztask.operate.tasks import STATES, result, settlement_of
 from aztask.operate.workers import running as running_tasks
 from aztask.operate.workers import workers as shown_workers
@@ -187,8 +187,15 @@ def runs_answer(asked: Question) -> Answer:
     if chosen.state and chosen.state not in STATES:
         raise ConfigurationError(f"state is one of {', '.join(STATES)}")
     found = find_runs(asked.app, chosen, limit=asked.limit, after=asked.text("after"))
-    note = None if found.whole else f"only the newest {found.searched} runs were searched"
-    return listed([_run(each) for each in found.runs], found.next, note=note)
+    return listed([_run(each) for each in found.runs], found.next, note=how_far(found))
+
+
+def how_far(found: RunsPage) -> str | None:
+    """How far back a search looked that came to a bound; None for one that did not."""
+    if not found.stopped:
+        return None
+    back = "" if found.back is None else f", back to {when(found.back)}"
+    return f"{found.searched} runs were looked at{back}; tool runs goes on with after={found.next}"
 
 
 def task_answer(asked: Question) -> Answer:

@@ -6,7 +6,7 @@ Each of them is one question to `aztask.operate`, or a few, and a template of th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
 from typing import Any, Final, TypeAlias
@@ -28,6 +28,7 @@ from aztask.operate.queues import arguments_of, oldest_waiting, peek, queues
 from aztask.operate.requests import KINDS as ACTIONS
 from aztask.operate.schedules import schedule, schedules
 from aztask.operate.search import (
+    Hits,
     NewestFigures,
     RunFilter,
     ended_at,
@@ -305,8 +306,8 @@ def lease_list(site: Site, ask: Ask) -> Shown:
 def search_page(site: Site, ask: Ask) -> Shown:
     """One field for any id, name, worker or error."""
     text = ask.text("q")
-    hits: Sequence[Any] = search(site.app, text) if text else ()
-    return Shown("search", "Search", {"text": text, "hits": hits})
+    hits = search(site.app, text) if text else Hits(())
+    return Shown("search", "Search", {"text": text, "hits": hits.found, "runs": hits.runs})
 
 
 PAGES: Final[dict[str, Page]] = {

@@ -1,33 +1,61 @@
 """Find runs: a list with conditions, page by page, figures of a list, and one search for any id.
 
 Rules
-1. A page ends with a key, and the next one begins behind that key: runs that end in the meantime
-   move nothing and repeat nothing.
-2. The newest `MOST_SEARCHED` runs are read, in the order in which the result store lists them. What
-   lies behind them is not guessed: `RunsPage.whole` is False.
+1. A page ends with a place, and the next one begins behind it: runs that end in the meantime move
+   nothing and repeat nothing.
+2. Lists are read in bulk (`ResultStore.lines`), and the row of a run only if it may be shown. A
+   page looks at `MOST_LOOKED` runs, reads `MOST_ROWS` rows and takes `SEARCH_SECONDS` at most.
+3. If that does not fill a page, it shows what was found until then, says how far back it looked,
+   and has a place all the same: the next page goes on from there. It is an error only if the store
+   answers nothing at all.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import Final
 
 from aztask.app import App
-from aztask.errors import AztaskError, CapabilityError, ConfigurationError, ForeignId, NotFound
+from aztask.errors import (
+    AztaskError,
+    BrokerUnavailable,
+    CapabilityError,
+    ConfigurationError,
+    ForeignId,
+    NotFound,
+)
 from aztask.operate.action import results_of
-from aztask.operate.tasks import recent
 from aztask.operate.workers import running
 from aztask.operate.workflows import workflow
-from aztask.stores.records.base import RunRecord, State
-
-MOST_SEARCHED: Final = 2_000
-_KEY: Final = re.compile(
-    r"(inf|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)~(\d{1,10})~(\d{1,10})~(.+)", re.ASCII | re.DOTALL
+from aztask.stores.records.base import (
+    NO_SUCH_PLACE,
+    WAITING,
+    ResultStore,
+    RunKey,
+    RunLine,
+    RunLines,
+    RunRecord,
+    State,
 )
+from aztask.support import clock
+
+MOST_LOOKED: Final = 10_000
+"""Runs that a page looks at: on Azure Tables an answer has a thousand of them, and a page is shown
+within a second."""
+MOST_ROWS: Final = 500
+"""Rows that a page reads one by one, beside those that it shows: of runs whose line does not tell
+whether they fit."""
+SEARCH_SECONDS: Final = 5.0
+LEAST_SECONDS: Final = 1.0
+"""What is asked for in the last moment has so long to answer."""
+FIRST_SECONDS: Final = 20.0
+"""The first lines have so long, as any other question: without them there is nothing to show."""
+MOST_FIGURED: Final = 2_000
+MOST_UNREADABLE: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +73,27 @@ class RunFilter:
 
     def matches(self, run: RunRecord) -> bool:
         """True for a run that meets every condition."""
-        outcome, wanted = run.outcome, self.text.casefold()
-        error = "" if outcome is None else f"{outcome.error_type}: {outcome.error}"
+        error = "" if run.outcome is None else run.outcome.error_text
         return (
             self.state in ("", run.shown_state)
             and self.task in ("", run.task)
             and self.queue in ("", run.queue)
             and self.worker in ("", run.worker)
-            and (wanted in run.key.task_id.casefold() or wanted in error.casefold())
+            and self._has_text(run.key.task_id, error)
         )
+
+    def may_match(self, line: RunLine) -> bool:
+        """False for a run that does not meet a condition, as far as its line tells."""
+        return (
+            self.task in ("", line.task or self.task)
+            and self.queue in ("", line.queue or self.queue)
+            and self.worker in ("", self.worker if line.worker is None else line.worker)
+            and (None in (line.task_id, line.error) or self._has_text(line.task_id, line.error))
+        )
+
+    def _has_text(self, *texts: str | None) -> bool:
+        wanted = self.text.casefold()
+        return not wanted or any(wanted in each.casefold() for each in texts if each)
 
     def given(self) -> dict[str, str]:
         """The conditions that are given, by name."""
@@ -65,56 +105,138 @@ class RunFilter:
 class RunsPage:
     """One page of runs, the newest first.
 
-    * `next`: the key behind which the next page begins; "" if this is the last one.
-    * `searched`: how many runs were read. `whole`: False if the store has more than that.
+    * `next`: the place behind which the next page begins; "" if this is the last one.
+    * `searched`: how many runs were looked at; `back`: when the last of them ended or started, UTC
+      epoch seconds, None if that is not known.
+    * `stopped`: the page is not full, and there are more runs (rule 3).
     * `damaged`: task ids and reasons of rows that cannot be read.
     """
 
     runs: Sequence[RunRecord]
     next: str
     searched: int
-    whole: bool
+    back: float | None = None
+    stopped: bool = False
     damaged: Sequence[tuple[str, str]] = ()
 
 
 def find_runs(app: App, chosen: RunFilter, *, limit: int = 50, after: str = "") -> RunsPage:
     """A page of runs of all owners. after: `RunsPage.next` of the page before.
 
-    Raises ConfigurationError for a key that no page has, and what `recent` raises.
+    Raises ConfigurationError for a place that no page has, BrokerUnavailable, and CapabilityError
+    for a state whose runs the store does not list.
     """
-    start = _read_key(after) if after else None
-    found = recent(app, chosen.state or None, MOST_SEARCHED)
-    runs = [each for each in sorted(found.runs, key=_order) if chosen.matches(each)]
-    left = runs if start is None else [each for each in runs if _order(each) > start]
-    page = left[:limit]
-    key = _key(page[-1]) if len(left) > limit else ""
-    count = len(found.runs)
-    return RunsPage(page, key, count, count < MOST_SEARCHED, found.damaged)
+    store = results_of(app)
+    if chosen.state == State.UNREADABLE.value:
+        return _unreadable(store, chosen, limit, after)
+    stored = State.SNOOZED.value if chosen.state == WAITING else chosen.state
+    state = State(stored) if stored else None
+    lines = store.lines(state=state, after=after, everyone=True)
+    page = _Search(lines, chosen, limit).page()
+    if after or state is not None or not store.remote:
+        return page
+    # Damaged rows that workers have found: a list of ended runs on a network has none of them.
+    found = store.recent(state=State.UNREADABLE, limit=MOST_UNREADABLE, everyone=True)
+    known = dict(page.damaged) | {each.key.task_id: each.damage for each in found}
+    return replace(page, damaged=list(known.items()))
+
+
+def _unreadable(store: ResultStore, chosen: RunFilter, limit: int, after: str) -> RunsPage:
+    """A page of the quarantine, which has few rows. Its places are numbers."""
+    if after and not (after.isascii() and after.isdigit() and len(after) < 10):
+        raise ConfigurationError(NO_SUCH_PLACE)
+    found = store.recent(state=State.UNREADABLE, limit=MOST_UNREADABLE, everyone=True)
+    runs = [each for each in found if chosen.matches(each)]
+    begin = int(after or 0)
+    end = begin + limit
+    return RunsPage(runs[begin:end], str(end) if len(runs) > end else "", len(found))
+
+
+@dataclass
+class _Search:
+    """The search for one page.
+
+    * `place`, `count`, `back`: up to where runs were looked at, how many, and when it ended.
+    * `rows`: how many rows were read one by one.
+    """
+
+    lines: RunLines
+    chosen: RunFilter
+    limit: int
+    until: float = field(default_factory=lambda: clock.monotonic() + SEARCH_SECONDS)
+    found: dict[RunKey, tuple[str, RunRecord]] = field(default_factory=dict)
+    damaged: list[tuple[str, str]] = field(default_factory=list)
+    place: str = ""
+    count: int = 0
+    back: float | None = None
+    rows: int = 0
+
+    def page(self) -> RunsPage:
+        """Search until the page is full, the list ends, or a bound is reached (rule 2)."""
+        self.place = self.lines.place
+        try:
+            while not (self._full or self.lines.ended or self._bound):
+                seconds = self._seconds if self.count else FIRST_SECONDS
+                self._look(self.lines.more(seconds))
+        except BrokerUnavailable:
+            if not self.count:
+                raise
+        runs = list(self.found.values())[: self.limit]
+        whole = self.lines.ended and self.place == self.lines.place
+        following = runs[-1][0] if self._full else "" if whole else self.place
+        stopped = bool(following) and not self._full
+        shown = [run for _, run in runs]
+        return RunsPage(shown, following, self.count, self.back, stopped, self.damaged)
+
+    @property
+    def _full(self) -> bool:
+        """One more than the page shows: so it is known that there is a next one."""
+        return len(self.found) > self.limit
+
+    @property
+    def _bound(self) -> bool:
+        late = clock.monotonic() >= self.until
+        return late or self.count >= MOST_LOOKED or self.rows >= MOST_ROWS + self.limit
+
+    @property
+    def _seconds(self) -> float:
+        return max(LEAST_SECONDS, self.until - clock.monotonic())
+
+    def _look(self, lines: Sequence[RunLine]) -> None:
+        """Look at lines, and read the rows of those that may match, some at a time."""
+        waiting: list[RunLine] = []
+        seen = 0
+        for number, line in enumerate(lines, 1):
+            if self.chosen.may_match(line):
+                waiting.append(line)
+            wanted = len(waiting) + len(self.found) > self.limit
+            if wanted or number == len(lines):
+                self._read(waiting)
+                # Not before: if the rows do not come, the next page begins with them.
+                self.count, self.place, self.back = self.count + number - seen, line.place, line.at
+                waiting, seen = [], number
+                if self._full or (self._bound and number < len(lines)):
+                    return
+        self.place = self.lines.place
+
+    def _read(self, lines: Sequence[RunLine]) -> None:
+        if not lines:
+            return
+        self.rows += len(lines)
+        for line, run in zip(lines, self.lines.read(lines, self._seconds), strict=True):
+            if run is None:
+                continue
+            if run.state is State.UNREADABLE:
+                self.damaged.append((run.key.task_id, run.damage))
+            elif self.chosen.matches(run):
+                if run.damage:
+                    self.damaged.append((run.key.task_id, run.damage))
+                self.found.setdefault(run.key, (line.place, run))
 
 
 def ended_at(run: RunRecord) -> float | None:
     """When the run ended, else when it started; UTC epoch seconds."""
     return run.outcome.at if run.outcome is not None else run.started_at
-
-
-def _order(run: RunRecord) -> tuple[float, str, int, int]:
-    """The newest first; a run that was only sent comes before all that started."""
-    at = ended_at(run)
-    key = run.key
-    return (-at if at is not None else float("-inf"), key.task_id, key.generation, key.hop)
-
-
-def _key(run: RunRecord) -> str:
-    at, _, generation, hop = _order(run)
-    return f"{-at!r}~{generation}~{hop}~{run.key.task_id}"
-
-
-def _read_key(text: str) -> tuple[float, str, int, int]:
-    parts = _KEY.fullmatch(text)
-    if parts is None:
-        raise ConfigurationError("this page does not exist; go back to the first page of the list")
-    at, generation, hop, task_id = parts.groups()
-    return -float(at), task_id, int(generation), int(hop)
 
 
 # -- figures of a list ---------------------------------------------------------------------------
@@ -146,18 +268,40 @@ class NewestFigures:
 
 
 def newest_figures(app: App) -> NewestFigures:
-    """The figures of each task among the newest `MOST_SEARCHED` runs. Raises as `recent`."""
-    found = recent(app, None, MOST_SEARCHED).runs
-    by_task: dict[str, list[RunRecord]] = defaultdict(list)
-    for run in found:
-        by_task[run.task].append(run)
+    """The figures of each task among the newest `MOST_FIGURED` runs, as their lines tell.
+
+    In a store where an older release has written lines, `MOST_ROWS` runs are read for them. Raises
+    BrokerUnavailable, and ConfigurationError without a result store.
+    """
+    by_task: dict[str, list[RunLine]] = defaultdict(list)
+    count = 0
+    for line in islice(_told(results_of(app).lines(everyone=True)), MOST_FIGURED):
+        by_task[line.task or ""].append(line)
+        count += 1
     tasks = [_figures(task, each) for task, each in by_task.items()]
     tasks.sort(key=lambda each: (-each.failed, -each.retried, each.task))
-    return NewestFigures(tasks, len(found))
+    return NewestFigures(tasks, count)
 
 
-def _figures(task: str, runs: Sequence[RunRecord]) -> TaskFigures:
-    durations = sorted(each.outcome.duration for each in runs if each.outcome is not None)
+def _told(lines: RunLines) -> Iterator[RunLine]:
+    """Lines that name their tasks; of others, the first `MOST_ROWS` are read."""
+    until, rows = clock.monotonic() + SEARCH_SECONDS, 0
+    while not lines.ended and clock.monotonic() < until:
+        some = lines.more(FIRST_SECONDS)
+        silent = [each for each in some if each.task is None][: MOST_ROWS - rows]
+        rows += len(silent)
+        read = zip(silent, lines.read(silent, FIRST_SECONDS), strict=True)
+        runs = {line.place: run for line, run in read if run is not None}
+        for line in some:
+            if line.task is not None:
+                yield line
+            elif (run := runs.get(line.place)) is not None and run.state is not State.UNREADABLE:
+                taken = None if run.outcome is None else run.outcome.duration
+                yield replace(line, task=run.task, duration=taken)
+
+
+def _figures(task: str, runs: Sequence[RunLine]) -> TaskFigures:
+    durations = sorted(each.duration for each in runs if each.duration is not None)
     states = [each.state for each in runs]
     return TaskFigures(
         task,
@@ -187,19 +331,34 @@ class Hit:
     text: str
 
 
-def search(app: App, text: str, *, limit: int = 50) -> list[Hit]:
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """What was found. runs: how far the search of runs looked; None if it could not."""
+
+    found: Sequence[Hit]
+    runs: RunsPage | None = None
+
+
+def search(app: App, text: str, *, limit: int = 50) -> Hits:
     """What has this id or name, then the runs whose id or error contains the text.
 
     A queue is found by its whole name. Raises BrokerUnavailable, and ConfigurationError without a
     result store.
     """
     hits = [*_by_name(app, text), *_running(app, text)]
+    page = None
     with suppress(CapabilityError):
-        for run in find_runs(app, RunFilter(text=text), limit=limit).runs:
-            error = run.outcome.error_type if run.outcome is not None else ""
-            about = f"{run.shown_state} run of {run.task}{': ' if error else ''}{error}"
-            hits.append(Hit("task", run.key.task_id, about))
-    return list({(each.kind, each.name): each for each in reversed(hits)}.values())[::-1][:limit]
+        page = find_runs(app, RunFilter(text=text), limit=limit)
+        hits += _runs_in(page.runs)
+    once = {(each.kind, each.name): each for each in reversed(hits)}
+    return Hits(list(once.values())[::-1][:limit], page)
+
+
+def _runs_in(runs: Iterable[RunRecord]) -> Iterator[Hit]:
+    for run in runs:
+        error = run.outcome.error_type if run.outcome is not None else ""
+        about = f"{run.shown_state} run of {run.task}{': ' if error else ''}{error}"
+        yield Hit("task", run.key.task_id, about)
 
 
 def _by_name(app: App, text: str) -> Iterator[Hit]:

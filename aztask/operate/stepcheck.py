@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Final, NoReturn
 
 import msgpack
@@ -37,6 +37,7 @@ from aztask.errors import (
     BrokerUnavailable,
     CodecError,
     ConfigurationError,
+    ForeignId,
     did_you_mean,
 )
 from aztask.message.codec import Codec
@@ -59,7 +60,7 @@ from aztask.steps.records import (
 )
 from aztask.steps.suspension import OrderChanged, Suspension
 from aztask.steps.waits import Signal
-from aztask.stores.records.base import RunRecord
+from aztask.stores.records.base import ResultStore, RunRecord
 from aztask.support.display import one_line, safe_str
 from aztask.support.parts import Part
 from aztask.worker.pool.fetching import Fetching
@@ -74,6 +75,8 @@ IMPORT_SECONDS: Final = 60.0
 PATIENCE: Final = 30.0
 """Seconds for each task to come to its next step."""
 PAGE: Final = 500
+AT_ONCE: Final = 256
+"""Tasks that are looked up at once."""
 WATCHDOG: Final = Part("check of steps")
 MOST_STEPS: Final = 1_000_000
 TEXT_CHARACTERS: Final = 500
@@ -114,6 +117,14 @@ class OpenTask:
     text: str = ""
 
 
+def _records(
+    results: ResultStore, task_ids: Iterator[str]
+) -> Iterator[tuple[str, RunRecord | ForeignId | None]]:
+    """The latest runs of these tasks, some hundred at a time."""
+    while some := list(islice(task_ids, AT_ONCE)):
+        yield from zip(some, results.get_many(some), strict=True)
+
+
 def open_tasks(app: App, limit: int) -> list[OpenTask]:
     """The tasks that have recorded steps and have not ended, at most so many.
 
@@ -123,9 +134,11 @@ def open_tasks(app: App, limit: int) -> list[OpenTask]:
     results, store, messages = results_of(app), StepHome(app).store(), _Messages(app)
     found: list[OpenTask] = []
     rows = store.old(store.now() + 3600.0)
-    for task_id, _ in groupby(rows, key=lambda row: row.place.partition):
+    ids = (task_id for task_id, _ in groupby(rows, key=lambda row: row.place.partition))
+    for task_id, record in _records(results, ids):
         try:
-            record = results.get(task_id)
+            if isinstance(record, ForeignId):
+                raise record
             if record is not None and record.damage:
                 found.append(OpenTask(task_id, "", text=f"its row is damaged: {record.damage}"))
             elif record is not None and not record.state.final:

@@ -9,7 +9,7 @@ from inspect import Parameter
 from typing import Any, ClassVar, Final
 
 from aztask.app import App
-from aztask.errors import AztaskError, CodecError, NotFound, did_you_mean
+from aztask.errors import AztaskError, CodecError, ForeignId, NotFound, did_you_mean
 from aztask.operate.action import Action, Progress, Subject, results_of
 from aztask.operate.queues import LeftOut, all_queues, hidden, waiting
 from aztask.settlement import name_of
@@ -193,7 +193,11 @@ def cancel(app: App, task_ids: Sequence[str], *, running: bool = False) -> Cance
     cannot be searched.
     """
     store = results_of(app)
-    before = {task_id: store.get(task_id) for task_id in task_ids}
+    before: dict[str, RunRecord | None] = {}
+    for task_id, known in zip(task_ids, store.get_many(task_ids), strict=True):
+        if isinstance(known, ForeignId):
+            raise known
+        before[task_id] = known
     missing = {task_id for task_id, record in before.items() if record is None}
     left_out = LeftOut()
     unknown = missing - _waiting_ids(app, missing, left_out) if missing else set()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final
 
 from aztask.app import App
-from aztask.errors import CodecError, ForeignId
+from aztask.errors import CodecError
 from aztask.message.codec import Codec
 from aztask.operate.action import results_of
 from aztask.stores.records.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 STATES: Final = ("alive", "silent", "stopped")
+MOST_CHECKED: Final = 1_000
+"""Tasks of silent workers that are looked up, in bulk: after an outage all of them are silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,41 +62,43 @@ def heartbeats(store: ResultStore, now: float, *, everyone: bool) -> Workers:
 def workers(app: App) -> Workers:
     """The workers of the last day: running ones first, the newest first.
 
-    Not by their last heartbeats: they would change places every few seconds. Raises
+    Not by their last heartbeats: they would change places every few seconds. Tasks of workers that
+    are gone are left out if they have ended, as far as `MOST_CHECKED` tasks tell. Raises
     BrokerUnavailable, and ConfigurationError without a result store.
     """
     store = results_of(app)
     found = heartbeats(store, time.time(), everyone=True)
+    gone = [each for each in found.records if found.state(each) != "alive"]
+    listed = (task.task_id for worker in gone for task in worker.tasks)
+    runs = _records(store, islice(listed, MOST_CHECKED))
     records = [
-        _without_ended(store, each) if each.tasks and found.state(each) != "alive" else each
+        each if found.state(each) == "alive" else _without_ended(runs, each)
         for each in found.records
     ]
     records.sort(key=lambda each: (STATES.index(found.state(each)), -each.started_at))
     return replace(found, records=records)
 
 
-def _without_ended(store: ResultStore, worker: WorkerRecord) -> WorkerRecord:
+def _without_ended(runs: Mapping[str, RunRecord], worker: WorkerRecord) -> WorkerRecord:
     """A silent worker without the runs that have ended, or that another worker has started.
 
-    Its last heartbeat still lists them. It reads one record for each listed task, at most 100.
+    Its last heartbeat still lists them.
     """
-    left = tuple(
-        each for each in worker.tasks if not _is_over(_record(store, each.task_id), worker, each)
-    )
+    left = tuple(each for each in worker.tasks if not _is_over(runs, worker, each))
     running = max(0, worker.running - len(worker.tasks) + len(left))
     return replace(worker, tasks=left, running=running)
 
 
-def _record(store: ResultStore, task_id: str) -> RunRecord | None:
-    """The record of a task; None for one of another owner, which this store does not show."""
-    try:
-        return store.get(task_id)
-    except ForeignId:
-        return None
+def _records(store: ResultStore, task_ids: Iterable[str]) -> dict[str, RunRecord]:
+    """The records of tasks, in bulk; without those of other owners, which this store hides."""
+    todo = sorted(set(task_ids))
+    found = zip(todo, store.get_many(todo), strict=True)
+    return {task_id: run for task_id, run in found if isinstance(run, RunRecord)}
 
 
-def _is_over(record: RunRecord | None, worker: WorkerRecord, task: RunningTask) -> bool:
+def _is_over(runs: Mapping[str, RunRecord], worker: WorkerRecord, task: RunningTask) -> bool:
     """Whether the store shows that the worker no longer runs the task."""
+    record = runs.get(task.task_id)
     if record is None or record.damage:
         return False
     if record.outcome is not None and record.outcome.at >= task.started_at:
@@ -170,13 +175,14 @@ def _lost(app: App, found: Workers) -> Iterator[RunningRow]:
 def lost_runs(app: App, found: Workers) -> Iterator[tuple[OnceRun, WorkerRecord]]:
     """At-most-once runs that have started, and whose workers are gone: they end as lost.
 
-    A worker that the store has forgotten is shown as silent since it noted the run. Raises
-    BrokerUnavailable.
+    A worker that the store has forgotten is shown as silent since it noted the run. Of more than
+    `MOST_CHECKED`, the newest are looked at. Raises BrokerUnavailable.
     """
     store = results_of(app)
     notes = once_runs_of(store)
     workers = {each.name: each for each in found.records}
     noted = Noted() if notes is None else notes.read()
+    gone: list[tuple[OnceRun, WorkerRecord]] = []
     for run in noted.runs:
         worker = workers.get(run.worker)
         if worker is None:
@@ -184,9 +190,12 @@ def lost_runs(app: App, found: Workers) -> Iterator[tuple[OnceRun, WorkerRecord]
         elif run.beats:  # the row may be that of another worker under this name
             beat = noted.beats.get(run.life)
             worker = replace(worker, seen_at=run.at if beat is None else max(run.at, beat.at))
-        if found.state(worker) == "alive":
-            continue
-        record = _record(store, run.key.task_id)
+        if found.state(worker) != "alive":
+            gone.append((run, worker))
+    gone.sort(key=lambda pair: pair[0].at, reverse=True)
+    records = _records(store, (run.key.task_id for run, _ in gone[:MOST_CHECKED]))
+    for run, worker in gone:
+        record = records.get(run.key.task_id)
         same = record is not None and record.key == run.key and record.worker == run.worker
         if same and record is not None and record.state is State.STARTED:
             yield run, worker

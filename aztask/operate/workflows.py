@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
@@ -12,7 +12,7 @@ from aztask.app import App
 from aztask.errors import AztaskError, ForeignId, NotFound, ResultDamaged
 from aztask.operate.action import Action, Progress, Subject, results_of
 from aztask.operate.deadletters.actions import ReplayLetters, replay_by_id
-from aztask.stores.records.base import LOST, State
+from aztask.stores.records.base import LOST, RunRecord, State
 from aztask.stores.records.damage import Damaged
 from aztask.support.display import visible
 from aztask.workflows.bits import Bit, Decision, Failure
@@ -26,6 +26,8 @@ from aztask.workflows.rows import JoinRow, read_row
 
 # -- A workflow as people see it: a tree of its nodes with their states, and a list of workflows.
 
+ROOTS: Final = 64
+"""Workflows whose roots are read at once."""
 ASKED: Final = 200
 """Tasks without a bit whose state is asked from the result store; of more it is not shown."""
 
@@ -93,24 +95,31 @@ def summaries(
     Workflows of other owners are among them, unless a state is asked for: theirs is not read.
     """
     listed = engine.store.all_workflows(limit)
-    seen: set[str] = set()
-    for each in sorted(listed, key=lambda one: (one.ended_at is not None, -(one.at))):
-        if each.workflow in seen or len(seen) >= limit:
-            continue
-        try:
-            root = engine.graphs.root(each.workflow)
-        except ForeignId as foreign:
-            seen.add(each.workflow)
-            if state is None:
-                yield each.workflow, foreign
-            continue
-        except Damaged as damage:
-            seen.add(each.workflow)
-            yield each.workflow, damage
-            continue
-        if root is not None and state in (None, root.state.value):
-            seen.add(each.workflow)
-            yield each.workflow, root
+    ordered = sorted(listed, key=lambda one: (one.ended_at is not None, -(one.at)))
+    names = list(dict.fromkeys(each.workflow for each in ordered))
+    count = 0
+    for begin in range(0, len(names), ROOTS):
+        some = names[begin : begin + ROOTS]
+        for name, root in zip(some, _roots(engine, some), strict=True):
+            if count >= limit:
+                return
+            if root is None or (isinstance(root, Root) and state not in (None, root.state.value)):
+                continue
+            count += 1
+            if state is None or not isinstance(root, ForeignId):
+                yield name, root
+
+
+def _roots(engine: WorkflowEngine, names: Sequence[str]) -> list[Root | Damaged | ForeignId | None]:
+    """The roots of workflows, in bulk. One that cannot be read fails a whole question: then each
+    half is asked for by itself."""
+    try:
+        return list(engine.graphs.roots(names))
+    except (ForeignId, Damaged) as error:
+        if len(names) == 1:
+            return [error]
+    middle = len(names) // 2
+    return _roots(engine, names[:middle]) + _roots(engine, names[middle:])
 
 
 @dataclass(slots=True)
@@ -123,7 +132,16 @@ class _Viewer:
     decisions: dict[int, Decision] = field(default_factory=dict)
     states: dict[int, State | None] = field(default_factory=dict)
     served: set[str] | None = None
-    asked: int = 0
+    asked: dict[int, RunRecord | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Ask for the tasks in bulk. One whose id another owner uses is not shown."""
+        tasks = [node.number for node in self.plan.nodes if node.task][:ASKED]
+        ids = [task_id_of(self.workflow, number) for number in tasks]
+        found = zip(tasks, self.engine.results.get_many(ids), strict=True)
+        self.asked = {
+            number: each if isinstance(each, RunRecord) else None for number, each in found
+        }
 
     def nodes(self) -> tuple[NodeView, ...]:
         joins = [node for node in self.plan.nodes if not node.task and node.size]
@@ -175,9 +193,8 @@ class _Viewer:
             state = self.decisions[node.number].state
         task_id = task_id_of(self.workflow, node.number)
         started = ended = None
-        if node.task and self.asked < ASKED:
-            self.asked += 1
-            record = self.engine.results.get(task_id)
+        if node.task and node.number in self.asked:
+            record = self.asked[node.number]
             if record is not None:
                 state, generation = record.state, record.key.generation
                 started = record.started_at

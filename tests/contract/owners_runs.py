@@ -15,7 +15,7 @@ from aztask import AsyncResult, chain
 from aztask.celery.embedded.chords import Chords
 from aztask.errors import AztaskError, ConfigurationError, ForeignId
 from aztask.limits.control import Scope
-from aztask.operate import draining, tasks, workers
+from aztask.operate import draining, search, stepcheck, tasks, workers
 from aztask.operate import owners as ownerfindings
 from aztask.operate.overview import Reader
 from aztask.settlement import Complete, DeadLetter
@@ -204,14 +204,31 @@ def list_recent(mine: World, theirs: World) -> None:
         tasks.result(theirs.app, "a")
 
 
+def list_runs(mine: World, theirs: World) -> None:
+    """A list has the runs of all, each with its owner; the lines of one owner are its own."""
+    for world, name in ((mine, "a"), (theirs, "b")):
+        heartbeat(world, f"worker-{name}")
+        ended(world, name, State.FAILED)
+    for world in (mine, theirs):
+        page = search.find_runs(world.app, search.RunFilter(text="A"))
+        assert {run.key.task_id: run.broker for run in page.runs}["a"] == mine.owner.broker
+        assert search._unreadable(world.store, search.RunFilter(), 10, "").runs == []
+        assert search.newest_figures(world.app).runs == 2
+    (found,) = stepcheck._records(theirs.store, iter(["a"]))
+    assert isinstance(found[1], ForeignId)
+    for world, name in ((mine, "a"), (theirs, "b")):
+        lines = world.store.lines()
+        assert [each.task_id for each in lines.more(20.0)] == [name]
+
+
 def list_workers(mine: World, theirs: World) -> None:
     heartbeat(mine, "mine")
     ended(mine, "mine-task")
     assert not workers.heartbeats(theirs.store, time.time(), everyone=False).records
     (worker,) = workers.workers(theirs.app).records
     assert worker.broker == mine.owner.broker
-    assert workers._without_ended(theirs.store, worker).tasks == worker.tasks
-    assert workers._record(theirs.store, "mine-task") is None
+    assert workers._records(theirs.store, ["mine-task"]) == {}
+    assert workers._without_ended({}, worker).tasks == worker.tasks
 
 
 def drain(mine: World, theirs: World) -> None:
@@ -393,8 +410,9 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.spark.submission.results.LookUp": table_results,
     "aztask.operate.draining.wait_until_idle": drain,
     "aztask.operate.tasks._readable": list_recent,
-    "aztask.operate.workers._record": list_workers,
-    "aztask.operate.workers._without_ended": list_workers,
+    "aztask.operate.search._unreadable": list_runs,
+    "aztask.operate.stepcheck._records": list_runs,
+    "aztask.operate.workers._records": list_workers,
     "aztask.operate.workers.heartbeats": list_workers,
     "aztask.operate.owners._is_signed": adoption,
     "aztask.operate.owners.owned_parts": adoption,

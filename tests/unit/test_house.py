@@ -194,6 +194,11 @@ GROWTH: dict[str, dict[str, int]] = {
         "lines of code": 660,
         "files with one importer": 1,
     },
+    "runs that are searched in bulk": {
+        "files": 3,
+        "lines of code": 480,
+        "files with one importer": 2,
+    },
     "moving to another address": {
         "files": 7,
         "lines of code": 1_090,

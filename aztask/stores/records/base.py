@@ -234,6 +234,11 @@ class Outcome:
         return not self.state.final and not isinstance(self.settlement, Resubmit)
 
     @property
+    def error_text(self) -> str:
+        """The error's type and message in one text; "" if there is none."""
+        return f"{self.error_type}: {self.error}" if self.error_type or self.error else ""
+
+    @property
     def parked(self) -> bool:
         """True if the task waits: its next hop, which the settlement sends, goes on."""
         return self._snoozed_as(PARKED)
@@ -519,6 +524,59 @@ class WorkerRecord:
         return "alive" if now - self.seen_at <= SILENT_SECONDS else "silent"
 
 
+NO_SUCH_PLACE: Final = "this page does not exist; go back to the first page of the list"
+"""The error for a place of a list that is none (`ResultStore.lines`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """What a list knows of a run before its row is read. None: not known without the row.
+
+    * `place`: the list goes on behind it, see `ResultStore.lines`.
+    * `at`: when it ended, else when it started; UTC epoch seconds.
+    * `error`: its type and message (`Outcome.error_text`); "" if it has none.
+    * `duration`: None also for a run that has not ended.
+    """
+
+    place: str
+    state: State
+    at: float | None
+    task_id: str | None = None
+    task: str | None = None
+    queue: str | None = None
+    worker: str | None = None
+    error: str | None = None
+    duration: float | None = None
+
+
+class RunLines(Protocol):
+    """A list of runs that is read in bulk, the newest first. One thread may call."""
+
+    @property
+    def place(self) -> str:
+        """Where the list goes on behind all lines that `more` has given; "" before the first."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether the list has no more lines."""
+        ...
+
+    def more(self, seconds: float) -> Sequence[RunLine]:
+        """The next lines: some hundred or thousand, perhaps none before the end.
+
+        Raises BrokerUnavailable, also if they take longer than `seconds`. Then ask again.
+        """
+        ...
+
+    def read(self, lines: Sequence[RunLine], seconds: float) -> list[RunRecord | None]:
+        """The runs of lines that the last `more` has given, in order.
+
+        None for a run that was deleted, or has gone on since. Raises as `more`.
+        """
+        ...
+
+
 @runtime_checkable
 class ResultStore(Protocol):
     """Stores which delivery owns each run, and the outcomes. Any thread may call."""
@@ -589,6 +647,18 @@ class ResultStore(Protocol):
         """The newest runs, newest first, with damaged ones. UNREADABLE lists the quarantine.
 
         * `everyone`: with those of other owners; see `RunRecord.broker`.
+        """
+        ...
+
+    def lines(
+        self, *, state: State | None = None, after: str = "", everyone: bool = False
+    ) -> RunLines:
+        """A list of runs for a search, in bulk: what is known of each without reading its row.
+
+        * `after`: `RunLine.place`; the list begins behind it.
+        * `everyone`: as `recent`.
+
+        Raises ConfigurationError for a place that is none, and CapabilityError as `recent` does.
         """
         ...
 

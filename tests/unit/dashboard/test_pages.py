@@ -16,7 +16,7 @@ from aztask.dashboard.server import Dashboard
 from aztask.operate import search
 from aztask.operate.search import RunFilter, find_runs
 from aztask.settlement import Complete, DeadLetter
-from aztask.stores.records.base import RunKey, State
+from aztask.stores.records.base import RunKey, Start, State
 
 ADDRESSES = {
     "/queue": "/queue?name=default",
@@ -220,7 +220,7 @@ def test_runs_of_another_owner_are_named_and_not_verified(shop, tmp_path):
     assert "not verified" not in rows["own"] and "of " not in rows["own"]
 
 
-def test_runs_page_by_key_and_a_new_run_moves_nothing(shop, monkeypatch):
+def test_runs_page_by_key_and_a_new_run_moves_nothing(shop):
     for number in range(7):
         record_run(shop.app, RunKey(f"run~{number}"), State.SUCCEEDED, Complete())
     first = find_runs(shop.app, RunFilter(), limit=3)
@@ -229,9 +229,26 @@ def test_runs_page_by_key_and_a_new_run_moves_nothing(shop, monkeypatch):
     third = find_runs(shop.app, RunFilter(), limit=3, after=second.next)
     seen = [each.key.task_id for page in (first, second, third) for each in page.runs]
     assert [each for each in seen if each != "run~new"] == [f"run~{each}" for each in range(7)]
-    assert (bool(second.next), first.whole, first.searched) == (True, True, 7)
-    monkeypatch.setattr(search, "MOST_SEARCHED", 4)
-    assert not find_runs(shop.app, RunFilter()).whole
+    assert (bool(second.next), first.stopped) == (True, False)
+
+
+def test_a_search_that_comes_to_its_bound_says_so_and_goes_on(shop, monkeypatch):
+    monkeypatch.setattr(search, "MOST_LOOKED", 100)
+    shop.app.results.start(
+        [Start(RunKey(f"r{n}"), "shop.add", "default", n, f"o{n}", "w", 1e9) for n in range(2100)]
+    )
+    client = shop.as_("read")
+    page = client.get("/runs?text=r0")
+    assert page.status_code == 200 and "Searched" not in page.text
+    assert "2,000 runs looked at, back to" in page.text and not ids_of(page.text)
+    (following,) = re.findall(r'rel="next" href="([^"]+)">Search older runs', page.text)
+    assert ids_of(client.get(following.replace("&amp;", "&")).text) == ["r0"]
+    for path in ("/runs", "/runs?worker=w"):
+        full_page = client.get(path).text
+        assert "Older runs</a>" in full_page and "Search older runs" not in full_page
+    found = client.get("/search?q=r0").text
+    (following,) = re.findall(r'rel="next" href="([^"]+)">Search older runs', found)
+    assert ids_of(client.get(following.replace("&amp;", "&")).text) == ["r0"]
 
 
 def test_dead_letters_page_by_position(shop):

@@ -59,6 +59,7 @@ from aztask.stores.records.local.rows import (
     worker_of,
     worker_row,
 )
+from aztask.stores.records.local.runlines import LocalLines
 from aztask.stores.records.local.runowners import OURS, LocalRunOwners
 from aztask.stores.records.local.scan import values_of
 from aztask.stores.records.local.schedules import LocalSchedules
@@ -351,6 +352,13 @@ class LocalResults:
         if state is None:
             return self._select(_NEWEST, mine, mine, limit)
         return self._select(_NEWEST_IN, state.value, mine, mine, limit)
+
+    def lines(
+        self, *, state: State | None = None, after: str = "", everyone: bool = False
+    ) -> LocalLines:
+        """A list of runs in bulk, window after window; see `ResultStore.lines`."""
+        mine = "" if everyone else self.owner.broker
+        return LocalLines(self._database, self._signer, state, after, mine)
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
         """Mark a task as cancelled, unless it has ended."""

@@ -3,7 +3,9 @@
 Partitions are named by owner, shard, state and hour: each owner purges its own, and need not read
 the runs for that. Rows without an owner are in partitions ``i-...``. The hours, and the
 milliseconds in the row keys, count down: one range of keys gives the newest rows first, and another
-one all rows older than a time. A row names its run and the blob of its value.
+one all rows older than a time. A row names its run and the blob of its value, and says what a
+search asks for (`SUMMARY`): a thousand of them come in one answer, where a thousand runs are as
+many requests.
 
 Rules
 1. The index row is written after the outcome, by the call that records it. If the process dies in
@@ -14,7 +16,10 @@ Rules
    there.
 3. A run whose row is damaged cannot decide: a listing shows it as damaged, and a purge puts it into
    quarantine. An index row that is damaged itself names no run; a purge deletes it.
-4. Runs without an owner are purged `UNFINISHED_SECONDS` later than own ones, by any owner. If one
+4. A summary is a hint. A search passes by a run whose summary does not fit, and reads the rows of
+   the others. What is not known is left out: rows of older releases have none, an error that is
+   long, encrypted or in a blob is not in it, and a search reads their runs, too.
+5. Runs without an owner are purged `UNFINISHED_SECONDS` later than own ones, by any owner. If one
    of them is adopted, its old index row names a run that is listed elsewhere (rule 2).
 """
 
@@ -28,6 +33,7 @@ from itertools import chain, product
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
+from aztask.message.encryption import is_encrypted
 from aztask.stores.layout import SHARDS, shard_of
 from aztask.stores.records.base import UNFINISHED_SECONDS, RunKey, State
 from aztask.stores.records.damage import Columns, Damaged
@@ -35,7 +41,7 @@ from aztask.stores.records.tables.blobs import Blobs
 from aztask.stores.records.tables.leftovers import Keeping, KnownWorkflows
 from aztask.stores.records.tables.names import is_blob_of, is_run, partition_of, row_of
 from aztask.stores.records.tables.quarantine import Quarantine
-from aztask.stores.records.tables.rows import DAMAGE, RunRow, run_of
+from aztask.stores.records.tables.rows import DAMAGE, RunRow, plain, run_of
 from aztask.stores.tables.client import TableRequests, TimeBudget
 from aztask.stores.tables.errors import RowConflict
 from aztask.support import chance
@@ -72,9 +78,15 @@ ENDING: Final = (
 
 _HOURS: Final = 10**7
 _MILLISECONDS: Final = 10**14
-_END: Final = "~"
-_SELECT: Final = ("PartitionKey", "RowKey", "partition", "row", "blob")
-_UNOWNED: Final = "i-"
+END: Final = "~"
+"""Behind all partitions and rows that begin like those before it."""
+SELECT: Final = ("PartitionKey", "RowKey", "partition", "row", "blob")
+SUMMARY: Final = ("task", "queue", "worker", "error", "duration")
+"""The properties that say what a search asks for, see rule 4."""
+LONGEST_ERROR: Final = 500
+"""A longer error is not in the index: each of these characters is read again by each search."""
+UNOWNED: Final = "i-"
+"""The beginning of all partitions with rows that have no owner."""
 UNOWNED_PURGE_SECONDS: Final = 3600.0
 """Seconds between two purges of rows without an owner, after one that found no more."""
 
@@ -96,24 +108,61 @@ class IndexEntry:
 
 def entity_of(run: RunRow) -> dict[str, Any]:
     """The index row of an ended run."""
+    partition, row = _place_of(run)
+    return {
+        "PartitionKey": partition,
+        "RowKey": row,
+        "partition": partition_of(run.key.task_id),
+        "row": row_of(run.key),
+        "blob": run.body_blob,
+        **_summary_of(run),
+    }
+
+
+def _place_of(run: RunRow) -> tuple[str, str]:
+    """The partition and the row key of a run's index row."""
     partition, row = partition_of(run.key.task_id), row_of(run.key)
     at = run.ended_at or 0.0
     digest = sha256(f"{partition}!{row}".encode()).hexdigest()[:24]
-    return {
-        "PartitionKey": f"{_start(run.broker, shard_of(partition), run.state)}{_hours(at)}",
-        "RowKey": f"{count_down(at)}-{digest}",
-        "partition": partition,
-        "row": row,
-        "blob": run.body_blob,
+    start = start_of(run.broker, shard_of(partition), run.state)
+    return f"{start}{hours(at)}", f"{count_down(at)}-{digest}"
+
+
+def _summary_of(run: RunRow) -> dict[str, Any]:
+    """What a search asks for (rule 4)."""
+    found: dict[str, Any] = {
+        "task": plain(run.task),
+        "queue": plain(run.queue),
+        "worker": plain(run.worker),
+        "duration": float(run.duration),
     }
+    error = _error_of(run)
+    return found if error is None else {**found, "error": plain(error)}
+
+
+def _error_of(run: RunRow) -> str | None:
+    """Its error's type and message; None if they do not belong into the index."""
+    if run.state is State.SUCCEEDED:
+        return ""  # unpacking its value would tell nothing
+    if run.body_blob:
+        return None
+    try:
+        outcome = run.outcome(run.body)
+    except Damaged:
+        return None
+    if outcome is None or (is_encrypted(outcome.value) and outcome.error_type):
+        return None
+    text = outcome.error_text
+    return text if len(text) <= LONGEST_ERROR else None
 
 
 def _prefix(broker: str) -> str:
     """The beginning of the partitions of an owner; an older release sees only those without one."""
-    return f"im-{Owner(broker).mark}-" if broker else _UNOWNED
+    return f"im-{Owner(broker).mark}-" if broker else UNOWNED
 
 
-def _start(broker: str, shard: int, state: State) -> str:
+def start_of(broker: str, shard: int, state: State) -> str:
+    """The beginning of the partitions of an owner's shard with the runs of a state."""
     return f"{_prefix(broker)}{shard}-{state.value}-"
 
 
@@ -130,7 +179,7 @@ class EndIndex:
     ) -> None:
         """owner: whose runs it purges."""
         self._workflows = workflows
-        self._mine = owner.broker
+        self.mine = owner.broker
         self._unowned_at = 0.0
         self._after: dict[_Range, IndexEntry] = {}
         self._requests = requests
@@ -143,8 +192,7 @@ class EndIndex:
 
     def forget(self, call: TimeBudget, run: RunRow) -> None:
         """Delete the run's index row, if it exists."""
-        entity = entity_of(run)
-        self._requests.delete(call, entity["PartitionKey"], entity["RowKey"])
+        self._requests.delete(call, *_place_of(run))
 
     def newest(
         self, call: TimeBudget, states: Iterable[State], limit: int, brokers: Iterable[str]
@@ -160,16 +208,16 @@ class EndIndex:
             return self._requests.query(
                 call,
                 "PartitionKey ge @first and PartitionKey lt @end",
-                {"first": start, "end": start + _END},
+                {"first": start, "end": start + END},
                 limit,
-                _SELECT,
+                SELECT,
             )
 
-        parts = product(sorted({self._mine, "", *brokers}), range(SHARDS), states)
-        starts = [_start(*each) for each in parts]
+        parts = product(sorted({self.mine, "", *brokers}), range(SHARDS), states)
+        starts = [start_of(*each) for each in parts]
         found = chain.from_iterable(self._requests.each(call, page, starts))
-        entries = sorted(map(_entry, found), key=lambda entry: entry.row)[:limit]
-        return [run for run in self._requests.each(call, self._read, entries) if run is not None]
+        entries = sorted(map(entry_of, found), key=lambda entry: entry.row)[:limit]
+        return [run for run in self._requests.each(call, self.read, entries) if run is not None]
 
     def purge(self, before: float) -> int:
         """Delete runs that ended before that time, as many as the time for one call allows.
@@ -178,14 +226,14 @@ class EndIndex:
         they do, a run that another worker deleted is not counted.
 
         Runs of workflows that exist are kept. The next call continues behind them. Runs without an
-        owner are looked for once an hour (rule 4).
+        owner are looked for once an hour (rule 5).
         """
         deleted = 0
         call, keeping = TimeBudget(), Keeping(self._workflows)
-        ranges = list(product([self._mine], range(SHARDS), ENDED))
+        ranges = list(product([self.mine], range(SHARDS), ENDED))
         chance.shuffle(ranges)
         until = monotonic() + PURGE_SECONDS
-        if self._mine and monotonic() >= self._unowned_at:
+        if self.mine and monotonic() >= self._unowned_at:
             ranges += product([""], range(SHARDS), ENDED)  # last: own ones matter more
             self._unowned_at = monotonic() + UNOWNED_PURGE_SECONDS
         while ranges and monotonic() < until:
@@ -214,11 +262,11 @@ class EndIndex:
         return sum(self._requests.each(call, count, ranges))
 
     def _count(self, call: TimeBudget, which: _Range, before: float) -> int:
-        start = _start(*which)
+        start = start_of(*which)
         rows = self._requests.query(
             call,
             "PartitionKey gt @hour and PartitionKey lt @end",
-            {"hour": start + _hours(before), "end": start + _END},
+            {"hour": start + hours(before), "end": start + END},
             PURGE_PAGE,
             ("RowKey",),
         )
@@ -234,21 +282,21 @@ class EndIndex:
         while rows := self._requests.query(
             call,
             "PartitionKey ge @first and PartitionKey lt @end",
-            {"first": first, "end": first + _END},
+            {"first": first, "end": first + END},
             ADOPT_PAGE,
         ):
             call = TimeBudget()
             self._requests.each(call, partial(self._move, first=first), rows)
 
     def _move(self, call: TimeBudget, row: dict[str, Any], first: str) -> None:
-        place = _prefix(self._mine) + row["PartitionKey"].removeprefix(first)
+        place = _prefix(self.mine) + row["PartitionKey"].removeprefix(first)
         names: dict[str, Any] = {
-            name: row[name] for name in ("partition", "row", "blob") if name in row
+            name: row[name] for name in ("partition", "row", "blob", *SUMMARY) if name in row
         }
         self._requests.ensure(call, {"PartitionKey": place, "RowKey": row["RowKey"], **names})
         self._requests.delete(call, row["PartitionKey"], row["RowKey"])
 
-    def _read(
+    def read(
         self, call: TimeBudget, entry: IndexEntry, select: Sequence[str] | None = None
     ) -> RunRow | None:
         """The run, if it ended as the entry says (rule 2), or if its row is damaged; else None."""
@@ -263,15 +311,13 @@ class EndIndex:
             return run
         if run.ended_at is None:
             return None
-        here = entity_of(run)
-        same = (here["PartitionKey"], here["RowKey"]) == (entry.partition, entry.row)
-        return run if same else None
+        return run if _place_of(run) == (entry.partition, entry.row) else None
 
     def _old(self, call: TimeBudget, which: _Range, before: float) -> list[IndexEntry]:
-        start = _start(*which)
-        if which[0] != self._mine:
+        start = start_of(*which)
+        if which[0] != self.mine:
             before -= UNFINISHED_SECONDS
-        hour, instant = start + _hours(before), count_down(before) + _END
+        hour, instant = start + hours(before), count_down(before) + END
         if (after := self._after.get(which)) is not None:
             hour, instant = max((hour, instant), (after.partition, after.row))
         # Two separate ranges: joined by "or" they would make the service read the whole table.
@@ -280,22 +326,22 @@ class EndIndex:
             "PartitionKey eq @hour and RowKey gt @instant",
             {"hour": hour, "instant": instant},
             PURGE_PAGE,
-            _SELECT,
+            SELECT,
         )
         if len(rows) < PURGE_PAGE:
             rows += self._requests.query(
                 call,
                 "PartitionKey gt @hour and PartitionKey lt @end",
-                {"hour": hour, "end": start + _END},
+                {"hour": hour, "end": start + END},
                 PURGE_PAGE - len(rows),
-                _SELECT,
+                SELECT,
             )
-        return [_entry(row) for row in rows]
+        return [entry_of(row) for row in rows]
 
     def _clear(self, call: TimeBudget, entry: IndexEntry, keeping: Keeping) -> bool:
         """Delete a run, its note from the send, its blob, and last its index row."""
         there = False
-        run = None if entry.damage else self._read(call, entry, ENDING)
+        run = None if entry.damage else self.read(call, entry, ENDING)
         if run is not None and run.damage:
             self._quarantine.note(call, run, run.damage)
         elif run is not None and keeping.keeps(call, run.key.task_id):
@@ -312,7 +358,8 @@ class EndIndex:
         return there
 
 
-def _entry(entity: dict[str, Any]) -> IndexEntry:
+def entry_of(entity: dict[str, Any]) -> IndexEntry:
+    """A row of the index, damaged or not."""
     columns = Columns(entity)
     place = entity["PartitionKey"], entity["RowKey"]
     try:
@@ -325,8 +372,14 @@ def _entry(entity: dict[str, Any]) -> IndexEntry:
     return IndexEntry(*place, partition, row, blob)
 
 
-def _hours(at: float) -> str:
+def hours(at: float) -> str:
+    """The hour of a time as text that counts down, as `count_down`."""
     return f"{_HOURS - _bounded(at // 3600, _HOURS):07d}"
+
+
+def time_of(row: str) -> float:
+    """When the run of an index row ended, to the millisecond: in its hour or a later one."""
+    return (_MILLISECONDS - int(row[:14])) / 1000
 
 
 def count_down(at: float) -> str:

@@ -70,6 +70,7 @@ from aztask.stores.records.tables.rows import (
     worker_entity,
     worker_of,
 )
+from aztask.stores.records.tables.runlines import IndexLines
 from aztask.stores.records.tables.runs import RunOwners, Runs
 from aztask.stores.records.tables.schedules import TablesSchedules
 from aztask.stores.records.tables.workflows import TablesWorkflows
@@ -395,11 +396,8 @@ class TablesResults:
 
         Runs that have not ended are in no index.
         """
-        if state not in (None, State.UNREADABLE, *ENDED):
-            raise CapabilityError(
-                f"results in Azure Tables list only ended runs, not those that are {state}; use "
-                "aztask running, aztask queues, or ask for a task by its id"
-            )
+        if state is not State.UNREADABLE:
+            _check_listed(state)
         call = TimeBudget()
         runs: list[RunRow] = []
         if state is not State.UNREADABLE:
@@ -410,6 +408,15 @@ class TablesResults:
             runs += [run for run in found if everyone or not is_foreign(self.owner, run.broker)]
         once = {(run.key, run.place): run for run in runs}
         return self._requests.each(call, self._runs.complete, once.values())
+
+    def lines(
+        self, *, state: State | None = None, after: str = "", everyone: bool = False
+    ) -> IndexLines:
+        """A list of ended runs in bulk, from the index; see `ResultStore.lines`."""
+        _check_listed(state)
+        states = ENDED if state is None else (state,)
+        parts = self._requests, self._index, self._runs, self._owners
+        return IndexLines(*parts, states, after, everyone=everyone)
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
         """Mark a task as cancelled, unless it has ended."""
@@ -539,6 +546,15 @@ class TablesResults:
         """Close idle connections to both services."""
         self._requests.close()
         self._blobs.close()
+
+
+def _check_listed(state: State | None) -> None:
+    """Raise CapabilityError for a state whose runs are in no index."""
+    if state not in (None, *ENDED):
+        raise CapabilityError(
+            f"results in Azure Tables list only ended runs, not those that are {state}; use "
+            "aztask running, aztask queues, or ask for a task by its id"
+        )
 
 
 def _batches(items: Sequence[Item]) -> Iterable[Sequence[Item]]:

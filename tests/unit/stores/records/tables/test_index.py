@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from aztask.settlement import Complete
 from aztask.stores.records.base import Outcome, RunKey, Start, State
-from aztask.stores.records.tables.index import _entry, entity_of
+from aztask.stores.records.tables.index import entity_of, entry_of
 from aztask.stores.records.tables.rows import new_run
 
 START = Start(RunKey("a"), "shop.add", "default", 7, "owner", "w", 1.0)
@@ -26,12 +26,12 @@ def test_the_newest_comes_first_within_an_hour_and_across_hours():
 
 def test_impossible_times_still_have_a_place():
     for at in (-5.0, 0.0, 1e30):
-        assert _entry(entity_of(ended(at))).damage == ""
+        assert entry_of(entity_of(ended(at))).damage == ""
 
 
 def test_a_row_names_its_run_or_is_damaged():
     entity = entity_of(ended(1.7e9))
-    entry = _entry(entity)
+    entry = entry_of(entity)
     assert (entry.run_partition, entry.run_row) == (entity["partition"], entity["row"])
     for change in ({"partition": 7}, {"partition": "w"}, {"row": "x"}, {"blob": "another"}):
-        assert _entry({**entity, **change}).damage
+        assert entry_of({**entity, **change}).damage

@@ -1,0 +1,200 @@
+"""What every result store promises of lists of runs that are read in bulk (`ResultStore.lines`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from stores import Store
+
+from aztask.address.owner import Owner
+from aztask.errors import CapabilityError, ConfigurationError
+from aztask.message.encryption import Cipher
+from aztask.message.rowsignatures import RowSignatures
+from aztask.settlement import Complete
+from aztask.stores.records.base import (
+    Finish,
+    Outcome,
+    ResultStore,
+    RunKey,
+    RunLine,
+    RunRecord,
+    Start,
+    State,
+    WorkerRecord,
+)
+from aztask.stores.records.tables import runlines
+from aztask.stores.records.tables.index import LONGEST_ERROR, SUMMARY
+from aztask.stores.records.tables.store import TablesResults
+from aztask.stores.tables.client import TimeBudget
+
+SECONDS = 20.0
+MINE, THEIRS = Owner("servicebus://mine"), Owner("servicebus://theirs")
+WORKER = WorkerRecord("w", 1000.0, 2000.0, ("queue-0",), 1, 0)
+
+
+def record(results: ResultStore, number: int, state: State, error: str = "", at: float = 0) -> None:
+    """One run that has ended: the later ones have higher numbers."""
+    key, at = RunKey(f"t{number:03}"), at or 7200.0 * number
+    queue, worker = f"queue-{number % 3}", f"worker-{number % 5}"
+    results.start([Start(key, f"shop.task{number % 2}", queue, number, "one", worker, at - 1)])
+    kind = "CardError" if error else ""
+    outcome = Outcome(state, Complete(), b"\x01", kind, error, "trace", at, number / 2)
+    assert results.record([Finish(key, "one", outcome)]) == [True]
+
+
+def fill(results: ResultStore, count: int = 40) -> None:
+    for number in range(1, count + 1):
+        failed = number % 4 == 0
+        record(results, number, State.FAILED if failed else State.SUCCEEDED, "declined" * failed)
+
+
+def pairs(
+    results: ResultStore, state: State | None = None, after: str = "", *, everyone: bool = True
+) -> list[tuple[RunLine, RunRecord | None]]:
+    """All lines with their runs."""
+    lines = results.lines(state=state, after=after, everyone=everyone)
+    found: list[tuple[RunLine, RunRecord | None]] = []
+    while not lines.ended:
+        some = lines.more(SECONDS)
+        found += zip(some, lines.read(some, SECONDS), strict=True)
+    return found
+
+
+def test_a_line_says_what_its_run_says(results: ResultStore) -> None:
+    fill(results)
+    for state in (None, State.FAILED, State.SUCCEEDED):
+        found = pairs(results, state)
+        assert [run for _, run in found] == results.recent(state=state, limit=1000)
+        for line, run in found:
+            assert run is not None and run.outcome is not None
+            assert (line.state, line.task_id) == (run.state, run.key.task_id)
+            assert (line.task, line.queue, line.worker) == (run.task, run.queue, run.worker)
+            assert line.at == pytest.approx(run.outcome.at, abs=0.001)
+            assert (line.error, line.duration) == (run.outcome.error_text, run.outcome.duration)
+    assert pairs(results, State.EXPIRED) == []
+
+
+def test_a_list_goes_on_behind_any_line_also_if_runs_end_in_between(
+    results: ResultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runlines, "FIRST_PAGE", 2)
+    fill(results)
+    lines = [line for line, _ in pairs(results)]
+    assert len(lines) == 40
+    record(results, 41, State.FAILED, "declined")
+    for place in (0, 1, 20, 38, 39):
+        rest = [line for line, _ in pairs(results, after=lines[place].place)]
+        assert rest == lines[place + 1 :]
+    failed = [line for line, _ in pairs(results, State.FAILED, lines[20].place)]
+    assert failed == [line for line in lines[21:] if line.state is State.FAILED]
+
+
+def test_runs_that_ended_in_one_millisecond_are_all_listed(
+    results: ResultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runlines, "FIRST_PAGE", 2)
+    for number in range(30):
+        record(results, number, State.SUCCEEDED, at=7200.0)
+    lines = [line for line, _ in pairs(results)]
+    assert len({line.task_id for line in lines}) == 30
+    rest = [line for line, _ in pairs(results, after=lines[10].place)]
+    assert rest == lines[11:]
+
+
+def test_a_place_that_is_none_is_refused(results: ResultStore) -> None:
+    for place in ("nothing", "1", "~", "' or PartitionKey ge '", "1~2~3", "9" * 400):
+        with pytest.raises(ConfigurationError, match="first page of the list"):
+            results.lines(after=place)
+
+
+def test_what_has_not_ended_is_listed_as_recent_lists_it(store: Store) -> None:
+    results = store.results
+    results.start([Start(RunKey("a"), "shop.task", "default", 1, "one", "w", 1000.0)])
+    assert len(pairs(results)) == store.lists_running
+    if store.lists_running:
+        ((line, run),) = pairs(results, State.STARTED)
+        assert (line.at, line.duration, line.error) == (1000.0, None, "")
+        assert run == results.get("a")
+    else:
+        with pytest.raises(CapabilityError, match="only ended runs"):
+            results.lines(state=State.STARTED)
+
+
+def test_the_lines_of_an_owner_are_its_own_and_those_without_one(store: Store) -> None:
+    mine, theirs = store.of(MINE), store.of(THEIRS)
+    record(store.results, 1, State.SUCCEEDED)
+    for number, each in enumerate((mine, theirs), 2):
+        each.heartbeat(replace(WORKER, name=f"w{number}"))
+        record(each, number, State.FAILED, "declined")
+    assert [line.task_id for line, _ in pairs(mine, everyone=False)] == ["t002", "t001"]
+    assert [line.task_id for line, _ in pairs(theirs, everyone=False)] == ["t003", "t001"]
+    found = {line.task_id: run and run.broker for line, run in pairs(mine)}
+    assert found == {"t001": "", "t002": mine.owner.broker, "t003": theirs.owner.broker}
+
+
+def test_a_damaged_row_is_listed_as_damaged(store: Store) -> None:
+    fill(store.results, 3)
+    store.outsider.damage_run(RunKey("t002"), {"settlement": "complete"})
+    found = {line.task_id: run for line, run in pairs(store.another)}
+    assert found.keys() == {"t001", "t002", "t003"}
+    damaged = found["t002"]
+    assert damaged is not None and damaged.state is State.UNREADABLE and damaged.damage
+
+
+# -- the index of Azure Tables ---------------------------------------------------------------
+
+
+def tables(store: Store) -> TablesResults:
+    results = store.results
+    if not isinstance(results, TablesResults):
+        pytest.skip("a file has no index of ended runs")
+    return results
+
+
+def index_rows(results: TablesResults) -> list[dict[str, Any]]:
+    text = "PartitionKey ge 'i' and PartitionKey lt 'j'"
+    return results._requests.query(TimeBudget(), text, {}, 1000)
+
+
+def test_a_line_of_an_older_release_tells_nothing_and_its_run_everything(store: Store) -> None:
+    results = tables(store)
+    fill(results, 3)
+    for row in index_rows(results):
+        results._requests.put(TimeBudget(), {k: v for k, v in row.items() if k not in SUMMARY})
+    found = pairs(results)
+    assert [run for _, run in found] == results.recent()
+    for line, _ in found:
+        assert (line.task, line.queue, line.worker, line.error, line.duration) == (None,) * 5
+
+
+def test_a_run_that_is_gone_is_none(store: Store) -> None:
+    results = tables(store)
+    fill(results, 2)
+    row = next(each for each in index_rows(results) if each["partition"] == "t-t001")
+    results._requests.delete(TimeBudget(), row["partition"], row["row"])
+    assert {line.task_id: run is None for line, run in pairs(results)} == {
+        "t001": True,
+        "t002": False,
+    }
+
+
+def test_a_long_error_is_not_in_the_index(store: Store) -> None:
+    results = tables(store)
+    record(results, 1, State.FAILED, "x" * LONGEST_ERROR)
+    ((line, run),) = pairs(results)
+    assert line.error is None and line.task == "shop.task1"
+    assert run is not None and run.outcome is not None and len(run.outcome.error) == LONGEST_ERROR
+
+
+def test_an_encrypted_error_is_not_in_the_index(store: Store) -> None:
+    tables(store)
+    keys = RowSignatures(cipher=Cipher([b"a-key-with-enough-bytes-in-it-0123456789"], encrypt=True))
+    results = store.of(MINE, keys)
+    assert isinstance(results, TablesResults)
+    record(results, 1, State.FAILED, "the secret")
+    ((line, run),) = pairs(results)
+    assert line.error is None
+    assert run is not None and run.outcome is not None and run.outcome.error == "the secret"
+    assert "the secret" not in str(index_rows(results))
