@@ -63,7 +63,7 @@ def workers(app: App) -> Workers:
     """The workers of the last day: running ones first, the newest first.
 
     Not by their last heartbeats: they would change places every few seconds. Tasks of workers that
-    are gone are left out if they have ended, as far as `MOST_CHECKED` tasks tell. Raises
+    are gone are hidden if they have ended, as far as `MOST_CHECKED` tasks tell. Raises
     BrokerUnavailable, and ConfigurationError without a result store.
     """
     store = results_of(app)

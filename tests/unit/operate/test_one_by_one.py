@@ -39,7 +39,7 @@ def asked_one_by_one(tree: ast.AST) -> set[str]:
     """The functions that ask a store for one run in a loop, themselves or by one of this module."""
     calls = list(_calls(tree, "", looped=False))
     asking = {function for function, call, _ in calls if function and _asks(call.func)}
-    while more := {function for function, call, _ in calls if _name(call) in asking} - asking:
+    while more := {at for at, call, _ in calls if at and _name(call) in asking} - asking:
         asking |= more
     return {
         function

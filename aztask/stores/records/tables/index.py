@@ -17,7 +17,7 @@ Rules
 3. A run whose row is damaged cannot decide: a listing shows it as damaged, and a purge puts it into
    quarantine. An index row that is damaged itself names no run; a purge deletes it.
 4. A summary is a hint. A search passes by a run whose summary does not fit, and reads the rows of
-   the others. What is not known is left out: rows of older releases have none, an error that is
+   the others. It has only what is known: rows of older releases have none, an error that is
    long, encrypted or in a blob is not in it, and a search reads their runs, too.
 5. Runs without an owner are purged `UNFINISHED_SECONDS` later than own ones, by any owner. If one
    of them is adopted, its old index row names a run that is listed elsewhere (rule 2).
@@ -80,7 +80,8 @@ _HOURS: Final = 10**7
 _MILLISECONDS: Final = 10**14
 END: Final = "~"
 """Behind all partitions and rows that begin like those before it."""
-SELECT: Final = ("PartitionKey", "RowKey", "partition", "row", "blob")
+NAMES: Final = ("PartitionKey", "RowKey", "partition", "row")
+_SELECT: Final = (*NAMES, "blob")
 SUMMARY: Final = ("task", "queue", "worker", "error", "duration")
 """The properties that say what a search asks for, see rule 4."""
 LONGEST_ERROR: Final = 500
@@ -210,7 +211,7 @@ class EndIndex:
                 "PartitionKey ge @first and PartitionKey lt @end",
                 {"first": start, "end": start + END},
                 limit,
-                SELECT,
+                _SELECT,
             )
 
         parts = product(sorted({self.mine, "", *brokers}), range(SHARDS), states)
@@ -326,7 +327,7 @@ class EndIndex:
             "PartitionKey eq @hour and RowKey gt @instant",
             {"hour": hour, "instant": instant},
             PURGE_PAGE,
-            SELECT,
+            _SELECT,
         )
         if len(rows) < PURGE_PAGE:
             rows += self._requests.query(
@@ -334,7 +335,7 @@ class EndIndex:
                 "PartitionKey gt @hour and PartitionKey lt @end",
                 {"hour": hour, "end": start + END},
                 PURGE_PAGE - len(rows),
-                SELECT,
+                _SELECT,
             )
         return [entry_of(row) for row in rows]
 

@@ -21,7 +21,7 @@ from aztask.stores.layout import SHARDS
 from aztask.stores.records.base import NO_SUCH_PLACE, RunLine, RunRecord, State
 from aztask.stores.records.tables.index import (
     END,
-    SELECT,
+    NAMES,
     SUMMARY,
     UNOWNED,
     EndIndex,
@@ -35,7 +35,7 @@ from aztask.stores.records.tables.names import key_of_row
 from aztask.stores.records.tables.runs import RunOwners, Runs
 from aztask.stores.tables.client import PAGE, TableRequests, TimeBudget
 
-FIRST_PAGE: Final = 100
+FIRST_PAGE: Final = 50
 """Rows of each range at first: most lists show the newest fifty of all."""
 LARGER: Final = 4
 """A page of a range is so many times larger than the one before it, up to `PAGE`."""
@@ -85,7 +85,7 @@ class _Range:
 
 
 class IndexLines:
-    """Implements `aztask.stores.records.base.RunLines`."""
+    """Implements `aztask.stores.records.base.RunLines` with the ranges of all owners and states."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class IndexLines:
 
     def _page(self, call: TimeBudget, which: _Range) -> list[dict[str, Any]]:
         values = {"first": which.first, "end": which.end, "row": which.row}
-        return self._requests.query(call, _RANGE, values, which.size, (*SELECT, *SUMMARY))
+        return self._requests.query(call, _RANGE, values, which.size, (*NAMES, *SUMMARY))
 
 
 def _line(state: State, entity: dict[str, Any]) -> tuple[RunLine, IndexEntry]:
