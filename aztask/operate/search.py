@@ -53,7 +53,7 @@ SEARCH_SECONDS: Final = 5.0
 LEAST_SECONDS: Final = 1.0
 """What is asked for in the last moment has so long to answer."""
 FIRST_SECONDS: Final = 20.0
-"""The first lines have so long, as any other question: without them there is nothing to show."""
+"""The first lines and rows have so long: without them there is nothing to show."""
 MOST_FIGURED: Final = 2_000
 MOST_UNREADABLE: Final = 200
 
@@ -176,8 +176,7 @@ class _Search:
         self.place = self.lines.place
         try:
             while not (self._full or self.lines.ended or self._bound):
-                seconds = self._seconds if self.count else FIRST_SECONDS
-                self._look(self.lines.more(seconds))
+                self._look(self.lines.more(self._seconds))
         except BrokerUnavailable:
             if not self.count:
                 raise
@@ -200,7 +199,9 @@ class _Search:
 
     @property
     def _seconds(self) -> float:
-        return max(LEAST_SECONDS, self.until - clock.monotonic())
+        """What the next question may take: nothing can be shown without an answer to the first."""
+        left = self.until - clock.monotonic() if self.count else FIRST_SECONDS
+        return max(LEAST_SECONDS, left)
 
     def _look(self, lines: Sequence[RunLine]) -> None:
         """Look at lines, and read the rows of those that may match, some at a time."""
@@ -287,7 +288,12 @@ def _told(lines: RunLines) -> Iterator[RunLine]:
     """Lines that name their tasks; of others, the first `MOST_ROWS` are read."""
     until, rows = clock.monotonic() + SEARCH_SECONDS, 0
     while not lines.ended and clock.monotonic() < until:
-        some = lines.more(FIRST_SECONDS)
+        try:
+            some = lines.more(FIRST_SECONDS)
+        except BrokerUnavailable:
+            if not lines.place:
+                raise
+            return
         silent = [each for each in some if each.task is None][: MOST_ROWS - rows]
         rows += len(silent)
         read = zip(silent, lines.read(silent, FIRST_SECONDS), strict=True)

@@ -24,6 +24,7 @@ from aztask.stores.records.base import (
     Start,
     State,
 )
+from aztask.stores.records.tables import runlines
 from aztask.stores.records.tables.index import SUMMARY
 from aztask.stores.records.tables.store import TablesResults
 from aztask.stores.tables.client import TableRequests, TimeBudget
@@ -156,6 +157,7 @@ class Slow:
     def __init__(self, inner: object, seconds: float, answers: int) -> None:
         self._inner, self._seconds, self._answers = inner, seconds, answers
         self.now = 0.0
+        self.given: list[float] = []
 
     def lines(self, **options: object) -> Slow:
         self._lines = self._inner.lines(**options)  # type: ignore[attr-defined]
@@ -183,11 +185,13 @@ class Slow:
 
     def read(self, lines: Sequence[RunLine], seconds: float) -> list[RunRecord | None]:
         assert seconds >= search.LEAST_SECONDS
+        self.given.append(seconds)
         return self._lines.read(lines, seconds)  # type: ignore[no-any-return]
 
 
 def slow(app: App, seconds: float, answers: int, monkeypatch: pytest.MonkeyPatch) -> Slow:
     fill(app)
+    monkeypatch.setattr(runlines, "FIRST_PAGE", 1000)  # all lines at once, which `Slow` divides
     found = Slow(app.results, seconds, answers)
     monkeypatch.setattr(search, "results_of", lambda app: found)
     return found
@@ -201,6 +205,17 @@ def test_after_its_seconds_a_page_shows_what_it_has(
         page = find_runs(app, RunFilter(worker="worker-7"))
     assert (page.searched, page.stopped) == (300, True), "3 answers of 2 s, for 5 s"
     assert ids(page.runs) == wanted(50)[:6]
+
+
+def test_the_first_rows_have_as_long_as_the_first_lines(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow store shows a page late, and not an error instead."""
+    store = slow(app, 6.0, 1, monkeypatch)
+    with clock.replaced(Clock(monotonic=lambda: store.now)):
+        page = find_runs(app, RunFilter(worker="worker-7"))
+    assert store.given == [search.FIRST_SECONDS]
+    assert (page.searched, page.stopped, ids(page.runs)) == (100, True, wanted(50)[:2])
 
 
 def test_a_service_that_stops_answering_costs_nothing_that_was_found(

@@ -60,7 +60,7 @@ class _Range:
     first: str
     end: str
     row: str
-    size: int = FIRST_PAGE
+    size: int
     whole: bool = False
     lines: list[tuple[RunLine, IndexEntry]] = field(default_factory=list)
 
@@ -157,7 +157,7 @@ class IndexLines:
             start = start_of(*parts)
             # Older rows have larger row keys in later partitions: one range for both conditions.
             first = start if at is None else start + hours(at)
-            ranges.append(_Range(parts[-1], first, start + END, self.place))
+            ranges.append(_Range(parts[-1], first, start + END, self.place, FIRST_PAGE))
         return ranges
 
     def _known(self, call: TimeBudget) -> set[str]:
