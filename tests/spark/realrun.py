@@ -8,7 +8,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from aztask import App
+from aztask import App, chain, group
 from aztask.stores.events.sink import recover
 
 INTEGRATION = Path(__file__).parents[1] / "integration"
@@ -66,6 +66,38 @@ def made(folder):
         assert second.stop() == 0
         recover(site.events)
         return site.events, number
+
+
+def made_workflows(folder, number):
+    """Run so many workflows to their ends on one worker; returns the directory of their events.
+
+    Each is a task, a group with a chain in it and a task that fails at first, and a last task.
+    Which member of the group is the slowest, differs.
+    """
+    sys.path.insert(0, str(INTEGRATION))
+    harness = import_module("harness")
+    sys.path.remove(str(INTEGRATION))
+    with harness.site_in(folder / "site") as site:
+        app, tasks = sender(site)
+        work, flaky = tasks["work"].si, tasks["flaky"].si
+        for n in range(number):
+            slow = [0.05 if n % 3 == place else 0.0 for place in range(3)]
+            members = group(
+                chain(work(f"{n}a", slow[0]), work(f"{n}b", slow[0])),
+                chain(work(f"{n}c", slow[1]), flaky(f"{n}d", 1)) if n % 2 else flaky(f"{n}d", 1),
+                work(f"{n}e", slow[2]),
+            )
+            chain(work(f"{n}first", 0.01), members, work(f"{n}last")).delay(workflow_id=f"w{n}")
+        app.close()
+        worker = site.worker("-c", "4")
+
+        def left():
+            stats = site.app().broker.stats("default")
+            return (stats.active or 0) + (stats.leased or 0) + (stats.scheduled or 0)
+
+        harness.wait_until(lambda: left() == 0, 120, "all workflows have ended")
+        assert worker.stop() == 0
+        return site.events
 
 
 def sender(site):

@@ -12,18 +12,26 @@ from statistics import NormalDist
 
 import duckdb
 import pytest
-from realrun import made
+from realrun import made, made_workflows
 
 from aztask.operate.cli.main import run
 from aztask.operate.deadletters.letters import error_signature
-from aztask.spark import compact, place_of
+from aztask.spark import compact, place_of, read_events, workflow_statistics
 from aztask.spark.events.lengths import CUT_OFF
-from aztask.spark.events.statistics import ACCURACY, OUTCOMES, RAN, SHARES, SPREADS, columns
+from aztask.spark.events.statistics import (
+    ACCURACY,
+    OUTCOMES,
+    RAN,
+    SHARES,
+    SPREADS,
+    columns,
+    plain,
+)
 from aztask.stores.events.event import EVENT_KINDS
 
 COLUMNS = {
     **dict.fromkeys(("id", "event", "task_id", "task", "queue", "worker"), "VARCHAR"),
-    **dict.fromkeys(("error_type", "error"), "VARCHAR"),
+    **dict.fromkeys(("error_type", "error", "workflow_id", "parent_id"), "VARCHAR"),
     **dict.fromkeys(("ts", "duration_seconds", "wait_seconds", "lease_seconds"), "DOUBLE"),
     **dict.fromkeys(("margin_seconds", "held_seconds"), "DOUBLE"),
     **dict.fromkeys(("delivery_count", "resubmit_count", "renewals"), "BIGINT"),
@@ -184,6 +192,60 @@ def test_comparisons_and_advice_of_a_real_run(database, directory, spark, capsys
     advice = [(row["rule"], row["about"]) for row in found["advice"]]
     assert advice == expected_advice(database, found)
     assert ("dominating_error", "ledger.rejecting") in advice
+
+
+WORKFLOWS = 30
+PATHS = f"""
+WITH RECURSIVE t AS (
+    SELECT workflow_id AS w, task_id, max(task) AS task,
+        regexp_extract(task_id, '[0-9]+$')::INT AS number,
+        regexp_extract(max(parent_id), '[0-9]+$')::INT AS parent,
+        min(ts) FILTER (event = 'started') AS began,
+        max(ts) FILTER (event IN ('succeeded', 'failed', 'cancelled', 'expired', 'dead_lettered'))
+            AS ended,
+        count(*) FILTER (event IN ({listed(RAN)})) AS runs,
+        sum(duration_seconds) FILTER (event IN ({listed(RAN)})) AS busy
+    FROM e WHERE workflow_id IS NOT NULL AND task_id <> '' GROUP BY ALL
+), follows AS (
+    SELECT t.w, t.number, CASE WHEN any_value(p.number) IS NULL
+        THEN arg_max(m.number, m.ended) ELSE any_value(p.number) END AS before
+    FROM t
+    LEFT JOIN t p ON p.w = t.w AND p.number = t.parent
+    LEFT JOIN t m ON m.w = t.w AND m.number > t.parent AND m.number < t.number
+    GROUP BY t.w, t.number
+), path AS (
+    SELECT w, arg_max(number, ended) AS number, 0 AS back FROM t GROUP BY w
+    UNION ALL
+    SELECT path.w, before, back + 1
+    FROM path JOIN follows ON follows.w = path.w AND follows.number = path.number
+    WHERE before IS NOT NULL
+)
+SELECT w AS workflow_id, row_number() OVER backwards AS step, task_id, task,
+    greatest(0, coalesce(began - lag(ended) OVER backwards, 0)) AS wait_seconds,
+    ended - began AS run_seconds, busy AS busy_seconds, runs
+FROM path JOIN t USING (w, number)
+WINDOW backwards AS (PARTITION BY w ORDER BY back DESC)
+ORDER BY w, step
+"""
+
+
+def test_critical_paths_of_real_workflows(tmp_path, spark):
+    directory = made_workflows(tmp_path, WORKFLOWS)
+    with duckdb.connect() as connection:
+        connection.execute(MEASURED, [f"{directory}/date=*/hour=*/*.jsonl", COLUMNS])
+        expected = rows(connection, PATHS)
+    events = read_events(spark, directory)
+    found = plain(workflow_statistics(events.events).critical_paths)
+    events.close()
+    assert len({row["workflow_id"] for row in expected}) == WORKFLOWS
+    assert len({row["task_id"].rpartition(".")[2] for row in expected}) > 4, "paths differ"
+    assert {row["runs"] for row in expected} == {1, 2}, "retries are on some paths"
+    assert len(found) == len(expected)
+    for row, its in zip(found, expected, strict=True):
+        assert row["state"] == "succeeded"
+        for name, value_ in its.items():
+            close = isinstance(value_, float) and same(row[name], value_)
+            assert close or row[name] == value_, (name, row, its)
 
 
 STEPS = 20
