@@ -27,6 +27,7 @@ from aztask.address.addresses import (
     TablesAddress,
 )
 from aztask.address.priorities import check_priorities
+from aztask.address.shards import check_shards
 from aztask.address.urls import parse_broker, parse_container, parse_payloads, parse_results
 from aztask.errors import ConfigurationError
 from aztask.message.bounds import MessageLimits
@@ -467,6 +468,13 @@ class QueueSettings:
         check_priorities,
         "Its priorities with their weights. Each has a queue of its own, such as `slow-high`.",
         example='{"high": 4, "low": 1}',
+    )
+    shards: int | None = setting(
+        None,
+        "int",
+        check_shards,
+        "Over how many queues of the service its messages are spread, such as `slow-shard-1`.",
+        example="16",
     )
 
     def __post_init__(self) -> None:

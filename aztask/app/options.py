@@ -71,3 +71,4 @@ class QueueOptionNames(TypedDict, total=False):
     adaptive: bool | tuple[float | timedelta, float | timedelta]
     signature_max_age: float | timedelta
     priorities: Mapping[str, int]
+    shards: int

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, Unpack, cast
 
 from aztask.address.priorities import NORMAL, priority_queue, queue_of_priority
+from aztask.address.shards import read_shard_name, shard_names
 from aztask.app.options import QueueOptionNames
 from aztask.config import QueueSettings, Settings
 from aztask.context import current_context
@@ -135,8 +136,7 @@ class DeclaredQueues:
         check_options(options, QueueOptionNames, f"queue {name!r}")
         settings = QueueSettings.from_options(name, options)
         settings.over(self._settings)
-        for each in settings.priorities or (NORMAL,):
-            self.check_name(priority_queue(name, each), f"queue {name!r}")
+        self._check_shards(name, settings)
         self._queues[name] = settings
         self._by_priority = {
             **{queue: home for queue, home in self._by_priority.items() if home != name},
@@ -146,6 +146,20 @@ class DeclaredQueues:
                 if each != NORMAL
             },
         }
+
+    def _check_shards(self, name: str, settings: QueueSettings) -> None:
+        """Check the names of the queue, of its priorities and of their shards, and note these."""
+        whole, number = read_shard_name(name)
+        if number and self._connections.shards.get(whole, 1) > number:
+            raise ConfigurationError(
+                f"{name!r} is a shard of queue {whole!r} and has its settings; name the queue"
+            )
+        count = settings.shards or 1
+        queues = [priority_queue(name, each) for each in settings.priorities or (NORMAL,)]
+        for each in queues:
+            for shard in shard_names(each, count):
+                self.check_name(shard, f"queue {name!r}")
+        self._connections.shard(dict.fromkeys(queues, count))
 
     def check_name(self, queue: object, where: str) -> None:
         """Raise InvalidQueueName unless the broker allows the name, if the broker is known by now.

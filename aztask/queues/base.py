@@ -100,6 +100,7 @@ class Capabilities:
     takes long and returns few messages.
     inline_bytes: what a message holds in itself by default: what fits beside headers, counters and
     reasons. Larger arguments are stored apart.
+    headroom: bytes that a message must leave free when it is sent, for notes that it gets later.
     checkpoint_share: a checkpoint in the message has this part of that, where messages are small.
     port: where the service listens, unless its address names another one.
     lead: seconds before its due time at which a message for a Kombu consumer becomes visible, so
@@ -133,6 +134,7 @@ class Capabilities:
     receive_limit: int = 100
     receives_at_once: int = 1
     inline_bytes: int = 32 * 1024
+    headroom: int = 0
     checkpoint_share: int = 8
     port: int = 443
     lead: float = 0.0

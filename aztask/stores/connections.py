@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from aztask.message.rowsignatures import RowSignatures
 from aztask.queues.base import Broker, NameChecker
 from aztask.queues.engine import Database
 from aztask.queues.kinds import kind_of
+from aztask.queues.sharded.broker import sharded
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.local.store import LocalResults
 from aztask.support.forks import fork_safe_rlock
@@ -77,6 +78,7 @@ class Connections:
             else type(broker).__name__
         )
         self.poll_ceiling = poll_ceiling
+        self._shards: dict[str, int] = {}
         self._lock = fork_safe_rlock()
         self._pid = os.getpid()
         self._broker: Broker | None = None
@@ -87,7 +89,7 @@ class Connections:
         self, broker: str | Broker | None, results: str | ResultStore | None, *, app: str
     ) -> Connections:
         """Connections to other addresses, with the same settings; None: to the same."""
-        return Connections(
+        made = Connections(
             self._broker_given if broker is None else broker,
             self._results_given if results is None else results,
             poll_ceiling=self.poll_ceiling,
@@ -95,6 +97,33 @@ class Connections:
             owner=self._owner_name,
             signatures=self._signatures,
         )
+        made.shard(self._shards)
+        return made
+
+    @property
+    def shards(self) -> Mapping[str, int]:
+        """How many shards each queue has that was declared with more than one."""
+        return self._shards
+
+    def shard(self, shards: Mapping[str, int]) -> None:
+        """Note how many shards queues have; 1 is none.
+
+        Raises ConfigurationError if that changes while the broker is open.
+        """
+        changed = {name: count for name, count in shards.items() if count != self._count(name)}
+        if not changed:
+            return
+        if self._broker is not None and self._pid == os.getpid():
+            raise ConfigurationError(
+                f"queue {next(iter(changed))!r} gets its shards too late: declare it before the "
+                "app sends, or is used otherwise"
+            )
+        self._shards = {
+            name: count for name, count in {**self._shards, **changed}.items() if count > 1
+        }
+
+    def _count(self, queue: str) -> int:
+        return self._shards.get(queue, 1)
 
     def shown(self) -> str:
         """The broker's address, with its secrets masked."""
@@ -211,9 +240,9 @@ class Connections:
         target = self._broker_target
         kind = kind_of(target)
         if kind is not None:
-            return kind.open(target, self)
+            return sharded(kind.open(target, self), self._shards, poll_ceiling=self.poll_ceiling)
         if isinstance(target, Broker):
-            return target
+            return sharded(target, self._shards, poll_ceiling=self.poll_ceiling)
         if target is None:
             raise ConfigurationError(NO_BROKER)
         raise ConfigurationError(f"{self._shown} is not a broker; give a URL or a Broker")

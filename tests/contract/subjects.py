@@ -26,6 +26,7 @@ from aztask.queues.base import Broker, Delivery, Peeked, QueueOptions, Receiver
 from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.queues.servicebus.broker import ServiceBusBroker
+from aztask.queues.sharded.broker import sharded
 from aztask.queues.storagequeue.broker import StorageQueueBroker
 from aztask.settlement import Settlement
 from aztask.support.clock import Clock
@@ -41,7 +42,8 @@ class Subject:
     another: a second broker of the same service, as another process would have it. pass_time: let
     that many seconds pass, for leases and for schedules. clock: the broker's; deadlines count on
     it. lease: seconds, as short as the service takes it. patience: how long to wait for what must
-    come; silence: for what must not come. coarse: seconds that the service's times may be off.
+    come; silence: for what must not come. coarse: seconds that the service's times may be off. ordered: whether
+    messages without a session come in the order in which they were sent.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Subject:
     patience: float = 5.0
     silence: float = 0.03
     coarse: float = 0.5
+    ordered: bool = True
     opened: list[Receiver] = field(default_factory=list)
 
     @property
@@ -88,6 +91,10 @@ class Subject:
 
     def assert_nothing(self, receiver: Receiver) -> None:
         assert receiver.receive(10, self.silence) == []
+
+    def assert_all(self, found: Sequence[bytes], sent: Sequence[bytes]) -> None:
+        """These bodies are those that were sent, in their order if the broker keeps it."""
+        assert list(found) == list(sent) if self.ordered else sorted(found) == sorted(sent)
 
     def lapse(self) -> None:
         """Let every lease end that was granted until now."""
@@ -271,6 +278,38 @@ def simulated_service_bus(directory: Path) -> Iterator[Subject]:
     other.close()
 
 
+class Everywhere(dict[str, int]):
+    """Every queue has three shards."""
+
+    def get(self, name: str, default: int = 1) -> int:  # type: ignore[override]
+        return 3
+
+
+def in_shards(make: Callable[[Path], AbstractContextManager[Subject]]) -> Any:
+    """The subject with its queues in three shards."""
+
+    @contextmanager
+    def made(directory: Path) -> Iterator[Subject]:
+        with make(directory) as found:
+            shards = Everywhere(all=3)
+            another = found.another
+            others: list[Broker] = []
+
+            def other() -> Broker:
+                if not others:
+                    others.append(sharded(another(), shards, poll_ceiling=0.05))
+                return others[0]
+
+            found.name = f"sharded-{found.name}"
+            found.broker = sharded(found.broker, shards, poll_ceiling=0.05)
+            found.another = other
+            found.patience *= 2
+            found.ordered = False
+            yield found
+
+    return made
+
+
 FACTORIES: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "local": local_file,
     "local-memory": local_memory,
@@ -279,4 +318,7 @@ FACTORIES: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "simulated-storagequeue": simulated_storage_queue,
     "storagequeue": storage_queue,
     "servicebus": service_bus,
+    "sharded-local": in_shards(local_file),
+    "sharded-simulated-servicebus": in_shards(simulated_service_bus),
+    "sharded-simulated-storagequeue": in_shards(simulated_storage_queue),
 }

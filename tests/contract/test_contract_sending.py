@@ -89,7 +89,7 @@ def test_messages_are_received_in_the_order_they_were_sent(subject):
     for number in range(5):
         subject.send(queue, b"%d" % number)
     taken = subject.take(subject.receiver(queue), 5)
-    assert bodies(taken) == [b"0", b"1", b"2", b"3", b"4"]
+    subject.assert_all(bodies(taken), [b"0", b"1", b"2", b"3", b"4"])
 
 
 def test_a_delayed_message_comes_after_its_delay(subject):

@@ -17,7 +17,7 @@ from aztask.address.urls import parse_container, storage_queue_address
 from aztask.errors import InvalidQueueName
 from aztask.queues.base import Broker, Capabilities
 from aztask.queues.kinds import BrokerKind, Opening
-from aztask.queues.storagequeue.wire import ENVELOPE_LIMIT, LONGEST_DELAY
+from aztask.queues.storagequeue.wire import ENVELOPE_LIMIT, FREE, LONGEST_DELAY
 
 ADAPTER: Final = "aztask.queues.storagequeue.broker"
 
@@ -38,6 +38,7 @@ CAPABILITIES: Final = Capabilities(
     receives_at_once=2,
     default_lease_seconds=300.0,
     inline_bytes=32 * 1024,
+    headroom=FREE // 4 * 3,
     lead=2.2,  # messages are hidden for whole seconds, and polled each second at least
     telemetry_system="azure_storage_queue",
     azure_namespace="Microsoft.Storage",

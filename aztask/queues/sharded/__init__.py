@@ -1,0 +1,1 @@
+"""Queues whose messages lie in several queues of their service: see `aztask.address.shards`."""

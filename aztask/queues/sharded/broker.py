@@ -1,0 +1,422 @@
+"""A broker some of whose queues have shards: one queue for its callers, several at the service.
+
+Rules
+1. Queues without shards are passed on as they are.
+2. A send of messages for several shards is several sends. If one of them fails after another was
+   accepted, SendUnconfirmed names the messages that may be missing; sent again under their ids they
+   go to the same shards, whose services recognise copies.
+3. Numbers and positions name the shard, see `aztask.queues.sharded.positions`.
+4. An empty sharded queue is polled twice as often as another one, however many shards it has: each
+   shard is polled that much less often. Receivers begin with different shards, so that several
+   workers look at a shard at different times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from heapq import merge
+from itertools import islice
+from typing import Final, TypeVar
+
+from aztask.address.owner import Identified
+from aztask.address.shards import (
+    MOST_SHARDS,
+    read_shard_name,
+    shard_names,
+    shard_of,
+)
+from aztask.errors import BrokerError, CapabilityError, SendUnconfirmed
+from aztask.message.envelope import Envelope
+from aztask.queues.base import (
+    ANY_SESSION,
+    AnySession,
+    Broadcaster,
+    Broker,
+    Capabilities,
+    Inspectable,
+    Inspector,
+    Listing,
+    Mailboxes,
+    NameChecker,
+    Networked,
+    Peeked,
+    Permission,
+    Position,
+    QueueFacts,
+    QueueOptions,
+    QueueStats,
+    Receiver,
+    Transactional,
+)
+from aztask.queues.sharded.positions import behind, inner_position, outer_position
+from aztask.queues.sharded.receiver import SESSION_SLICE, ShardedReceiver, ShardedSessions
+from aztask.support import chance
+from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.finding import Finding
+from aztask.support.threadpool import ThreadPool
+
+THREADS: Final = 16
+"""Shards that are asked at the same time."""
+IDLE_POLLS: Final = 2.0
+"""How many times as often an empty sharded queue is polled as an unsharded one (rule 4)."""
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class ShardedBroker:
+    """A broker that spreads the messages of some queues over their shards. Any thread may call."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        shards: Mapping[str, int],
+        *,
+        poll_ceiling: float = 1.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """shards: how many each queue has; others have one. poll_ceiling: that of the broker."""
+        self._broker = broker
+        self._shards = shards
+        self._poll_ceiling = poll_ceiling
+        self._clock = clock
+        remote = broker.capabilities.remote
+        self._workers = ThreadPool("shards", THREADS) if remote else None
+        self._renewers = ThreadPool("shard-renewals", THREADS) if remote else None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the service can do, and its limits."""
+        return self._broker.capabilities
+
+    def names(self, queue: str) -> tuple[str, ...]:
+        """The queues of the service that hold the messages of `queue`."""
+        return shard_names(queue, self._shards.get(queue, 1))
+
+    def check_name(self, queue: str) -> None:
+        """Raise InvalidQueueName unless the service allows the name, and those of its shards."""
+        if isinstance(self._broker, NameChecker):
+            for name in self.names(queue):
+                self._broker.check_name(name)
+
+    # -- queues ------------------------------------------------------------------------------
+
+    def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
+        """Create the shards that are missing, or apply the options to those that exist."""
+        for name in self.names(queue):
+            self._broker.declare(name, options)
+
+    def delete(self, queue: str) -> None:
+        """Delete all shards. Raises QueueNotFound if the first one does not exist."""
+        for name in reversed(self.names(queue)):
+            self._broker.delete(name)
+
+    def listing(self) -> Listing:
+        """All queues of the service; the shards of a queue are that queue."""
+        found = self._broker.listing()
+        return Listing(tuple(sorted({self._whole(name) for name in found.queues})), found.foreign)
+
+    def _whole(self, name: str) -> str:
+        queue, number = read_shard_name(name)
+        return queue if number < self._shards.get(queue, 1) else name
+
+    def queues(self) -> list[str]:
+        """The sorted names of the queues that aztask can use."""
+        return list(self.listing().queues)
+
+    def stats(self, queue: str) -> QueueStats:
+        """The sums over the shards. Raises QueueNotFound if one is missing."""
+        return total(queue, self.shard_stats(queue))
+
+    def shard_stats(self, queue: str) -> list[QueueStats]:
+        """The counts of each shard."""
+        return self._each(self._broker.stats, self.names(queue))
+
+    def peek(
+        self,
+        queue: str,
+        *,
+        dead_letter: bool = False,
+        after: Position | None = None,
+        limit: int = 100,
+    ) -> list[Peeked]:
+        """Read messages without leasing them, in order of position, starting behind `after`.
+
+        Where a service shows no positions, those of the first shards come first.
+        """
+        names = self.names(queue)
+        if len(names) == 1:
+            return self._broker.peek(queue, dead_letter=dead_letter, after=after, limit=limit)
+
+        def peek_one(number: int) -> list[Peeked]:
+            found = self._broker.peek(
+                names[number],
+                dead_letter=dead_letter,
+                after=behind(after, number),
+                limit=limit,
+            )
+            return [replace(each, position=outer_position(number, each.position)) for each in found]
+
+        pages = self._each(peek_one, range(len(names)))
+        if self.capabilities.paged_peek:
+            # The positions of one service are all numbers.
+            return list(islice(merge(*pages, key=lambda each: each.position), limit))
+        return [each for page in pages for each in page][:limit]
+
+    def purge(self, queue: str, *, dead_letter: bool = False) -> int:
+        """Delete the messages of all shards, or their dead letters; returns how many."""
+        return sum(self._broker.purge(name, dead_letter=dead_letter) for name in self.names(queue))
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Store all envelopes, each in its shard.
+
+        Raises what the service raises if nothing was stored, and SendUnconfirmed if something was
+        or may be (rule 2).
+        """
+        names = self.names(queue)
+        if len(names) == 1 or len(envelopes) == 1:
+            name = names[shard_of(envelopes[0], len(names))] if len(names) > 1 else queue
+            self._broker.send(name, envelopes)
+            return
+        groups: dict[int, list[Envelope]] = {}
+        for each in envelopes:
+            groups.setdefault(shard_of(each, len(names)), []).append(each)
+        if len(groups) > 1:
+            for each in envelopes:  # before some are stored and one is refused
+                self._broker.check(each, reserve=self.capabilities.headroom)
+
+        def send_one(group: tuple[int, list[Envelope]]) -> BrokerError | None:
+            number, some = group
+            try:
+                self._broker.send(names[number], some)
+            except BrokerError as error:
+                return error
+            return None
+
+        wanted = list(groups.items())
+        errors = self._each(send_one, wanted)
+        failed = [
+            (error, some)
+            for error, (_, some) in zip(errors, wanted, strict=True)
+            if error is not None
+        ]
+        if not failed:
+            return
+        error = failed[0][0]
+        unsure = any(isinstance(each, SendUnconfirmed) for each, _ in failed)
+        if not unsure and len(failed) == len(wanted):
+            raise error
+        missing = [
+            each
+            for why, some in failed
+            for each in (why.unconfirmed if isinstance(why, SendUnconfirmed) else some)
+        ]
+        raise SendUnconfirmed(
+            f"{len(failed)} of {len(wanted)} shards of queue {queue!r} have not confirmed their "
+            f"messages: {error}",
+            missing,
+        ) from error
+
+    def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
+        """Raise EncodeError or MessageTooLarge if the service could not store the envelope."""
+        self._broker.check(envelope, reserve=reserve)
+
+    def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
+        """Remove scheduled messages by message id; returns how many were removed.
+
+        A message id does not say the shard, so each one is asked.
+        """
+        return sum(
+            self._each(
+                lambda name: self._broker.cancel_scheduled(name, message_ids), self.names(queue)
+            )
+        )
+
+    def send_timer(self, queue: str, envelope: Envelope) -> int:
+        """Store one delayed message; returns the number by which `cancel_timer` removes it."""
+        names = self.names(queue)
+        if len(names) == 1:
+            return self._broker.send_timer(queue, envelope)
+        shard = shard_of(envelope, len(names))
+        return self._broker.send_timer(names[shard], envelope) * MOST_SHARDS + shard
+
+    def cancel_timer(self, queue: str, number: int) -> bool:
+        """Remove the scheduled message of this number; False if it is not there."""
+        names = self.names(queue)
+        if len(names) == 1:
+            return self._broker.cancel_timer(queue, number)
+        shard, inner = inner_position(number)
+        return shard < len(names) and self._broker.cancel_timer(names[shard], int(inner))
+
+    def receiver(
+        self,
+        queue: str,
+        *,
+        lease: float,
+        prefetch: int = 0,
+        session: str | AnySession | None = None,
+        dead_letter: bool = False,
+        delete: bool = False,
+        poll_ceiling: float | None = None,
+    ) -> Receiver:
+        """A receiver of all shards whose leases last `lease` seconds."""
+        names = self.names(queue)
+        if len(names) > 1:
+            ceiling = self._poll_ceiling if poll_ceiling is None else poll_ceiling
+            poll_ceiling = ceiling * len(names) / IDLE_POLLS
+        made = [
+            self._broker.receiver(
+                name,
+                lease=lease,
+                prefetch=prefetch,
+                session=session,
+                dead_letter=dead_letter,
+                delete=delete,
+                poll_ceiling=poll_ceiling,
+            )
+            for name in names
+        ]
+        if len(made) == 1:
+            return made[0]
+        kind = ShardedReceiver if session is None else ShardedSessions
+        found = kind(
+            queue,
+            made,
+            names,
+            begin=int(chance.share() * len(made)),
+            workers=self._workers,
+            renewers=self._renewers,
+            clock=self._clock,
+            **({} if session is None else {"slice_seconds": SESSION_SLICE}),
+        )
+        if isinstance(found, ShardedSessions) and session is not ANY_SESSION:
+            found.only = str(session)
+        return found
+
+    def _each(self, call: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """The answers for the items, asked at the same time where that saves waiting."""
+        return list(map(call, items)) if self._workers is None else self._workers.map(call, items)
+
+    # -- what some services have -------------------------------------------------------------
+
+    def inspector(self) -> Inspector:
+        """The inspector of this broker's queues. Raises CapabilityError if it has none."""
+        if not isinstance(self._broker, Inspectable):
+            raise CapabilityError("the queues of this broker cannot be inspected")
+        return ShardInspector(self._broker.inspector(), self)
+
+    def mailboxes(self) -> Mailboxes:
+        """The mailboxes of the service: they have no shards. Raises CapabilityError."""
+        if not isinstance(self._broker, Broadcaster):
+            raise CapabilityError("this broker has no mailboxes")
+        return self._broker.mailboxes()
+
+    def close(self) -> None:
+        """Close all connections of the broker."""
+        for pool in (self._workers, self._renewers):
+            if pool is not None:
+                pool.close()
+        self._broker.close()
+
+
+class RemoteShards(ShardedBroker):
+    """One of a service that is reached over a network."""
+
+    @property
+    def server(self) -> tuple[str, int | None]:
+        """The service's host name, and its port if the address names one."""
+        assert isinstance(self._broker, Networked)  # noqa: S101  # `sharded` has looked
+        return self._broker.server
+
+
+class JointShards(ShardedBroker):
+    """One whose sends and settlements can join the transaction of a store."""
+
+    @property
+    def identity(self) -> str:
+        """The broker's name, for the owner of rows."""
+        assert isinstance(self._broker, Identified)  # noqa: S101  # `sharded` has looked
+        return self._broker.identity
+
+    @property
+    def transaction_key(self) -> str:
+        """See `Transactional`."""
+        return self._joint.transaction_key
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """See `Transactional`."""
+        return self._joint.transaction()
+
+    @property
+    def _joint(self) -> Transactional:
+        assert isinstance(self._broker, Transactional)  # noqa: S101  # `sharded` has looked
+        return self._broker
+
+
+def sharded(broker: Broker, shards: Mapping[str, int], *, poll_ceiling: float = 1.0) -> Broker:
+    """The broker with shards, where `shards` names some; what else it can do stays."""
+    if not any(count > 1 for count in shards.values()):
+        return broker
+    kind = ShardedBroker
+    if isinstance(broker, Transactional) and isinstance(broker, Identified):
+        kind = JointShards
+    elif isinstance(broker, Networked):
+        kind = RemoteShards
+    return kind(broker, shards, poll_ceiling=poll_ceiling)
+
+
+def total(queue: str, stats: Sequence[QueueStats]) -> QueueStats:
+    """The sums; None where one of them is not known."""
+
+    def summed(values: Sequence[int | None]) -> int | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if len(known) == len(values) else None
+
+    return QueueStats(
+        queue,
+        summed([each.active for each in stats]),
+        summed([each.leased for each in stats]),
+        summed([each.scheduled for each in stats]),
+        summed([each.deferred for each in stats]),
+        summed([each.dead for each in stats]),
+        summed([each.total for each in stats]),
+    )
+
+
+class ShardInspector:
+    """Inspects the shards of a queue, and says of each one what differs from the first."""
+
+    def __init__(self, inspector: Inspector, broker: ShardedBroker) -> None:
+        self._inspector = inspector
+        self._broker = broker
+
+    def facts(self, queue: str) -> QueueFacts:
+        """The settings of the first shard that is not as it should be: missing, or different."""
+        names = self._broker.names(queue)
+        found = [self._inspector.facts(name) for name in names]
+        first = replace(found[0], queue=queue)
+        for each in found[1:]:
+            if replace(each, queue=queue) != first:
+                return replace(each, queue=queue)
+        return first
+
+    def rights(self, queue: str) -> Sequence[Permission]:
+        """The permissions on the first shard where one is missing."""
+        rights: Sequence[Permission] = ()
+        for name in self._broker.names(queue):
+            rights = self._inspector.rights(name)
+            if any(each.error is not None for each in rights):
+                break
+        return rights
+
+    def clock_offset(self, queue: str) -> float | None:
+        """Seconds that the service's clock is ahead of ours; None if unknown."""
+        return self._inspector.clock_offset(queue)
+
+    def surroundings(self) -> Sequence[Finding]:
+        """Findings that concern all queues."""
+        return self._inspector.surroundings()
