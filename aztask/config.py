@@ -476,6 +476,13 @@ class QueueSettings:
         "Over how many queues of the service its messages are spread, such as `slow-shard-1`.",
         example="16",
     )
+    old_shards: int | None = setting(
+        None,
+        "int",
+        check_shards,
+        "How many shards it had before, if they were more: workers empty those too.",
+        example="32",
+    )
 
     def __post_init__(self) -> None:
         text("a queue's name", self.name)

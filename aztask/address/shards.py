@@ -4,7 +4,9 @@ Rules
 1. Shard 0 has the name of the queue, shard 3 of ``orders`` is ``orders-shard-3``. All services
    allow such names. So a queue that gets shards keeps its messages, and programs that know of none
    send to shard 0.
-2. A message belongs to the shard that a hash of its session says, else of its task id, else of its
+2. Senders choose among the first `Shards.sent`. Readers go through `Shards.read`, which are more
+   while the shards of a larger number are emptied.
+3. A message belongs to the shard that a hash of its session says, else of its task id, else of its
    message id, else of its body. So all messages of a task, whoever sends them, are in one shard,
    where its service recognises copies.
 """
@@ -12,6 +14,8 @@ Rules
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
@@ -22,6 +26,23 @@ from aztask.support.checks import shown
 MOST_SHARDS: Final = 64
 
 _NAME: Final = re.compile(r"(.+)-shard-([1-9][0-9]?)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """How many shards a queue has: for those that send, and for those that read; 1 is none."""
+
+    sent: int = 1
+    read: int = 1
+
+    def __bool__(self) -> bool:
+        return self.read > 1
+
+
+UNSHARDED: Final = Shards()
+
+ShardCounts = Mapping[str, Shards]
+"""The queues that have shards."""
 
 
 def shard_name(queue: str, number: int) -> str:
@@ -46,7 +67,7 @@ def shard_of_session(session: str, count: int) -> int:
 
 
 def shard_of(envelope: Envelope, count: int) -> int:
-    """The shard that the message belongs to, see rule 2."""
+    """The shard that the message belongs to, see rule 3."""
     if envelope.session is not None:
         return shard_of_session(envelope.session, count)
     name = envelope.headers.get("id") or envelope.message_id

@@ -72,3 +72,4 @@ class QueueOptionNames(TypedDict, total=False):
     signature_max_age: float | timedelta
     priorities: Mapping[str, int]
     shards: int
+    old_shards: int

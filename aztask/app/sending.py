@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Unpack, cast
 
 from aztask.address.priorities import NORMAL, priority_queue, queue_of_priority
-from aztask.address.shards import read_shard_name, shard_names
+from aztask.address.shards import UNSHARDED, Shards, read_shard_name, shard_names
 from aztask.app.options import QueueOptionNames
 from aztask.config import QueueSettings, Settings
 from aztask.context import current_context
@@ -149,17 +149,18 @@ class DeclaredQueues:
 
     def _check_shards(self, name: str, settings: QueueSettings) -> None:
         """Check the names of the queue, of its priorities and of their shards, and note these."""
-        whole, number = read_shard_name(name)
-        if number and self._connections.shards.get(whole, 1) > number:
+        whole = self.whole(name)
+        if whole != name:
             raise ConfigurationError(
                 f"{name!r} is a shard of queue {whole!r} and has its settings; name the queue"
             )
-        count = settings.shards or 1
+        sent = settings.shards or 1
+        shards = Shards(sent, max(sent, settings.old_shards or 1))
         queues = [priority_queue(name, each) for each in settings.priorities or (NORMAL,)]
         for each in queues:
-            for shard in shard_names(each, count):
+            for shard in shard_names(each, shards.read):
                 self.check_name(shard, f"queue {name!r}")
-        self._connections.shard(dict.fromkeys(queues, count))
+        self._connections.shard(dict.fromkeys(queues, shards))
 
     def check_name(self, queue: object, where: str) -> None:
         """Raise InvalidQueueName unless the broker allows the name, if the broker is known by now.
@@ -206,6 +207,15 @@ class DeclaredQueues:
         own = self._queues.get(queue)
         return queue_of_priority(queue, priority, own.priorities if own else None)
 
+    def whole(self, name: str) -> str:
+        """The queue that a queue of the service is a shard of; by default itself."""
+        queue, number = read_shard_name(name)
+        return queue if number < self._connections.shards.get(queue, UNSHARDED).read else name
+
+    def shards(self, name: str) -> tuple[str, ...]:
+        """The queues of the service that hold the messages of a queue."""
+        return shard_names(name, self._connections.shards.get(name, UNSHARDED).read)
+
     def weights(self) -> dict[str, int]:
         """The declared weights of queues: of those with priorities, and of their priorities."""
         return {
@@ -239,7 +249,8 @@ class DeclaredQueues:
         ]
 
     def _own(self, name: str) -> QueueSettings | None:
-        """The settings of the queue alone; the queue of a priority takes those of its queue."""
+        """The settings of the queue alone; a priority and a shard have those of their queue."""
+        name = self.whole(name)
         own = self._queues.get(name)
         if own is None and name in self._by_priority:
             return replace(self._queues[self._by_priority[name]], name=name, priorities=None)
@@ -282,7 +293,7 @@ class DeclaredQueues:
             self._own(name),
             self.settings_of(name),
             self._tasks.values(),
-            home=self._by_priority.get(name, name),
+            home=self._by_priority.get(self.whole(name), self.whole(name)),
             lease=self.lease_seconds(name, can),
             lease_asked=self._lease_asked(name),
         )

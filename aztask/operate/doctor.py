@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from aztask.address.shards import read_shard_name
 from aztask.app import App
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
 from aztask.handler import Handler
@@ -218,6 +219,7 @@ def _of_broker(app: App, queues: Sequence[str], expectations: Expectations) -> I
             yield from _of_queue(app, broker, inspector, queue, expectations)
         for queue in queues[:1]:
             yield from _of_clock(inspector, queue)
+        yield from _of_shards(app)
     except BrokerUnavailable as error:
         text = str(error)
         advice = "make sure that no firewall lies between this machine and its port"
@@ -251,6 +253,26 @@ def _of_queue(
     spent = time.monotonic() - began
     if spent > SLOW_SECONDS and not facts.unread:
         yield fine(subject, "speed", f"these checks took {spent:.1f} s")
+
+
+def _of_shards(app: App) -> Iterator[Finding]:
+    """Queues with messages that were shards of a queue when it had more of them."""
+    named, listed = set(app.queue_names()), list[str]()
+    with suppress(ConfigurationError):  # some may read their queues, but not list all
+        listed = all_queues(app, LeftOut())
+    for name in listed:
+        queue, number = read_shard_name(name)
+        if not number or queue not in named or name in named:
+            continue
+        held = app.broker.stats(name)
+        if held.living or held.dead:
+            yield warning(
+                f"queue {queue}",
+                "shards",
+                f"{name} holds {plural(held.living, 'message')} and "
+                f"{plural(held.dead or 0, 'dead letter')}, and no worker reads it",
+                f"declare app.queue({queue!r}, ..., old_shards={number + 1}) until it is empty",
+            )
 
 
 def _of_permissions(subject: str, permissions: Sequence[Permission]) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from aztask.errors import (
 )
 from aztask.message.message import TaskMessage
 from aztask.operate.action import Action, Progress, Subject
-from aztask.queues.base import Capabilities, MessageState, Peeked, QueueStats
+from aztask.queues.base import Capabilities, MessageState, Peeked, QueueStats, Sharded
 from aztask.stores.records.base import Provisioned
 from aztask.support.display import plural, visible
 
@@ -133,6 +133,7 @@ class QueueCounts:
 
     * `leases`: by queue; empty without queues, and if the app shares no lease advice.
     * `leases_shared`: whether it does.
+    * `shards`: of the queues that have some, the counts of each shard.
     * `timers`: by queue, how many tasks wait inside their code: each has a message in the queue,
       most often a scheduled one, that is no work yet. At most `MOST_TIMERS` are counted.
     """
@@ -142,15 +143,20 @@ class QueueCounts:
     leases_shared: bool
     left_out: LeftOut
     timers: Mapping[str, int] = field(default_factory=dict)
+    shards: Mapping[str, Sequence[QueueStats]] = field(default_factory=dict)
 
 
 def queues(app: App) -> QueueCounts:
     """Count the messages of all queues. Raises BrokerUnavailable."""
     left_out = LeftOut()
-    found = []
+    found, shards = [], {}
     for name in all_queues(app, left_out):
         with left_out.reading(name):
-            found.append(app.broker.stats(name))
+            if isinstance(app.broker, Sharded) and len(app.broker.names(name)) > 1:
+                shards[name] = app.broker.shard_stats(name)
+                found.append(QueueStats.sum(name, shards[name]))
+            else:
+                found.append(app.broker.stats(name))
     leases = {}
     if app.leases.enabled:
         learned = app.leases.read()
@@ -162,7 +168,7 @@ def queues(app: App) -> QueueCounts:
             )
     waits = app.sends.signals.store
     timers = Counter(waits.queues(MOST_TIMERS)) if waits is not None else {}
-    return QueueCounts(found, leases, app.leases.enabled, left_out, timers)
+    return QueueCounts(found, leases, app.leases.enabled, left_out, timers, shards)
 
 
 # -- messages --------------------------------------------------------------------------------
@@ -361,8 +367,11 @@ class CreateQueues(Action[None]):
             self.made |= self.app.results.create()
 
     def _exists(self, queue: str) -> bool:
+        broker = self.app.broker
         try:
-            self.app.broker.stats(queue)
+            if isinstance(broker, Sharded):
+                return len(broker.shard_stats(queue)) == len(broker.names(queue))
+            broker.stats(queue)
         except QueueNotFound:
             return False
         return True

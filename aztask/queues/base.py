@@ -49,6 +49,7 @@ __all__ = [
     "Renewed",
     "SessionHolder",
     "Settled",
+    "Sharded",
     "Transactional",
     "Unknown",
     "shared_transaction",
@@ -186,6 +187,24 @@ class QueueStats:
     dead: int | None
     total: int | None = None
 
+    @classmethod
+    def sum(cls, queue: str, parts: Sequence[QueueStats]) -> QueueStats:
+        """The counts of a queue that consists of these; None where one of them is not known."""
+
+        def added(values: Sequence[int | None]) -> int | None:
+            known = [value for value in values if value is not None]
+            return sum(known) if len(known) == len(values) else None
+
+        return cls(
+            queue,
+            added([each.active for each in parts]),
+            added([each.leased for each in parts]),
+            added([each.scheduled for each in parts]),
+            added([each.deferred for each in parts]),
+            added([each.dead for each in parts]),
+            added([each.total for each in parts]),
+        )
+
     @property
     def waiting(self) -> int:
         """Messages that wait to be received; all but dead letters where only the sum is known."""
@@ -300,6 +319,19 @@ class Networked(Protocol):
     @property
     def server(self) -> tuple[str, int | None]:
         """The service's host name, and its port if the address names one."""
+        ...
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A broker some of whose queues are several queues of the service."""
+
+    def names(self, queue: str) -> tuple[str, ...]:
+        """The queues of the service that hold the messages of `queue`; itself without shards."""
+        ...
+
+    def shard_stats(self, queue: str) -> list[QueueStats]:
+        """The counts of each of them that exists. Raises QueueNotFound if none does."""
         ...
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from aztask.address.addresses import LocalAddress, TablesAddress
 from aztask.address.owner import NO_OWNER, Identified, Owner
+from aztask.address.shards import UNSHARDED, ShardCounts, Shards
 from aztask.config import mask, parse_broker, parse_results
 from aztask.errors import ConfigurationError
 from aztask.message.rowsignatures import RowSignatures
@@ -78,7 +79,7 @@ class Connections:
             else type(broker).__name__
         )
         self.poll_ceiling = poll_ceiling
-        self._shards: dict[str, int] = {}
+        self._shards: dict[str, Shards] = {}
         self._lock = fork_safe_rlock()
         self._pid = os.getpid()
         self._broker: Broker | None = None
@@ -101,16 +102,18 @@ class Connections:
         return made
 
     @property
-    def shards(self) -> Mapping[str, int]:
-        """How many shards each queue has that was declared with more than one."""
+    def shards(self) -> ShardCounts:
+        """The queues that were declared with shards."""
         return self._shards
 
-    def shard(self, shards: Mapping[str, int]) -> None:
-        """Note how many shards queues have; 1 is none.
+    def shard(self, shards: ShardCounts) -> None:
+        """Note how many shards queues have.
 
         Raises ConfigurationError if that changes while the broker is open.
         """
-        changed = {name: count for name, count in shards.items() if count != self._count(name)}
+        changed = {
+            name: each for name, each in shards.items() if each != self._shards.get(name, UNSHARDED)
+        }
         if not changed:
             return
         if self._broker is not None and self._pid == os.getpid():
@@ -118,12 +121,7 @@ class Connections:
                 f"queue {next(iter(changed))!r} gets its shards too late: declare it before the "
                 "app sends, or is used otherwise"
             )
-        self._shards = {
-            name: count for name, count in {**self._shards, **changed}.items() if count > 1
-        }
-
-    def _count(self, queue: str) -> int:
-        return self._shards.get(queue, 1)
+        self._shards = {name: each for name, each in {**self._shards, **changed}.items() if each}
 
     def shown(self) -> str:
         """The broker's address, with its secrets masked."""

@@ -20,6 +20,7 @@ from services import ServiceBus, StorageQueues, service_bus_broker, storage_queu
 from simulated import line
 
 from aztask.address.addresses import ServiceBusAddress, StorageQueueAddress
+from aztask.address.shards import Shards
 from aztask.address.urls import parse_broker
 from aztask.message.envelope import Envelope
 from aztask.queues.base import Broker, Delivery, Peeked, QueueOptions, Receiver
@@ -42,8 +43,8 @@ class Subject:
     another: a second broker of the same service, as another process would have it. pass_time: let
     that many seconds pass, for leases and for schedules. clock: the broker's; deadlines count on
     it. lease: seconds, as short as the service takes it. patience: how long to wait for what must
-    come; silence: for what must not come. coarse: seconds that the service's times may be off. ordered: whether
-    messages without a session come in the order in which they were sent.
+    come; silence: for what must not come. coarse: seconds that the service's times may be off.
+    ordered: whether messages without a session come in the order in which they were sent.
     """
 
     name: str
@@ -278,11 +279,11 @@ def simulated_service_bus(directory: Path) -> Iterator[Subject]:
     other.close()
 
 
-class Everywhere(dict[str, int]):
+class Everywhere(dict[str, Shards]):
     """Every queue has three shards."""
 
-    def get(self, name: str, default: int = 1) -> int:  # type: ignore[override]
-        return 3
+    def get(self, name: str, default: Any = None) -> Shards:
+        return self["all"]
 
 
 def in_shards(make: Callable[[Path], AbstractContextManager[Subject]]) -> Any:
@@ -291,7 +292,7 @@ def in_shards(make: Callable[[Path], AbstractContextManager[Subject]]) -> Any:
     @contextmanager
     def made(directory: Path) -> Iterator[Subject]:
         with make(directory) as found:
-            shards = Everywhere(all=3)
+            shards = Everywhere(all=Shards(3, 3))
             another = found.another
             others: list[Broker] = []
 

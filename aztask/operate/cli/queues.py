@@ -90,7 +90,8 @@ def command(ctx: click.Context, watching: bool, interval: float, as_json: bool) 
 @app_option
 @json_option
 @watch_options
-def list_(watching: bool, interval: float, as_json: bool) -> None:
+@click.option("--shards", is_flag=True, help="Show each shard of a queue, too.")
+def list_(watching: bool, interval: float, as_json: bool, shards: bool) -> None:
     """List the queues and how many messages each one holds.
 
     With --watch, the list is shown again every two seconds until Ctrl-C: in place on a terminal;
@@ -105,7 +106,7 @@ def list_(watching: bool, interval: float, as_json: bool) -> None:
     deliveries whose lease was lost or that were settled too late. --json adds the advice with its
     reason and evidence.
     """
-    _print_queues(as_json=as_json, interval=interval if watching else None)
+    _print_queues(as_json=as_json, interval=interval if watching else None, shards=shards)
 
 
 @command.command("create")
@@ -130,7 +131,7 @@ def list_(watching: bool, interval: float, as_json: bool) -> None:
     "--sessions/--no-sessions", default=None, help="Keep the messages of one session in order."
 )
 def create_(names: tuple[str, ...], everything: bool, **options: Any) -> None:
-    """Create each queue NAME that is missing, and those of its priorities.
+    """Create each queue NAME that is missing, its shards, and those of its priorities.
 
     It gets the settings of the app and of the options. On an existing queue, settings that the
     service cannot change stay as they are. If the app keeps its results in Azure Tables, their
@@ -212,14 +213,14 @@ def purge_(queue: str, dry_run: bool, yes: bool) -> None:
                 click.echo(f"aztask: {plural(left, 'message')} left: leased or new", err=True)
 
 
-def _print_queues(*, as_json: bool, interval: float | None) -> None:
+def _print_queues(*, as_json: bool, interval: float | None, shards: bool = False) -> None:
     with open_app(reads=True, celery=True) as app:
         if interval is None:
-            _print_once(app, as_json=as_json)
+            _print_once(app, as_json=as_json, shards=shards)
         elif as_json:
             watch(lambda: _print_line(app), interval, redraw=False)
         else:
-            watch(lambda: _print_once(app, as_json=False), interval)
+            watch(lambda: _print_once(app, as_json=False, shards=shards), interval)
 
 
 def _print_line(app: App) -> None:
@@ -234,7 +235,7 @@ def _print_line(app: App) -> None:
     )
 
 
-def _print_once(app: App, *, as_json: bool) -> None:
+def _print_once(app: App, *, as_json: bool, shards: bool) -> None:
     found = queues(app)
     say_left_out(found.left_out)
     if as_json:
@@ -253,12 +254,21 @@ def _print_once(app: App, *, as_json: bool) -> None:
         for row in rows:
             lease = found.leases[row[0]]
             row += [f"{lease.seconds:g} s", lease.lost + lease.failed]
-    print_table(names, rows)
+    print_table(names, [each for row in rows for each in _with_shards(row, found, shown=shards)])
+
+
+def _with_shards(row: list[Any], found: QueueCounts, *, shown: bool) -> list[list[Any]]:
+    """The row of a queue, and one for each of its shards."""
+    parts = found.shards.get(row[0], ()) if shown else ()
+    below = [[f"  {each.queue}", each.living, *_counts(each)] for each in parts]
+    return [row, *([*each, *[None] * (len(row) - len(each))] for each in below)]
 
 
 def _counts_record(stats: QueueStats, found: QueueCounts) -> dict[str, Any]:
     timers = found.timers.get(stats.queue, 0)
-    return {**asdict(stats), "total": stats.living, "timers": timers}
+    shards = [{**asdict(each), "total": each.living} for each in found.shards.get(stats.queue, ())]
+    record = {**asdict(stats), "total": stats.living, "timers": timers}
+    return {**record, "shards": shards} if shards else record
 
 
 def _lease_record(lease: LearnedLease) -> dict[str, Any]:

@@ -130,11 +130,12 @@ def plan_for_azure(
         )
     kind = KINDS[chosen]
     queues = []
-    for name in names:
+    for name in (shard for each in names for shard in app.queues.shards(each)):
         kind.check_name(name)
         asked = app.queue_plan(name, kind.capabilities)
         limits = [task.time_limit or 0.0 for task in asked.tasks]
-        queue = PlannedQueue(name, long=name in jobs or max(limits, default=0.0) > LONGEST_GRACE)
+        long = app.queues.whole(name) in jobs or max(limits, default=0.0) > LONGEST_GRACE
+        queue = PlannedQueue(name, long=long)
         if chosen == "servicebus":
             options = asked.options(kind.capabilities)
             queue = replace(

@@ -13,7 +13,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from heapq import merge
@@ -23,11 +23,13 @@ from typing import Final, TypeVar
 from aztask.address.owner import Identified
 from aztask.address.shards import (
     MOST_SHARDS,
+    UNSHARDED,
+    ShardCounts,
     read_shard_name,
     shard_names,
     shard_of,
 )
-from aztask.errors import BrokerError, CapabilityError, SendUnconfirmed
+from aztask.errors import BrokerError, CapabilityError, QueueNotFound, SendUnconfirmed
 from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     ANY_SESSION,
@@ -72,12 +74,12 @@ class ShardedBroker:
     def __init__(
         self,
         broker: Broker,
-        shards: Mapping[str, int],
+        shards: ShardCounts,
         *,
         poll_ceiling: float = 1.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """shards: how many each queue has; others have one. poll_ceiling: that of the broker."""
+        """shards: of the queues that have some. poll_ceiling: that of the broker."""
         self._broker = broker
         self._shards = shards
         self._poll_ceiling = poll_ceiling
@@ -93,7 +95,11 @@ class ShardedBroker:
 
     def names(self, queue: str) -> tuple[str, ...]:
         """The queues of the service that hold the messages of `queue`."""
-        return shard_names(queue, self._shards.get(queue, 1))
+        return shard_names(queue, self._shards.get(queue, UNSHARDED).read)
+
+    def _sent(self, queue: str) -> tuple[str, ...]:
+        """Those that senders choose among."""
+        return shard_names(queue, self._shards.get(queue, UNSHARDED).sent)
 
     def check_name(self, queue: str) -> None:
         """Raise InvalidQueueName unless the service allows the name, and those of its shards."""
@@ -109,9 +115,8 @@ class ShardedBroker:
             self._broker.declare(name, options)
 
     def delete(self, queue: str) -> None:
-        """Delete all shards. Raises QueueNotFound if the first one does not exist."""
-        for name in reversed(self.names(queue)):
-            self._broker.delete(name)
+        """Delete all shards. Raises QueueNotFound if there is none."""
+        self._there(self._broker.delete, self.names(queue))
 
     def listing(self) -> Listing:
         """All queues of the service; the shards of a queue are that queue."""
@@ -120,19 +125,19 @@ class ShardedBroker:
 
     def _whole(self, name: str) -> str:
         queue, number = read_shard_name(name)
-        return queue if number < self._shards.get(queue, 1) else name
+        return queue if number < self._shards.get(queue, UNSHARDED).read else name
 
     def queues(self) -> list[str]:
         """The sorted names of the queues that aztask can use."""
         return list(self.listing().queues)
 
     def stats(self, queue: str) -> QueueStats:
-        """The sums over the shards. Raises QueueNotFound if one is missing."""
-        return total(queue, self.shard_stats(queue))
+        """The sums over the shards. Raises QueueNotFound if there is none."""
+        return QueueStats.sum(queue, self.shard_stats(queue))
 
     def shard_stats(self, queue: str) -> list[QueueStats]:
-        """The counts of each shard."""
-        return self._each(self._broker.stats, self.names(queue))
+        """The counts of each shard that exists. Raises QueueNotFound if there is none."""
+        return self._there(self._broker.stats, self.names(queue))
 
     def peek(
         self,
@@ -159,7 +164,7 @@ class ShardedBroker:
             )
             return [replace(each, position=outer_position(number, each.position)) for each in found]
 
-        pages = self._each(peek_one, range(len(names)))
+        pages = self._there(peek_one, range(len(names)))
         if self.capabilities.paged_peek:
             # The positions of one service are all numbers.
             return list(islice(merge(*pages, key=lambda each: each.position), limit))
@@ -167,7 +172,11 @@ class ShardedBroker:
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
         """Delete the messages of all shards, or their dead letters; returns how many."""
-        return sum(self._broker.purge(name, dead_letter=dead_letter) for name in self.names(queue))
+
+        def purge_one(name: str) -> int:
+            return self._broker.purge(name, dead_letter=dead_letter)
+
+        return sum(self._there(purge_one, self.names(queue)))
 
     # -- messages ----------------------------------------------------------------------------
 
@@ -177,7 +186,7 @@ class ShardedBroker:
         Raises what the service raises if nothing was stored, and SendUnconfirmed if something was
         or may be (rule 2).
         """
-        names = self.names(queue)
+        names = self._sent(queue)
         if len(names) == 1 or len(envelopes) == 1:
             name = names[shard_of(envelopes[0], len(names))] if len(names) > 1 else queue
             self._broker.send(name, envelopes)
@@ -230,17 +239,17 @@ class ShardedBroker:
 
         A message id does not say the shard, so each one is asked.
         """
-        return sum(
-            self._each(
-                lambda name: self._broker.cancel_scheduled(name, message_ids), self.names(queue)
-            )
-        )
+
+        def cancel_one(name: str) -> int:
+            return self._broker.cancel_scheduled(name, message_ids)
+
+        return sum(self._there(cancel_one, self.names(queue)))
 
     def send_timer(self, queue: str, envelope: Envelope) -> int:
         """Store one delayed message; returns the number by which `cancel_timer` removes it."""
-        names = self.names(queue)
-        if len(names) == 1:
+        if not self._shards.get(queue):
             return self._broker.send_timer(queue, envelope)
+        names = self._sent(queue)
         shard = shard_of(envelope, len(names))
         return self._broker.send_timer(names[shard], envelope) * MOST_SHARDS + shard
 
@@ -290,6 +299,7 @@ class ShardedBroker:
             begin=int(chance.share() * len(made)),
             workers=self._workers,
             renewers=self._renewers,
+            sessions_in=len(self._sent(queue)),
             clock=self._clock,
             **({} if session is None else {"slice_seconds": SESSION_SLICE}),
         )
@@ -300,6 +310,24 @@ class ShardedBroker:
     def _each(self, call: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """The answers for the items, asked at the same time where that saves waiting."""
         return list(map(call, items)) if self._workers is None else self._workers.map(call, items)
+
+    def _there(self, call: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """As `_each`, without the shards that do not exist: a file has a queue from its first use.
+
+        Raises QueueNotFound if none does.
+        """
+
+        def ask(item: Item) -> Answer | QueueNotFound:
+            try:
+                return call(item)
+            except QueueNotFound as missing:
+                return missing
+
+        answers = self._each(ask, items)
+        found = [each for each in answers if not isinstance(each, QueueNotFound)]
+        if not found:
+            raise next(each for each in answers if isinstance(each, QueueNotFound))
+        return found
 
     # -- what some services have -------------------------------------------------------------
 
@@ -357,9 +385,9 @@ class JointShards(ShardedBroker):
         return self._broker
 
 
-def sharded(broker: Broker, shards: Mapping[str, int], *, poll_ceiling: float = 1.0) -> Broker:
-    """The broker with shards, where `shards` names some; what else it can do stays."""
-    if not any(count > 1 for count in shards.values()):
+def sharded(broker: Broker, shards: ShardCounts, *, poll_ceiling: float = 1.0) -> Broker:
+    """The broker with shards, if any queue has some; what else it can do stays."""
+    if not shards:
         return broker
     kind = ShardedBroker
     if isinstance(broker, Transactional) and isinstance(broker, Identified):
@@ -367,24 +395,6 @@ def sharded(broker: Broker, shards: Mapping[str, int], *, poll_ceiling: float = 
     elif isinstance(broker, Networked):
         kind = RemoteShards
     return kind(broker, shards, poll_ceiling=poll_ceiling)
-
-
-def total(queue: str, stats: Sequence[QueueStats]) -> QueueStats:
-    """The sums; None where one of them is not known."""
-
-    def summed(values: Sequence[int | None]) -> int | None:
-        known = [value for value in values if value is not None]
-        return sum(known) if len(known) == len(values) else None
-
-    return QueueStats(
-        queue,
-        summed([each.active for each in stats]),
-        summed([each.leased for each in stats]),
-        summed([each.scheduled for each in stats]),
-        summed([each.deferred for each in stats]),
-        summed([each.dead for each in stats]),
-        summed([each.total for each in stats]),
-    )
 
 
 class ShardInspector:

@@ -100,18 +100,20 @@ class ShardedReceiver:
         begin: int = 0,
         workers: ThreadPool | None = None,
         renewers: ThreadPool | None = None,
+        sessions_in: int = 1,
         slice_seconds: float = SLICE,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """receivers: one of each shard. begin: the shard that is looked at first.
 
         workers: threads for settlements. renewers: other threads, so renewals never wait. None: the
-        service is in this process, and all is done by the caller's thread.
+        service is in this process, and all is done by the caller's thread. sessions_in: how many of
+        the shards sessions are spread over.
         """
         self._queue = queue
         self._receivers = receivers
         self._clock = clock
-        self._slice = slice_seconds
+        self._slice, self._sessions_in = slice_seconds, sessions_in
         self._workers, self._renewers = workers, renewers
         self._resting = Resting(names, clock)
         self._lock = threading.Lock()
@@ -270,7 +272,7 @@ class ShardedSessions(ShardedReceiver):
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries of one session; [] after `wait` seconds."""
         if self.only is not None:
-            number = shard_of_session(self.only, len(self._receivers))
+            number = shard_of_session(self.only, self._sessions_in)
             return self._taken(self._from(number, limit, wait))
         now = self._clock.monotonic()
         until = now + wait
@@ -322,7 +324,7 @@ class ShardedSessions(ShardedReceiver):
         self._of(session).set_session_state(session, state)
 
     def _of(self, session: str) -> SessionHolder:
-        return self._holder(shard_of_session(session, len(self._receivers)))
+        return self._holder(shard_of_session(session, self._sessions_in))
 
     def _holder(self, number: int) -> SessionHolder:
         receiver = self._receivers[number]
