@@ -470,18 +470,10 @@ class QueueSettings:
         example='{"high": 4, "low": 1}',
     )
     shards: int | None = setting(
-        None,
-        "int",
-        check_shards,
-        "Over how many queues of the service its messages are spread, such as `slow-shard-1`.",
-        example="16",
+        None, "int", check_shards, "Over how many queues of the service it is spread.", example="16"
     )
     old_shards: int | None = setting(
-        None,
-        "int",
-        check_shards,
-        "How many shards it had before, if they were more: workers empty those too.",
-        example="32",
+        None, "int", check_shards, "How many it had before: workers empty those too.", example="32"
     )
 
     def __post_init__(self) -> None:

@@ -4,11 +4,11 @@ Rules
 1. Shard 0 has the name of the queue, shard 3 of ``orders`` is ``orders-shard-3``. All services
    allow such names. So a queue that gets shards keeps its messages, and programs that know of none
    send to shard 0.
-2. Senders choose among the first `Shards.sent`. Readers go through `Shards.read`, which are more
-   while the shards of a larger number are emptied.
+2. Senders choose among the first `ShardCount.sent`. Readers go through `ShardCount.read`, which
+   are more while the shards of a larger number are emptied.
 3. A message belongs to the shard that a hash of its session says, else of its task id, else of its
-   message id, else of its body. So all messages of a task, whoever sends them, are in one shard,
-   where its service recognises copies.
+   message id, else of its body. So all messages of a task, also of different senders, are in one
+   shard, where its service recognises copies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME: Final = re.compile(r"(.+)-shard-([1-9][0-9]?)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
+class ShardCount:
     """How many shards a queue has: for those that send, and for those that read; 1 is none."""
 
     sent: int = 1
@@ -39,9 +39,9 @@ class Shards:
         return self.read > 1
 
 
-UNSHARDED: Final = Shards()
+UNSHARDED: Final = ShardCount()
 
-ShardCounts = Mapping[str, Shards]
+ShardCounts = Mapping[str, ShardCount]
 """The queues that have shards."""
 
 

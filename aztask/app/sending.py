@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Unpack, cast
 
 from aztask.address.priorities import NORMAL, priority_queue, queue_of_priority
-from aztask.address.shards import UNSHARDED, Shards, read_shard_name, shard_names
+from aztask.address.shards import UNSHARDED, ShardCount, read_shard_name, shard_names
 from aztask.app.options import QueueOptionNames
 from aztask.config import QueueSettings, Settings
 from aztask.context import current_context
@@ -155,7 +155,7 @@ class DeclaredQueues:
                 f"{name!r} is a shard of queue {whole!r} and has its settings; name the queue"
             )
         sent = settings.shards or 1
-        shards = Shards(sent, max(sent, settings.old_shards or 1))
+        shards = ShardCount(sent, max(sent, settings.old_shards or 1))
         queues = [priority_queue(name, each) for each in settings.priorities or (NORMAL,)]
         for each in queues:
             for shard in shard_names(each, shards.read):
@@ -209,8 +209,11 @@ class DeclaredQueues:
 
     def whole(self, name: str) -> str:
         """The queue that a queue of the service is a shard of; by default itself."""
+        known = self._connections.shards
+        if not known:
+            return name
         queue, number = read_shard_name(name)
-        return queue if number < self._connections.shards.get(queue, UNSHARDED).read else name
+        return queue if number < known.get(queue, UNSHARDED).read else name
 
     def shards(self, name: str) -> tuple[str, ...]:
         """The queues of the service that hold the messages of a queue."""

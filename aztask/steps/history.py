@@ -350,8 +350,8 @@ class RunHistory:
 
         A signal that a wait has taken may still be stored, and the next history does not know of
         that wait: so it is removed before. It may also be stored once more, by a sender that got no
-        answer: so the next history gets those for which that is possible, the newest of them
-        if they are many. Raises StepError, OrderChanged, EncodeError.
+        answer: so the next history gets the keys of those for which that is possible, of the
+        newest if they are many. Raises StepError, OrderChanged, EncodeError.
         """
         with self._lock:
             known = self._load()

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from aztask.address.addresses import LocalAddress, TablesAddress
 from aztask.address.owner import NO_OWNER, Identified, Owner
-from aztask.address.shards import UNSHARDED, ShardCounts, Shards
+from aztask.address.shards import UNSHARDED, ShardCount, ShardCounts
 from aztask.config import mask, parse_broker, parse_results
 from aztask.errors import ConfigurationError
 from aztask.message.rowsignatures import RowSignatures
@@ -79,7 +79,7 @@ class Connections:
             else type(broker).__name__
         )
         self.poll_ceiling = poll_ceiling
-        self._shards: dict[str, Shards] = {}
+        self._shards: dict[str, ShardCount] = {}
         self._lock = fork_safe_rlock()
         self._pid = os.getpid()
         self._broker: Broker | None = None

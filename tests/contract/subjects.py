@@ -20,7 +20,7 @@ from services import ServiceBus, StorageQueues, service_bus_broker, storage_queu
 from simulated import line
 
 from aztask.address.addresses import ServiceBusAddress, StorageQueueAddress
-from aztask.address.shards import Shards
+from aztask.address.shards import ShardCount
 from aztask.address.urls import parse_broker
 from aztask.message.envelope import Envelope
 from aztask.queues.base import Broker, Delivery, Peeked, QueueOptions, Receiver
@@ -279,10 +279,10 @@ def simulated_service_bus(directory: Path) -> Iterator[Subject]:
     other.close()
 
 
-class Everywhere(dict[str, Shards]):
+class Everywhere(dict[str, ShardCount]):
     """Every queue has three shards."""
 
-    def get(self, name: str, default: Any = None) -> Shards:
+    def get(self, name: str, default: Any = None) -> ShardCount:
         return self["all"]
 
 
@@ -292,7 +292,7 @@ def in_shards(make: Callable[[Path], AbstractContextManager[Subject]]) -> Any:
     @contextmanager
     def made(directory: Path) -> Iterator[Subject]:
         with make(directory) as found:
-            shards = Everywhere(all=Shards(3, 3))
+            shards = Everywhere(all=ShardCount(3, 3))
             another = found.another
             others: list[Broker] = []
 

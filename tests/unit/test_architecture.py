@@ -80,7 +80,7 @@ COMMANDS = ("operate.cli", "spark.cli")
 # What a layer offers from above it (`aztask.support.late`), and nothing else.
 LATE = {("app", "aztask.testing.inline"), ("celery", "aztask.operate.celerybeat")}
 
-FILE_LINES = 445
+FILE_LINES = 450
 """Lines of code: docstrings, comments and blank lines do not count, so that none is left out."""
 
 FUNCTION_LINES = 60
@@ -351,7 +351,7 @@ def test_the_checker_sees_the_package():
         ),
         ({"app.py": "def f():\n    late('aztask.worker.x', 'y')"}, "aztask.worker.x late: that"),
         ({"app.py": "def f(name):\n    late(name, 'y')"}, "imports a variable late"),
-        ({"app.py": "x = 1\n" * 445}, "has 445 lines of code"),
+        ({"app.py": "x = 1\n" * 450}, "has 450 lines of code"),
         ({"app.py": "def f():\n" + "    x = 1\n" * 60}, "f has 61 lines"),
     ],
     ids=range(28),

@@ -60,7 +60,7 @@ from aztask.support.finding import Finding
 from aztask.support.threadpool import ThreadPool
 
 THREADS: Final = 16
-"""Shards that are asked at the same time."""
+"""ShardCount that are asked at the same time."""
 IDLE_POLLS: Final = 2.0
 """How many times as often an empty sharded queue is polled as an unsharded one (rule 4)."""
 
@@ -372,11 +372,11 @@ class JointShards(ShardedBroker):
 
     @property
     def transaction_key(self) -> str:
-        """See `Transactional`."""
+        """Names the file of the queues, see `Transactional`."""
         return self._joint.transaction_key
 
     def transaction(self) -> AbstractContextManager[None]:
-        """See `Transactional`."""
+        """All sends and settlements of this thread are one, in all shards."""
         return self._joint.transaction()
 
     @property

@@ -34,18 +34,16 @@ def inner_position(position: Position) -> tuple[int, Position]:
         shard, colon, rest = position.partition(":")
         if colon and shard.isdecimal():
             return int(shard), rest
-        try:
-            position = int(position)
-        except ValueError:
+        if not position.isdecimal():
             raise ConfigurationError(
                 f"{position!r} is not a position of a queue with shards; give one that peek shows"
-            ) from None
-    inner, shard_number = divmod(position, STRIDE)
+            )
+    inner, shard_number = divmod(int(position), STRIDE)
     return shard_number, inner
 
 
 def by_shard(positions: Sequence[Position], count: int) -> dict[int, list[Position]]:
-    """The positions in each shard. Those in a shard that does not exist are left out."""
+    """The positions in each shard. Those in a shard that does not exist are skipped."""
     found: dict[int, list[Position]] = {}
     for each in positions:
         shard, inner = inner_position(each)

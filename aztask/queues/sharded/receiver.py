@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from aztask.address.shards import shard_of_session
-from aztask.errors import AztaskError, BrokerError
+from aztask.errors import AztaskError, BrokerError, ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     Delivery,
@@ -31,8 +31,7 @@ from aztask.queues.base import (
     Settled,
     Unknown,
 )
-from aztask.queues.sharded.delivery import ShardDelivery, own_shard
-from aztask.queues.sharded.positions import by_shard
+from aztask.queues.sharded.positions import by_shard, outer_position
 from aztask.settlement import Settlement
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.threadpool import ThreadPool
@@ -50,6 +49,49 @@ LONGEST_REST: Final = 15.0
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+class ShardDelivery(Delivery):
+    """Shows the queue and the position in it; the rest is that of the delivery of the shard.
+
+    `inner`: the delivery of the shard, for its receiver. What a receiver changes is read from it:
+    the renewal of one delivery of a session moves the deadlines of the others.
+    """
+
+    __slots__ = ("inner", "shard")
+
+    def __init__(self, queue: str, shard: int, inner: Delivery) -> None:
+        self.shard, self.inner = shard, inner
+        self.queue = queue
+        self.position = outer_position(shard, inner.position)
+        self.token = inner.token
+        self.delivery_count = inner.delivery_count
+        self.enqueued_at = inner.enqueued_at
+        self.session = inner.session
+        self.dead_letter_reason = inner.dead_letter_reason
+        self.dead_letter_description = inner.dead_letter_description
+
+    @property
+    def envelope(self) -> Envelope:  # type: ignore[override]  # a field of the base
+        """The message as it is now."""
+        return self.inner.envelope
+
+    @property
+    def deadline(self) -> float:  # type: ignore[override]  # a field of the base
+        """The end of the lease, on the broker's clock."""
+        return self.inner.deadline
+
+    @property
+    def lease_seconds(self) -> float:  # type: ignore[override]  # a field of the base
+        """The duration that was granted last."""
+        return self.inner.lease_seconds
+
+
+def own_shard(delivery: Delivery) -> ShardDelivery:
+    """The delivery, which a sharded queue made. Raises ConfigurationError for another one."""
+    if not isinstance(delivery, ShardDelivery):
+        raise ConfigurationError("this delivery came from another broker; settle it there")
+    return delivery
 
 
 class Resting:
@@ -297,7 +339,7 @@ class ShardedSessions(ShardedReceiver):
     def settle(
         self, pairs: Sequence[tuple[Delivery, Settlement]]
     ) -> list[Settled | Lost | Unknown]:
-        """Carry out each settlement."""
+        """Carry out each settlement, and note which messages of the session are left."""
         answers = super().settle(pairs)
         gone = {
             id(delivery)

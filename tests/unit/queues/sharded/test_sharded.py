@@ -15,7 +15,7 @@ from simulated import line
 
 from aztask import App, ConfigurationError
 from aztask.address.shards import (
-    Shards,
+    ShardCount,
     read_shard_name,
     shard_name,
     shard_of,
@@ -36,7 +36,7 @@ from aztask.queues.storagequeue.receiver import StorageReceiver
 from aztask.settlement import Complete
 from aztask.support.clock import SYSTEM_CLOCK
 
-FOUR = {"orders": Shards(4, 4)}
+FOUR = {"orders": ShardCount(4, 4)}
 
 
 def ids(count: int) -> list[Envelope]:
@@ -240,7 +240,7 @@ def test_an_empty_sharded_queue_is_polled_twice_as_often_as_another_one(
     def cost(shards: int) -> int:
         ceiling = 0.05
         inner = storage_queue_broker(service, line(SYSTEM_CLOCK), poll_ceiling=ceiling)
-        broker = sharded(inner, {"orders": Shards(shards, shards)} if shards > 1 else {},
+        broker = sharded(inner, {"orders": ShardCount(shards, shards)} if shards > 1 else {},
                          poll_ceiling=ceiling)  # fmt: skip
         broker.declare("orders")
         receiver: Receiver = broker.receiver("orders", lease=30.0)
