@@ -102,9 +102,9 @@ def test_of_a_large_workflow_few_results_are_asked_for(app, monkeypatch):
     monkeypatch.setattr(views, "ASKED", 2)
     group(*(app.work.s(n) for n in range(5))).delay(workflow_id="w")
     asked = []
-    get = app.results.get
+    get_many = app.results.get_many
     monkeypatch.setattr(
-        app.results, "get", lambda task_id: (asked.append(task_id), get(task_id))[1]
+        app.results, "get_many", lambda task_ids: (asked.extend(task_ids), get_many(task_ids))[1]
     )
     shown(app)
     assert len(asked) == 2
@@ -191,8 +191,8 @@ def test_a_task_without_an_outcome_has_no_end(app):
 def test_two_hundred_tasks_are_asked_for(app):
     group(*(app.work.s(n) for n in range(202))).delay(workflow_id="w")
     asked = []
-    get = app.results.get
-    app.results.get = lambda task_id: (asked.append(task_id), get(task_id))[1]
+    get_many = app.results.get_many
+    app.results.get_many = lambda task_ids: (asked.extend(task_ids), get_many(task_ids))[1]
     shown(app)
     assert len(asked) == 200
     assert "w.1" not in asked, "a group has no result"
@@ -212,14 +212,14 @@ def test_those_of_other_owners_and_damaged_ones_take_their_places_once(app, monk
     engine = app.workflows.engine
     (found,) = engine.store.read([("b", ROOT)])
     assert engine.store.write([DocumentChange("b", ROOT, b"\xc1", found.tag)]) != [None]
-    root = engine.graphs.root
+    roots = engine.graphs.roots
 
-    def foreign(name):
-        if name == "a":
+    def foreign(names):
+        if "a" in names:
             raise ForeignId("workflow a belongs to another app")
-        return root(name)
+        return roots(names)
 
-    monkeypatch.setattr(engine.graphs, "root", foreign)
+    monkeypatch.setattr(engine.graphs, "roots", foreign)
     once = engine.store.all_workflows
     monkeypatch.setattr(engine.store, "all_workflows", lambda limit: [*once(limit)] * 2)
     found = dict(views.summaries(engine, 9))
@@ -236,5 +236,6 @@ def test_a_workflow_that_is_deleted_while_the_list_is_made_is_not_in_it(app, mon
     group(app.work.s(1), app.work.s(2)).delay(workflow_id="a")
     engine = app.workflows.engine
     monkeypatch.setattr(engine.graphs, "root", lambda name: None)
+    monkeypatch.setattr(engine.graphs, "roots", lambda names: [None for _ in names])
     assert listed(app) == []
     assert views.view(engine, "a") is None
