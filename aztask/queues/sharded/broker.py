@@ -84,6 +84,7 @@ class ShardedBroker:
         self._shards = shards
         self._poll_ceiling = poll_ceiling
         self._clock = clock
+        self._closed = False
         remote = broker.capabilities.remote
         self._workers = ThreadPool("shards", THREADS) if remote else None
         self._renewers = ThreadPool("shard-renewals", THREADS) if remote else None
@@ -309,7 +310,9 @@ class ShardedBroker:
 
     def _each(self, call: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """The answers for the items, asked at the same time where that saves waiting."""
-        return list(map(call, items)) if self._workers is None else self._workers.map(call, items)
+        if self._workers is None or self._closed:  # closed, the service's broker says so
+            return list(map(call, items))
+        return self._workers.map(call, items)
 
     def _there(self, call: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """As `_each`, without the shards that do not exist: a file has a queue from its first use.
@@ -345,6 +348,7 @@ class ShardedBroker:
 
     def close(self) -> None:
         """Close all connections of the broker."""
+        self._closed = True
         for pool in (self._workers, self._renewers):
             if pool is not None:
                 pool.close()

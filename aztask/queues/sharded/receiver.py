@@ -7,7 +7,8 @@ Rules
 2. A shard that cannot be received from rests for a while, with a line in the log, and the others go
    on. Only if none is left, the receive raises the error of one.
 3. A delivery is settled and renewed by the receiver that it came from. If the service cannot be
-   asked for one shard, the answers of the others count: those of that shard are `Unknown`.
+   asked for one shard, the answers of the others count: those of that shard are `Unknown`. In one
+   file all shards fail together, as a transaction does.
 4. Where the service is asked over a network, shards are asked at the same time.
 """
 
@@ -100,14 +101,14 @@ class Resting:
     def __init__(self, names: Sequence[str], clock: Clock) -> None:
         self._names = names
         self._clock = clock
-        self._failures: dict[int, tuple[int, float, BrokerError]] = {}
+        self._failures: dict[int, tuple[int, float, AztaskError]] = {}
 
     def awake(self, number: int) -> bool:
         """Whether the shard may be asked now."""
         found = self._failures.get(number)
         return found is None or found[1] <= self._clock.monotonic()
 
-    def failed(self, number: int, error: BrokerError) -> None:
+    def failed(self, number: int, error: AztaskError) -> None:
         """A receive from the shard raised an error."""
         before = self._failures.get(number)
         count = 0 if before is None else before[0] + 1
@@ -203,9 +204,12 @@ class ShardedReceiver:
             return []
         try:
             found = self._from(number, limit, wait)
-        except BrokerError as error:
+        except AztaskError as error:
             self._resting.failed(number, error)
             return []
+        except Exception:
+            self._next = (number + 1) % len(self._receivers)  # it keeps no other shard waiting
+            raise
         self._resting.works(number)
         if found:
             self._next = (number + 1) % len(self._receivers)
@@ -280,7 +284,7 @@ class ShardedReceiver:
             try:
                 return ask(number, some)
             except BrokerError as error:
-                if len(groups) == 1:
+                if len(groups) == 1 or pool is None:  # in one file it fails for all, or for none
                     raise
                 return [unknown(error)] * len(some)
 
@@ -319,8 +323,8 @@ class ShardedSessions(ShardedReceiver):
         now = self._clock.monotonic()
         until = now + wait
         self._held = [each for each in self._held if now < each.deadline]
-        if self._held:
-            return self._taken(self._look(self._held[0].shard, limit, wait))
+        if self._held:  # its error is the caller's, who would come again at once otherwise
+            return self._taken(self._from(self._held[0].shard, limit, wait))
         while not self._closed:
             self._resting.raise_if_all()
             left = until - self._clock.monotonic()

@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,14 @@ from aztask.address.shards import (
     shard_of,
     shard_of_session,
 )
-from aztask.errors import BrokerUnavailable, QueueFull, QueueNotFound, SendUnconfirmed
+from aztask.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    LeaseRefused,
+    QueueFull,
+    QueueNotFound,
+    SendUnconfirmed,
+)
 from aztask.message.envelope import Envelope
 from aztask.operate.doctor import _of_shards
 from aztask.operate.provision.plan import plan_for_azure
@@ -188,27 +196,33 @@ def test_a_receive_raises_if_no_shard_can_be_received_from(
     assert time.monotonic() - began < 1.0, "it does not wait for its time"
 
 
-def test_the_answers_of_other_shards_count_if_one_is_unreachable(
-    inner: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = made(inner)
-    broker.send("orders", ids(40))
-    receiver = broker.receiver("orders", lease=30.0)
-    held = [each for _ in range(6) for each in receiver.receive(20, 0.01)]
-    assert len(held) == 40
-    kind: Any = type(receiver._receivers[0])
-    settle, renew = kind.settle, kind.renew
+def unreachable(kind: Any, names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let these calls of receivers fail in shard 1."""
 
     def failing(call: Any) -> Any:
         def failing_one(self: Any, *given: Any) -> Any:
-            if self._queue == "orders-shard-1":
+            if self._requests.queue.endswith("-shard-1"):
                 raise BrokerUnavailable("gone")
             return call(self, *given)
 
         return failing_one
 
-    monkeypatch.setattr(kind, "settle", failing(settle))
-    monkeypatch.setattr(kind, "renew", failing(renew))
+    for name in names:
+        monkeypatch.setattr(kind, name, failing(getattr(kind, name)))
+
+
+def test_the_answers_of_other_shards_count_if_one_is_unreachable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service = StorageQueues(SYSTEM_CLOCK)
+    inner = storage_queue_broker(service, line(SYSTEM_CLOCK), poll_ceiling=0.05)
+    broker = sharded(inner, FOUR, poll_ceiling=0.05)
+    broker.declare("orders")
+    broker.send("orders", ids(40))
+    receiver: Any = broker.receiver("orders", lease=30.0)
+    held = [each for _ in range(12) for each in receiver.receive(32, 0.1)]
+    assert len(held) == 40
+    unreachable(StorageReceiver, ("settle", "renew"), monkeypatch)
     for answers, names in (
         (receiver.renew(held), {"Renewed"}),
         (receiver.settle([(each, Complete()) for each in held]), {"Settled"}),
@@ -216,9 +230,54 @@ def test_the_answers_of_other_shards_count_if_one_is_unreachable(
         for each, answer in zip(held, answers, strict=True):
             wanted = {"Unknown"} if each.shard == 1 else names
             assert {type(answer).__name__} == wanted
-    ours = [(each, Complete()) for each in held if each.shard == 1]
     with pytest.raises(BrokerUnavailable):
-        receiver.settle(ours)
+        receiver.settle([(each, Complete()) for each in held if each.shard == 1])
+    broker.close()
+    with pytest.raises(BrokerError, match="was closed"):
+        broker.stats("orders")
+
+
+def test_shards_in_one_file_fail_together(inner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = made(inner)
+    broker.send("orders", ids(40))
+    receiver: Any = broker.receiver("orders", lease=30.0)
+    held = [each for _ in range(6) for each in receiver.receive(20, 0.01)]
+    kind: Any = type(receiver._receivers[0])
+    settle = kind.settle
+
+    def failing(self: Any, pairs: Any) -> Any:
+        if self._queue == "orders-shard-1":
+            raise QueueFull("full")
+        return settle(self, pairs)
+
+    monkeypatch.setattr(kind, "settle", failing)
+    with pytest.raises(QueueFull), inner.transaction():
+        receiver.settle([(each, Complete()) for each in held])
+    monkeypatch.undo()
+    assert broker.stats("orders").leased == 40, "nothing was settled"
+
+
+@pytest.mark.parametrize("error", [LeaseRefused("60 s"), RuntimeError("of an SDK")])
+def test_a_shard_that_is_set_up_wrongly_keeps_no_other_one_waiting(
+    inner: Any, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = made(inner)
+    broker.send("orders", ids(40))
+    receiver: Any = broker.receiver("orders", lease=30.0)
+    kind: Any = type(receiver._receivers[0])
+    receive = kind.receive
+
+    def failing(self: Any, limit: int, wait: float) -> Any:
+        if self._queue == "orders-shard-2":
+            raise error
+        return receive(self, limit, wait)
+
+    monkeypatch.setattr(kind, "receive", failing)
+    found: set[int] = set()
+    for _ in range(12):
+        with suppress(RuntimeError):
+            found |= {each.shard for each in receiver.receive(10, 0.01)}
+    assert found == {0, 1, 3}
 
 
 # -- costs -----------------------------------------------------------------------------------
