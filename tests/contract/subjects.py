@@ -44,7 +44,8 @@ class Subject:
     that many seconds pass, for leases and for schedules. clock: the broker's; deadlines count on
     it. lease: seconds, as short as the service takes it. patience: how long to wait for what must
     come; silence: for what must not come. coarse: seconds that the service's times may be off.
-    ordered: whether messages without a session come in the order in which they were sent.
+    ordered: whether messages without a session come in the order in which they were sent. shards:
+    how many queues of the service one queue is.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Subject:
     silence: float = 0.03
     coarse: float = 0.5
     ordered: bool = True
+    shards: int = 1
     opened: list[Receiver] = field(default_factory=list)
 
     @property
@@ -305,7 +307,7 @@ def in_shards(make: Callable[[Path], AbstractContextManager[Subject]]) -> Any:
             found.broker = sharded(found.broker, shards, poll_ceiling=0.05)
             found.another = other
             found.patience *= 2
-            found.ordered = False
+            found.ordered, found.shards = False, 3
             yield found
 
     return made
