@@ -38,10 +38,23 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class SlotClaim:
-    """What a claim makes of a state. `without`: the same state, without the slots of the claim."""
+    """What a claim makes of a state. `without`: the same state, without the slots of the claim.
+
+    `at`: the first of these slots.
+    """
 
     state: RateState
     without: RateState
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What a slot of this epoch, at this time, was claimed for and not used; below 0: used more."""
+
+    epoch: int
+    unused: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ class Doubt:
     data: bytes
     tag: str | None
     without: RateState
-    corrections: Sequence[tuple[int, int]]
+    corrections: Sequence[Correction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +135,7 @@ class Claims:
         self._clock = clock
         self._known: dict[str, Known] = {}
         self._lock = threading.Lock()
-        self._corrections: dict[str, list[tuple[int, int]]] = {}  # by entry: (epoch, unused)
+        self._corrections: dict[str, list[Correction]] = {}  # by entry
         self._applied: dict[str, int] = {}  # how many of them are in the state that is written next
         self._doubts: dict[str, Doubt] = {}
 
@@ -136,12 +149,15 @@ class Claims:
         def claimed(known: list[Known]) -> New[list[SlotClaim], list[Slot]] | Kept[list[Slot]]:
             now = self._clock.now()
             state, used = self._state_for(wanted, known[0], now)
-            times, after = state.claim(used, wanted.weights, now, max(earliest, now), wanted.ahead)
+            first = max(earliest, now)
+            times, after = state.claim(
+                used, wanted.weights, now, first, wanted.ahead, weighed=wanted.weighed
+            )
             if not times:
                 return Kept([])
             pairs = zip(times, wanted.weights, strict=False)
             slots = [Slot(wanted.entry, after.epoch, at, weight) for at, weight in pairs]
-            return New([SlotClaim(after, state)], slots)
+            return New([SlotClaim(after, state, times[0])], slots)
 
         return self._change([wanted], claimed) or self._refused([wanted])
 
@@ -160,10 +176,12 @@ class Claims:
             at = max(state.opens(used, each.weights[0], first) for each, state, used in found)
             claims, slots = [], []
             for each, state, used in found:
-                times, after = state.claim(used, each.weights, now, at, each.ahead)
+                times, after = state.claim(
+                    used, each.weights, now, at, each.ahead, weighed=each.weighed
+                )
                 if not times:
                     return Kept([])
-                claims.append(SlotClaim(after, state))
+                claims.append(SlotClaim(after, state, times[0]))
                 slots.append(Slot(each.entry, after.epoch, times[0], each.weights[0]))
             return New(claims, slots)
 
@@ -184,14 +202,17 @@ class Claims:
             self._change([replace(each, weights=())], renumbered)
         return []
 
-    def correct(self, entry: str, epoch: int, unused: int) -> None:
-        """Credit what a start of this epoch did not use; below 0: charge what it used more.
+    def correct(self, slot: Slot, unused: int) -> None:
+        """Credit what the start in this slot did not use; below 0: charge what it used more.
 
         It is written with the next claim, or by `settle`.
         """
-        if unused:
+        self._note(slot.entry, Correction(slot.epoch, unused, slot.at))
+
+    def _note(self, entry: str, correction: Correction) -> None:
+        if correction.unused:
             with self._lock:
-                self._corrections.setdefault(entry, []).append((epoch, unused))
+                self._corrections.setdefault(entry, []).append(correction)
 
     def settle(self) -> None:
         """Write the corrections that no claim has written; an error does not stop the others.
@@ -223,7 +244,7 @@ class Claims:
     ) -> Result:
         return change(RateCells(self, wanted), decide, "the slots of this limit", tries=TRIES)
 
-    def _forget_applied(self, entry: str) -> list[tuple[int, int]]:
+    def _forget_applied(self, entry: str) -> list[Correction]:
         """Remove the corrections of an entry that are written, or are of an earlier epoch."""
         with self._lock:
             found, count = self._corrections.get(entry, []), self._applied.pop(entry, 0)
@@ -248,8 +269,10 @@ class Claims:
         with self._lock:
             found = list(self._corrections.get(entry, ()))
             self._applied[entry] = len(found)
-        unused = sum(each for epoch, each in found if epoch == state.epoch)
-        return state.corrected(unused, now) if unused else state
+        for each in sorted(found, key=lambda each: each.unused):  # what is owed comes first
+            if each.epoch == state.epoch:
+                state = state.corrected(each.unused, now, each.at)
+        return state
 
     def known(self, entry: str) -> Known | None:
         """The state as this process wrote or read it last; None if it did neither."""
@@ -282,20 +305,21 @@ class Claims:
         A claim may have moved the next free slot by far more than its weight. If another worker has
         claimed behind it already, its weight is credited. Raises BrokerUnavailable.
         """
-        entry = wanted.entry
+        entry, weight = wanted.entry, sum(wanted.weights)
+        credit = Correction(claimed.state.epoch, weight, claimed.at)
         change = EntryChange(entry, claimed.without.to_data(), self._known[entry].tag)
         try:
             (tag,) = self._store.write([change])
         except Exception:
-            self._doubt(change, claimed.without, [(claimed.state.epoch, sum(wanted.weights))])
+            self._doubt(change, claimed.without, [credit])
             raise
         if tag is None:
-            self.correct(entry, claimed.state.epoch, sum(wanted.weights))
+            self._note(entry, credit)
         else:
             self._keep(entry, Known(claimed.without, tag, self._clock.now()))
 
     def _doubt(
-        self, change: EntryChange, without: RateState, corrections: Sequence[tuple[int, int]]
+        self, change: EntryChange, without: RateState, corrections: Sequence[Correction]
     ) -> None:
         """Note that a write may have been made; the next use of the entry reads it."""
         self._known.pop(change.name, None)
@@ -306,8 +330,9 @@ class Claims:
         made = found is not None and found.data == doubt.data
         if not made:
             unmade = doubt.tag == (None if found is None else found.tag)
-            for epoch, unused in doubt.corrections:
-                self.correct(entry, epoch, unused if unmade else min(0, unused))
+            for each in doubt.corrections:
+                if unmade or each.unused < 0:
+                    self._note(entry, each)
         return made
 
     def valid(self, slot: Slot) -> bool:

@@ -21,7 +21,8 @@ Rules
    is free, and the next slot is that much later.
 7. What a start used less than its weight is credited, and what it used more is charged: the next
    free slot moves. Credits bring it at most one burst before the slots that are handed out, as an
-   idle time does, so they never add up to more than a burst at once.
+   idle time does, so they never add up to more than a burst at once. Nor do they bring it where no
+   idle time could have: if all of a burst was free once since a start, its credit is worth nothing.
 8. Slots with weights are handed out while they begin within `WEIGHED_AHEAD`. Further ahead they
    would be handed out by estimates, and no credit could bring them forward. So are slots of several
    rates at one time: those of the faster rate before that time stay unused (rule 2), and tasks that
@@ -59,6 +60,7 @@ ENTRY_SECONDS: Final = 2 * HORIZON
 VERSION: Final = 1
 LIVES_SECONDS: Final = 600.0
 MOST_LIVING: Final = 20
+MOST_ROOMS: Final = 8
 _NUMBERS: Final = re.compile(r"(\d{1,10})/([0-9.]{1,12})s, burst (\d{1,10})", re.ASCII)
 
 
@@ -72,6 +74,9 @@ class RateState:
 
     `taken`: the end of the last slot that was handed out, if credits brought `free_at` before it;
     else 0.0.
+
+    `rooms`: of claims with a cost, from when their slots were wanted, and how many seconds credits
+    for earlier slots may bring `free_at` forward: as many as were not free then. Both rise.
     """
 
     free_at: float = 0.0
@@ -79,6 +84,7 @@ class RateState:
     numbers: str = ""
     living: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     taken: float = 0.0
+    rooms: tuple[tuple[float, float], ...] = ()
 
     def under(
         self,
@@ -125,15 +131,18 @@ class RateState:
         now: float,
         earliest: float,
         ahead: float = HORIZON,
+        *,
+        weighed: bool = False,
     ) -> tuple[list[float], RateState]:
         """Take a slot for each of these weights; returns their times, and the state after that.
 
         now: the store's time. earliest: no start can happen before that. Fewer slots are returned
         if what is taken does not begin within `ahead` seconds: an `earliest` far ahead, which
-        another limit asks for, would leave all slots before it unused.
+        another limit asks for, would leave all slots before it unused. weighed: see `under`.
         """
         gap = spacing(rate)
-        at = max(self.free_at, earliest - (rate.burst - 1) * gap)
+        full = earliest - (rate.burst - 1) * gap
+        at = max(self.free_at, full)
         times: list[float] = []
         for weight in weights:
             if at > now + ahead:
@@ -144,7 +153,16 @@ class RateState:
             at += weight * gap
         if not times:
             return times, self
-        return times, replace(self, free_at=at, taken=self.taken if self.taken > at else 0.0)
+        rooms = self._with_room(earliest, max(0.0, self.free_at - full)) if weighed else self.rooms
+        taken = self.taken if self.taken > at else 0.0
+        return times, replace(self, free_at=at, taken=taken, rooms=rooms)
+
+    def _with_room(self, earliest: float, room: float) -> tuple[tuple[float, float], ...]:
+        """`rooms` with those of a claim; of claims behind a slot, the one with the least counts."""
+        rooms = [each for each in self.rooms if each[1] < room and each[0] < earliest]
+        if len(rooms) == MOST_ROOMS:
+            rooms[:2] = [(rooms[1][0], rooms[0][1])]  # a little too strict for slots between them
+        return (*rooms, (earliest, room))
 
     def opens(self, rate: Rate, weight: int, earliest: float) -> float:
         """When a claim of this weight would get its slot. earliest: as in `claim`."""
@@ -152,18 +170,24 @@ class RateState:
         at = max(self.free_at, earliest - (rate.burst - 1) * gap)
         return max(at + (min(weight, rate.burst) - 1) * gap, earliest)
 
-    def corrected(self, unused: int, now: float) -> RateState:
-        """The state after `unused` of what was claimed is credited (rule 7); below 0: charged."""
+    def corrected(self, unused: int, now: float, slot_at: float = math.inf) -> RateState:
+        """The state after `unused` of what was claimed is credited (rule 7); below 0: charged.
+
+        slot_at: of the slot that was not used as estimated.
+        """
         rate = _rate_of(self.numbers)
         if rate is None:
             return self
         gap = spacing(rate)
-        end, free_at = max(self.taken, self.free_at), self.free_at - unused * gap
-        if unused > 0:
-            free_at = max(free_at, end - rate.burst * gap)
-        else:
-            free_at = min(free_at, max(self.free_at, now + HORIZON))
-        return replace(self, free_at=free_at, taken=end if end > free_at else 0.0)
+        end = max(self.taken, self.free_at)
+        if unused <= 0:
+            free_at = min(self.free_at - unused * gap, max(self.free_at, now + HORIZON))
+            return replace(self, free_at=free_at, taken=end if end > free_at else 0.0)
+        credit = min([unused * gap, *(room for at, room in self.rooms if at > slot_at)])
+        free_at = max(self.free_at - credit, end - rate.burst * gap)
+        made = max(0.0, self.free_at - free_at)
+        rooms = tuple((at, room - made if at > slot_at else room) for at, room in self.rooms)
+        return replace(self, free_at=free_at, taken=end if end > free_at else 0.0, rooms=rooms)
 
     def to_data(self) -> bytes:
         """The entry's bytes; no two calls return the same."""
@@ -174,6 +198,8 @@ class RateState:
         }  # a text in releases before 0.2
         if self.taken:
             own["taken"] = self.taken
+        if self.rooms:
+            own["rooms"] = [[round(at, 3), round(room, 6)] for at, room in self.rooms]
         record = [VERSION, self.free_at, self.epoch, self.numbers, own]
         return json.dumps(record, separators=(",", ":")).encode()
 
@@ -187,7 +213,8 @@ class RateState:
         try:
             version, free_at, epoch, numbers, own = json.loads(data)
             if version == VERSION and math.isfinite(free_at) and isinstance(numbers, str):
-                return cls(float(free_at), int(epoch), numbers, _living_of(own), _taken_of(own))
+                parts = _living_of(own), _taken_of(own), _rooms_of(own)
+                return cls(float(free_at), int(epoch), numbers, *parts)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             pass
         return cls()
@@ -214,6 +241,15 @@ def _taken_of(own: Any) -> float:
     if not math.isfinite(found):
         raise ValueError
     return float(found)
+
+
+def _rooms_of(own: Any) -> tuple[tuple[float, float], ...]:
+    """The rooms of an entry; none in one that does not say them."""
+    found = own.get("rooms", ()) if isinstance(own, dict) else ()
+    rooms = tuple((float(at), float(room)) for at, room in found[:MOST_ROOMS])
+    if not all(math.isfinite(at) and math.isfinite(room) for at, room in rooms):
+        raise ValueError
+    return rooms
 
 
 def _rate_of(numbers: str) -> Rate | None:

@@ -81,9 +81,9 @@ def test_another_worker_sees_what_is_credited_and_charged(store: Store) -> None:
     (mine, at), (other, _) = claimer(store), claimer(store)
     (slot,) = mine.claim(Wanted("limit-a", TOKENS, [500]), at)
     assert free(other, "limit-a", at) == 100
-    mine.correct(slot.entry, slot.epoch, 200)
+    mine.correct(slot, 200)
     mine.settle()
     assert free(other, "limit-a", at) == 300
-    mine.correct(slot.entry, slot.epoch, -50)
+    mine.correct(slot, -50)
     mine.claim(Wanted("limit-a", TOKENS, [50]), at)
     assert free(other, "limit-a", at) == 200

@@ -245,7 +245,7 @@ class Slots:
         """
         for each in item.weighed.values():
             if each.claimed:
-                self._claims.correct(each.slot.entry, each.slot.epoch, each.slot.weight)
+                self._claims.correct(each.slot, each.slot.weight)
         item.weighed = {}
 
     def ended(self, item: WorkItem) -> None:
@@ -254,8 +254,7 @@ class Slots:
             self.missed(item)
         for name, each in item.weighed.items():
             if name in item.spent:
-                slot = each.slot
-                self._claims.correct(slot.entry, slot.epoch, slot.weight - item.spent[name])
+                self._claims.correct(each.slot, each.slot.weight - item.spent[name])
         item.weighed, item.spent = {}, {}
 
     def settle(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -306,7 +307,7 @@ def test_a_correction_is_written_with_the_next_claim(path: str) -> None:
     clock = Still()
     claims, store = claimer(path, clock)
     (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
-    claims.correct(slot.entry, slot.epoch, 50)
+    claims.correct(slot, 50)
     store.reads = store.writes = 0
     (second,) = claims.claim(Wanted("limit-t", TOKENS, [50]), clock.now)
     assert second.at == clock.now
@@ -320,7 +321,7 @@ def test_a_correction_that_no_claim_takes_is_written_by_itself(path: str) -> Non
     claims, _ = claimer(path, clock)
     other, _ = claimer(path, clock)
     (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
-    claims.correct(slot.entry, slot.epoch, -30)
+    claims.correct(slot, -30)
     claims.settle()
     assert opens(other, clock) == pytest.approx(clock.now + 31 * GAP)
 
@@ -329,7 +330,7 @@ def test_a_correction_of_an_earlier_epoch_is_forgotten(path: str) -> None:
     clock = Still()
     claims, store = claimer(path, clock)
     (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
-    claims.correct(slot.entry, slot.epoch + 1, 60)
+    claims.correct(replace(slot, epoch=slot.epoch + 1), 60)
     before = store.writes
     claims.settle()
     claims.settle()
@@ -355,8 +356,8 @@ def test_after_an_error_a_correction_is_written_once(path: str, made: bool) -> N
     clock = Still()
     claims, store = claimer(path, clock)
     (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
-    claims.correct(slot.entry, slot.epoch, 20)
-    claims.correct(slot.entry, slot.epoch, -5)
+    claims.correct(slot, 20)
+    claims.correct(slot, -5)
     fail(store, made=made)
     for _ in range(1 if made else 3):  # once it was made, nothing is left to write
         with pytest.raises(BrokerUnavailable):
@@ -374,8 +375,8 @@ def test_if_it_is_not_known_a_credit_is_dropped_and_a_charge_is_written(path: st
     clock = Still()
     claims, store = claimer(path, clock)
     (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
-    claims.correct(slot.entry, slot.epoch, 20)
-    claims.correct(slot.entry, slot.epoch, -5)
+    claims.correct(slot, 20)
+    claims.correct(slot, -5)
     fail(store, made=True)
     with pytest.raises(BrokerUnavailable):
         claims.settle()
@@ -404,7 +405,7 @@ def test_an_error_of_one_limit_delays_no_correction_of_another(path: str) -> Non
     claims, store = claimer(path, clock)
     for name in ("limit-t", "limit-u"):
         (slot,) = claims.claim(Wanted(name, TOKENS, [60]), clock.now)
-        claims.correct(slot.entry, slot.epoch, 60)
+        claims.correct(slot, 60)
     write = store._inner.write
 
     def refuse(changes: Any) -> Any:
@@ -427,7 +428,7 @@ def test_corrections_of_other_threads_are_all_kept(path: str) -> None:
     (slot,) = claims.claim(Wanted("limit-t", TOKENS, [60]), clock.now)
     with ThreadPoolExecutor(8) as pool:
         for _ in range(60):
-            pool.submit(claims.correct, slot.entry, slot.epoch, 1)
+            pool.submit(claims.correct, slot, 1)
             claims.settle()
     claims.settle()
     assert opens(claims, clock, weight=60) == clock.now

@@ -16,6 +16,7 @@ from aztask.limits.rates import (
     HORIZON,
     LIVES_SECONDS,
     MOST_LIVING,
+    MOST_ROOMS,
     SLACK,
     WEIGHED_AHEAD,
     RateState,
@@ -338,6 +339,29 @@ def test_credits_never_add_up_to_more_than_a_burst() -> None:
     assert RateState(numbers="x").corrected(5, 1.0) == RateState(numbers="x"), "damaged"
 
 
+def test_no_credit_is_worth_anything_once_all_of_a_burst_was_free() -> None:
+    """A missed slot with a full bucket behind it: its credit would be one more than a burst."""
+    rate = Rate(12, 60.0, 6)
+    _, state = RateState(numbers=str(rate)).claim(rate, [1], 1000.0, 1000.0, weighed=True)
+    (at, *_), full = state.claim(rate, [1] * 2, 1007.5, 1007.5, weighed=True)
+    assert full.corrected(1, 1007.6, 1000.0).free_at == full.free_at
+    assert full.corrected(1, 1007.6, at).free_at == full.free_at - spacing(rate), "of those behind"
+    (at, *_), spent = state.claim(rate, [1] * 2, 1002.0, 1002.0, weighed=True)
+    credited = spent.corrected(1, 1002.1, 1000.0)
+    assert spent.free_at - credited.free_at == pytest.approx(spacing(rate) - 2.0), "2 s were idle"
+    assert RateState.from_data(credited.to_data()).rooms == ((1000.0, 0.0), (1002.0, 0.0))
+
+
+def test_the_rooms_of_claims_are_few() -> None:
+    state = tokens(1_000.0)
+    for number in range(40):
+        now = 1000.0 + number * 0.1
+        _, state = state.claim(TOKENS, [2], now, now, weighed=True)
+    assert len(state.rooms) == MOST_ROOMS
+    assert state.rooms == tuple(sorted(state.rooms)), "times and rooms rise"
+    assert len({room for _, room in state.rooms}) == MOST_ROOMS
+
+
 def test_weights_are_not_handed_out_far_ahead() -> None:
     _, state = tokens().claim(TOKENS, [60], 1000.0, 1000.0)
     (far,), state = state.claim(TOKENS, [30, 30], 1000.0, 1000.0, ahead=WEIGHED_AHEAD)
@@ -388,16 +412,16 @@ def test_no_period_uses_more_than_the_rate_allows_whatever_is_credited(
     rate, now = Rate(20, 10.0, burst), 1000.0
     state = RateState(numbers=str(rate))
     used: list[tuple[float, int]] = []
-    due: list[tuple[float, int]] = []
+    due: list[tuple[float, int, float]] = []
     for weight, unused, pause, length in calls:
         now += pause
-        for at, amount in sorted(due):
+        for at, amount, slot_at in sorted(due):
             if at <= now:
-                state = state.corrected(amount, at)
-                due.remove((at, amount))
-        (at,), state = state.claim(rate, [weight], now, now)
+                state = state.corrected(amount, at, slot_at)
+                due.remove((at, amount, slot_at))
+        (at,), state = state.claim(rate, [weight], now, now, weighed=True)
         used.append((at, max(0, weight - unused)))
-        due.append((at + length, min(unused, weight)))
+        due.append((at + length, min(unused, weight), at))
     for begin, _ in used:
         inside = sum(amount for at, amount in used if begin <= at < begin + 10.0)
         assert inside <= 20 + burst
