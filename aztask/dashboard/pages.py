@@ -223,7 +223,8 @@ def workflow_graph(site: Site, ask: Ask) -> Shown:
 
 def schedule_list(site: Site, ask: Ask) -> Shown:
     """All schedules, and the coming times of the week in order."""
-    found, aside = schedules(site.app)
+    workers = [each.record for each in site.figures().workers]
+    found, aside = schedules(site.app, workers)
     coming = sorted(
         (each.utc, each.local, shown.name, shown.task) for shown in found for each in shown.next
     )

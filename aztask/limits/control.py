@@ -232,9 +232,10 @@ class Controls:
         self._empty_until = None if unowned else now + self._kept_seconds
         return state.over(unowned)
 
-    def unowned(self) -> ControlState:
-        """What is paused and scaled without an owner: for all brokers of the store."""
-        return ControlState() if self._unowned is None else self._unowned.read()
+    def read_both(self) -> tuple[ControlState, ControlState]:
+        """What is paused now, and what of it is without an owner: for all brokers of the store."""
+        unowned = ControlState() if self._unowned is None else self._unowned.read()
+        return self._own.read().over(unowned), unowned
 
     def pause(self, scope: Scope, names: Iterable[str], at: float, *, by: str = "") -> list[Pause]:
         """Pause these; returns the new pauses. Those that are paused already stay as they are.

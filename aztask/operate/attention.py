@@ -53,7 +53,7 @@ def attention(app: App, figures: Figures) -> list[Notice]:
         *_workers(figures),
         *_queues(figures),
         *_controls(app),
-        *_schedules(app),
+        *_schedules(app, figures),
     ]
     return sorted(found, key=lambda each: each.level is not Level.PROBLEM)
 
@@ -123,21 +123,23 @@ def _controls(app: App) -> Iterator[Notice]:
         yield Notice(Level.WARNING, "pause", pause.name, f"{pause} is paused{by}")
 
 
-def _schedules(app: App) -> Iterator[Notice]:
+def _schedules(app: App, figures: Figures) -> Iterator[Notice]:
     try:
-        yield from bad_schedules(app)
+        yield from bad_schedules(app, [each.record for each in figures.workers])
     except ConfigurationError:
         return
     except AztaskError as error:
         yield Notice(Level.PROBLEM, "service", "", f"schedules cannot be read: {safe_str(error)}")
 
 
-def bad_schedules(app: App) -> list[Notice]:
+def bad_schedules(app: App, workers: Sequence[WorkerRecord] | None = None) -> list[Notice]:
     """Schedules that missed a time, that no code claims, that are damaged, or are put aside.
+
+    workers: see `schedules`.
 
     Raises BrokerUnavailable, and ConfigurationError without a result store.
     """
-    listed, aside = schedules(app)
+    listed, aside = schedules(app, workers)
     found = []
     for name, why in aside.items():
         text = f"schedule {name} was put aside by worker {why.worker}: {why.reason}"

@@ -113,7 +113,7 @@ def controls(app: App) -> ControlList:
     """What is paused and scaled now. Raises BrokerUnavailable, UnreadableControls."""
     store = control_store(app)
     reader = Controls(store)
-    state, unowned = reader.read(), reader.unowned()
+    state, unowned = reader.read_both()
     scales = sorted(state.scales.values(), key=lambda each: each.at)
     changes = sorted((each for each in state.limits.values() if each.numbers), key=_since)
     return ControlList(

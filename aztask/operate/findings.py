@@ -58,7 +58,8 @@ def pause_findings(store: ResultStore) -> Iterator[Finding]:
         return
     try:
         found = Controls(controls)
-        pauses, unowned = found.read().listed(), found.unowned()
+        state, unowned = found.read_both()
+        pauses = state.listed()
         if unowned:
             names = [*map(str, unowned.listed()), *map(str, unowned.scales.values())]
             text = f"a release before 0.2 paused or scaled for every broker: {visible_names(names)}"
@@ -140,12 +141,14 @@ Views = dict[str, View | Damaged]
 def _of_app(app: App, *, named: bool) -> tuple[Views, Views]:
     """(the schedules of the app, or without one those of the broker; those without an owner)."""
     engine = app.schedules.engine
-    found, orphans = dict(engine.views()), Views()
-    for name, view, owner in engine.others():
-        if not owner.known:
+    found, orphans = Views(), Views()
+    for name, view, owner in engine.all_views():
+        if owner is None:
+            found[name] = view
+        elif not owner.known:
             orphans[name] = view
         elif not named and owner.of_broker == app.owner.of_broker:
-            found[name] = view
+            found.setdefault(name, view)
     return found, orphans
 
 

@@ -24,6 +24,8 @@ GONE_SECONDS: Final = 3600.0
 """Workers that stopped or fell silent longer ago than this are not shown."""
 
 MOST_FAILURES: Final = 50
+FAILURES_SECONDS: Final = 20.0
+"""What each question for them may take."""
 FAILURES_EVERY: Final = 3
 """Failures are listed in every third reading: it is the slowest question."""
 
@@ -151,6 +153,19 @@ class Reader:
         if self._turn % FAILURES_EVERY != 1:
             return
         try:
-            self._failures = results.recent(state=State.FAILED, limit=MOST_FAILURES)
+            self._failures = _newest_failures(results)
         except Exception as error:  # noqa: BLE001
             problems.append(f"failures: {safe_str(error)}")
+
+
+def _newest_failures(results: ResultStore) -> list[RunRecord]:
+    """The newest `MOST_FAILURES` that failed. Raises BrokerUnavailable."""
+    lines = results.lines(state=State.FAILED)
+    found: list[RunRecord] = []
+    while len(found) < MOST_FAILURES and not lines.ended:
+        some = lines.more(FAILURES_SECONDS)
+        while some and (left := MOST_FAILURES - len(found)) > 0:
+            read = lines.read(some[:left], FAILURES_SECONDS)
+            found += (run for run in read if run is not None)
+            some = some[left:]
+    return found

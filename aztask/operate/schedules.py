@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -27,7 +28,7 @@ from aztask.schedules.states import MISSED, state_of
 from aztask.schedules.stored import Made
 from aztask.schedules.triggers import Cron, Trigger, next_time
 from aztask.schedules.view import View
-from aztask.stores.records.base import ResultStore
+from aztask.stores.records.base import ResultStore, WorkerRecord
 from aztask.stores.records.damage import Damaged
 from aztask.support.display import visible
 from aztask.workflows.graphs import calls_of
@@ -120,21 +121,28 @@ class ScheduleShown:
     damage: str = ""
 
 
-def schedules(app: App) -> tuple[list[ScheduleShown], dict[str, SetAside]]:
+def schedules(
+    app: App, workers: Sequence[WorkerRecord] | None = None
+) -> tuple[list[ScheduleShown], dict[str, SetAside]]:
     """All schedules by name and owner, those of others too, and those that are put aside.
+
+    workers: of the app's result store, if they are known; else they are read.
 
     Raises BrokerUnavailable, and ConfigurationError without a result store.
     """
-    aside, engine = _aside(_store(app)), app.schedules.engine
-    now = engine.store.now()
+    store, engine = _store(app), app.schedules.engine
+    aside = _aside(store.workers() if workers is None or store is not app.results else workers)
+    views = list(engine.all_views())
+    now = engine.store.now()  # the service told its time with the answer above
     found = {name: _declared(plan, now) for name, plan in app.schedules.declared.items()}
-    for name, view in engine.views():
-        found[name] = _described(engine, name, view, now)
+    others = []
+    for name, view, owner in views:
+        shown = _described(engine, name, view, now)
+        if owner is None:
+            found[name] = shown
+        else:
+            others.append(replace(shown, owner=str(owner)))
     mine = [replace(each, aside=aside.get(name)) for name, each in found.items()]
-    others = [
-        replace(_described(engine, name, view, now), owner=str(owner))
-        for name, view, owner in engine.others()
-    ]
     listed = sorted([*mine, *others], key=lambda each: (each.name, each.owner or ""))
     return listed, aside
 
@@ -156,7 +164,7 @@ def schedule(app: App, name: str, limit: int, *, any_owner: bool = False) -> Occ
     engine = _engine(app, name, any_owner)
     view = _found(app, name)
     shown = _described(engine, view.name, view, engine.store.now())
-    aside = _aside(_store(app)).get(view.name)
+    aside = _aside(_store(app).workers()).get(view.name)
     return Occurrences(replace(shown, aside=aside), engine.history(view.name, limit))
 
 
@@ -166,11 +174,11 @@ def _store(app: App) -> ResultStore:
     return results_of(app) if found is None else found
 
 
-def _aside(store: ResultStore) -> dict[str, SetAside]:
+def _aside(workers: Iterable[WorkerRecord]) -> dict[str, SetAside]:
     """The schedules that running workers have put aside."""
     found: dict[str, SetAside] = {}
     now = time.time()
-    for worker in store.workers():
+    for worker in workers:
         for each in worker.failing if worker.state_at(now) == "alive" else ():
             if each.part.startswith(ASIDE):
                 why = SetAside(each.since, worker.name, each.reason)

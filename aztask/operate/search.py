@@ -131,7 +131,8 @@ def find_runs(app: App, chosen: RunFilter, *, limit: int = 50, after: str = "") 
         return _unreadable(store, chosen, limit, after)
     stored = State.SNOOZED.value if chosen.state == WAITING else chosen.state
     state = State(stored) if stored else None
-    lines = store.lines(state=state, after=after, everyone=True)
+    searches = any(getattr(chosen, name) for name in ("task", "queue", "worker", "text"))
+    lines = store.lines(state=state, after=after, everyone=True, many=searches)
     page = _Search(lines, chosen, limit).page()
     if after or state is not None or not store.remote:
         return page
@@ -276,7 +277,7 @@ def newest_figures(app: App) -> NewestFigures:
     """
     by_task: dict[str, list[RunLine]] = defaultdict(list)
     count = 0
-    for line in islice(_told(results_of(app).lines(everyone=True)), MOST_FIGURED):
+    for line in islice(_told(results_of(app).lines(everyone=True, many=True)), MOST_FIGURED):
         by_task[line.task or ""].append(line)
         count += 1
     tasks = [_figures(task, each) for task, each in by_task.items()]

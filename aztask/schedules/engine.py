@@ -209,12 +209,17 @@ class ScheduleEngine:
             if self._is_ours(name, found, kept.owner):
                 yield name, found
 
-    def others(self) -> Iterator[tuple[str, View | Damaged, Owner]]:
-        """The schedules of other owners, and those without one that are not ours: to show them."""
+    def all_views(self) -> Iterator[tuple[str, View | Damaged, Owner | None]]:
+        """The schedules of all owners, to show them: as `views`, and None for ours."""
         for kept in self.store.overview(everyone=True):
             name, found = kept.head.schedule, read_view(kept)
-            if not self._is_ours(name, found, kept.owner):
-                yield name, found, kept.owner
+            yield name, found, None if self._is_ours(name, found, kept.owner) else kept.owner
+
+    def others(self) -> Iterator[tuple[str, View | Damaged, Owner]]:
+        """The schedules of other owners, and those without one that are not ours."""
+        for name, found, owner in self.all_views():
+            if owner is not None:
+                yield name, found, owner
 
     def view(self, name: str) -> View | None:
         """One schedule; None if there is none. Raises Damaged.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgpack
 import pytest
 from stores import Store
 
@@ -12,7 +14,8 @@ from aztask.address.owner import Owner
 from aztask.errors import CapabilityError, ConfigurationError
 from aztask.message.encryption import Cipher
 from aztask.message.rowsignatures import RowSignatures
-from aztask.settlement import Complete
+from aztask.settlement import Abandon, Complete, Resubmit, to_record
+from aztask.stores.layout import SHARDS
 from aztask.stores.records.base import (
     Finish,
     Outcome,
@@ -25,7 +28,8 @@ from aztask.stores.records.base import (
     WorkerRecord,
 )
 from aztask.stores.records.tables import runlines
-from aztask.stores.records.tables.index import LONGEST_ERROR, SUMMARY
+from aztask.stores.records.tables.index import COPY, LONGEST_ERROR, SUMMARY
+from aztask.stores.records.tables.rows import LONGEST_COPY
 from aztask.stores.records.tables.store import TablesResults
 from aztask.stores.tables.client import TimeBudget
 
@@ -40,7 +44,10 @@ def record(results: ResultStore, number: int, state: State, error: str = "", at:
     queue, worker = f"queue-{number % 3}", f"worker-{number % 5}"
     results.start([Start(key, f"shop.task{number % 2}", queue, number, "one", worker, at - 1)])
     kind = "CardError" if error else ""
-    outcome = Outcome(state, Complete(), b"\x01", kind, error, "trace", at, number / 2)
+    settlement = Complete() if state.final else Resubmit(due=at + 60.0)
+    outcome = Outcome(
+        state, settlement, b"\x01", kind, error, "trace" * bool(error), at, number / 2
+    )
     assert results.record([Finish(key, "one", outcome)]) == [True]
 
 
@@ -62,11 +69,19 @@ def pairs(
     return found
 
 
+def shown(run: RunRecord | None) -> RunRecord | None:
+    """The run as a list shows it, without its value."""
+    if run is None or run.outcome is None:
+        return run
+    return replace(run, outcome=replace(run.outcome, value=None))
+
+
 def test_a_line_says_what_its_run_says(results: ResultStore) -> None:
     fill(results)
     for state in (None, State.FAILED, State.SUCCEEDED):
         found = pairs(results, state)
-        assert [run for _, run in found] == results.recent(state=state, limit=1000)
+        recent = results.recent(state=state, limit=1000)
+        assert [shown(run) for _, run in found] == list(map(shown, recent))
         for line, run in found:
             assert run is not None and run.outcome is not None
             assert (line.state, line.task_id) == (run.state, run.key.task_id)
@@ -136,6 +151,7 @@ def test_the_lines_of_an_owner_are_its_own_and_those_without_one(store: Store) -
 
 def test_a_damaged_row_is_listed_as_damaged(store: Store) -> None:
     fill(store.results, 3)
+    without_copies(store.results)
     store.outsider.damage_run(RunKey("t002"), {"settlement": "complete"})
     found = {line.task_id: run for line, run in pairs(store.another)}
     assert found.keys() == {"t001", "t002", "t003"}
@@ -158,13 +174,115 @@ def index_rows(results: TablesResults) -> list[dict[str, Any]]:
     return results._requests.query(TimeBudget(), text, {}, 1000)
 
 
+def without_copies(results: ResultStore) -> None:
+    """The index as releases before wrote it, where there is one."""
+    if isinstance(results, TablesResults):
+        change_copies(results, lambda _: None)
+
+
+def change_copies(results: TablesResults, change: Callable[[bytes], bytes | None]) -> None:
+    for row in index_rows(results):
+        changed = change(row[COPY])
+        rest = {name: value for name, value in row.items() if name != COPY}
+        results._requests.put(TimeBudget(), rest if changed is None else {**rest, COPY: changed})
+
+
+def read_rows(results: TablesResults, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The row keys that are read one by one from now on."""
+    read, seen = results._requests.read, list[str]()
+
+    def noting(call: Any, partition: str, row: str, *more: Any) -> Any:
+        seen.append(row)
+        return read(call, partition, row, *more)
+
+    monkeypatch.setattr(results._requests, "read", noting)
+    return seen
+
+
+def test_a_list_reads_no_row_of_what_the_index_shows(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tables(store)
+    fill(results)
+    record(results, 41, State.FAILED, "x" * LONGEST_COPY)
+    seen = read_rows(results, monkeypatch)
+    found = [run for _, run in pairs(results)]
+    assert list(map(shown, found)) == list(map(shown, results.recent(limit=1000)))
+    del seen[1:-41]
+    assert len(seen) == 1 + 41, "the long error alone, and then all for the other list"
+
+
+@pytest.mark.parametrize("damage", ["no list", "short", "another place", "another outcome"])
+def test_a_copy_that_was_changed_does_not_count(store: Store, damage: str) -> None:
+    tables(store)
+    keys = RowSignatures([b"a-key-with-enough-bytes-in-it-0123456789"])
+    results = store.of(MINE, keys)
+    assert isinstance(results, TablesResults)
+    fill(results, 8)
+    some = index_rows(results)[0][COPY]
+
+    def changed(copy: bytes) -> bytes:
+        parts = msgpack.unpackb(copy)
+        match damage:
+            case "no list":
+                return b"\xc1"
+            case "short":
+                return msgpack.packb(parts[:-1])
+            case "another place":
+                return some
+        return msgpack.packb([*parts[:4], msgpack.packb(to_record(Abandon())), *parts[5:]])
+
+    change_copies(results, changed)
+    found = [run for _, run in pairs(results)]
+    assert list(map(shown, found)) == list(map(shown, results.recent()))
+    assert {run.outcome.settlement for run in found if run and run.outcome} == {Complete()}
+
+
+@pytest.mark.parametrize("page", [2, 7, 50])
+def test_states_that_share_a_range_are_listed_in_order_however_many_they_are(
+    store: Store, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr(runlines, "FIRST_PAGE", page)
+    results = tables(store)
+    number = 0
+    for state, count in zip(runlines.ENDED, (20, 1, 9, 12, 3, 30), strict=True):
+        for _ in range(count):
+            number += 7
+            record(results, number % 76, state)
+    found = [(line.task_id, line.state) for line, _ in pairs(results)]
+    assert [each for each, _ in found] == [f"t{number:03}" for number in range(75, 0, -1)]
+    middle = pairs(results)[30][0]
+    rest = [(line.task_id, line.state) for line, _ in pairs(results, after=middle.place)]
+    assert rest == found[31:]
+
+
+def test_a_first_page_costs_three_requests_for_each_shard(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tables(store)
+    fill(results)
+    query, asked = results._requests.query, list[Any]()
+
+    def noting(*given: Any) -> Any:
+        asked.append(given)
+        return query(*given)
+
+    monkeypatch.setattr(results._requests, "query", noting)
+    place = results.lines(everyone=True).more(SECONDS)[20].place
+    assert len(asked) == 2 + 3 * SHARDS, "with those for the owners"
+    results.lines(after=place, everyone=True).more(SECONDS)
+    assert len(asked) == 2 + (3 + 5) * SHARDS, "owners are remembered"
+
+
 def test_a_line_of_an_older_release_tells_nothing_and_its_run_everything(store: Store) -> None:
     results = tables(store)
     fill(results, 3)
     for row in index_rows(results):
-        results._requests.put(TimeBudget(), {k: v for k, v in row.items() if k not in SUMMARY})
+        results._requests.put(
+            TimeBudget(), {k: v for k, v in row.items() if k not in (*SUMMARY, COPY)}
+        )
     found = pairs(results)
-    assert [run for _, run in found] == results.recent()
+    assert [shown(run) for _, run in found] == list(map(shown, results.recent()))
     for line, _ in found:
         assert (line.task, line.queue, line.worker, line.error, line.duration) == (None,) * 5
 
@@ -172,6 +290,7 @@ def test_a_line_of_an_older_release_tells_nothing_and_its_run_everything(store: 
 def test_a_run_that_is_gone_is_none(store: Store) -> None:
     results = tables(store)
     fill(results, 2)
+    without_copies(results)
     row = next(each for each in index_rows(results) if each["partition"] == "t-t001")
     results._requests.delete(TimeBudget(), row["partition"], row["row"])
     assert {line.task_id: run is None for line, run in pairs(results)} == {

@@ -570,9 +570,10 @@ class RunLines(Protocol):
         ...
 
     def read(self, lines: Sequence[RunLine], seconds: float) -> list[RunRecord | None]:
-        """The runs of lines that the last `more` has given, in order.
+        """The runs of lines that the last `more` has given, in order, perhaps without their values.
 
-        None for a run that was deleted, or has gone on since. Raises as `more`.
+        None for a run that was deleted, or has gone on since. A list that knows how a run ended
+        shows that, without its row. Raises as `more`.
         """
         ...
 
@@ -651,12 +652,18 @@ class ResultStore(Protocol):
         ...
 
     def lines(
-        self, *, state: State | None = None, after: str = "", everyone: bool = False
+        self,
+        *,
+        state: State | None = None,
+        after: str = "",
+        everyone: bool = False,
+        many: bool = False,
     ) -> RunLines:
         """A list of runs for a search, in bulk: what is known of each without reading its row.
 
         * `after`: `RunLine.place`; the list begins behind it.
         * `everyone`: as `recent`.
+        * `many`: thousands of lines are wanted, and not only the first ones.
 
         Raises ConfigurationError for a place that is none, and CapabilityError as `recent` does.
         """

@@ -258,8 +258,8 @@ def test_a_pause_without_an_owner_is_taken_over_by_the_one_that_pauses_it_again(
     assert [(each.name, each.at) for each in mine.read().listed()] == [
         ("a", 1.0), ("b", 1.0), ("c", 2.0),
     ]  # fmt: skip
-    assert [str(each) for each in mine.unowned().listed()] == ["queue b"]
-    assert not unowned.unowned(), "without an owner there is nothing beside it"
+    assert [str(each) for each in mine.read_both()[1].listed()] == ["queue b"]
+    assert not unowned.read_both()[1], "without an owner there is nothing beside it"
 
 
 def test_an_owner_ends_what_has_no_owner_too_and_names_it_once(owned):

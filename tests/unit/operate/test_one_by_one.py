@@ -27,7 +27,6 @@ IN_LOOPS = {
 """{function: why it asks in a loop}."""
 RECENT = {
     "operate.doctor": "the rows in quarantine that the check names",
-    "operate.overview": "the newest 50 failures, for all pages at most every two seconds",
     "operate.owners": "1,000 runs, once for a command that moves rows",
     "operate.search": "the quarantine, at most 200 rows",
     "operate.tasks": "as many as the caller of `aztask result` asks for",

@@ -354,9 +354,17 @@ class LocalResults:
         return self._select(_NEWEST_IN, state.value, mine, mine, limit)
 
     def lines(
-        self, *, state: State | None = None, after: str = "", everyone: bool = False
+        self,
+        *,
+        state: State | None = None,
+        after: str = "",
+        everyone: bool = False,
+        many: bool = False,
     ) -> LocalLines:
-        """A list of runs in bulk, window after window; see `ResultStore.lines`."""
+        """A list of runs in bulk, window after window; see `ResultStore.lines`.
+
+        many: makes no difference, as windows are of a fixed size.
+        """
         mine = "" if everyone else self.owner.broker
         return LocalLines(self._database, self._signer, state, after, mine)
 

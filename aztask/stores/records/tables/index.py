@@ -3,9 +3,9 @@
 Partitions are named by owner, shard, state and hour: each owner purges its own, and need not read
 the runs for that. Rows without an owner are in partitions ``i-...``. The hours, and the
 milliseconds in the row keys, count down: one range of keys gives the newest rows first, and another
-one all rows older than a time. A row names its run and the blob of its value, and says what a
-search asks for (`SUMMARY`): a thousand of them come in one answer, where a thousand runs are as
-many requests.
+one all rows older than a time. A row names its run and the blob of its value, says what a search
+asks for (`SUMMARY`), and has a copy of what a list shows (`COPY`): a thousand of them come in one
+answer, where a thousand runs are as many requests.
 
 Rules
 1. The index row is written after the outcome, by the call that records it. If the process dies in
@@ -19,7 +19,10 @@ Rules
 4. A summary is a hint. A search passes by a run whose summary does not fit, and reads the rows of
    the others. It has only what is known: rows of older releases have none, an error that is
    long, encrypted or in a blob is not in it, and a search reads their runs, too.
-5. Runs without an owner are purged `UNFINISHED_SECONDS` later than own ones, by any owner. If one
+5. A copy is what was recorded as the run ended, with the signature of its outcome, and is shown
+   without asking the run's own row. One that is missing, damaged, or of another place than its own,
+   does not count: then the run is read.
+6. Runs without an owner are purged `UNFINISHED_SECONDS` later than own ones, by any owner. If one
    of them is adopted, its old index row names a run that is listed elsewhere (rule 2).
 """
 
@@ -41,7 +44,7 @@ from aztask.stores.records.tables.blobs import Blobs
 from aztask.stores.records.tables.leftovers import Keeping, KnownWorkflows
 from aztask.stores.records.tables.names import is_blob_of, is_run, partition_of, row_of
 from aztask.stores.records.tables.quarantine import Quarantine
-from aztask.stores.records.tables.rows import DAMAGE, RunRow, plain, run_of
+from aztask.stores.records.tables.rows import DAMAGE, RunRow, copy_of, plain, run_of
 from aztask.stores.tables.client import TableRequests, TimeBudget
 from aztask.stores.tables.errors import RowConflict
 from aztask.support import chance
@@ -84,6 +87,8 @@ NAMES: Final = ("PartitionKey", "RowKey", "partition", "row")
 _SELECT: Final = (*NAMES, "blob")
 SUMMARY: Final = ("task", "queue", "worker", "error", "duration")
 """The properties that say what a search asks for, see rule 4."""
+COPY: Final = "copy"
+"""The property with the copy of the run, see rule 5."""
 LONGEST_ERROR: Final = 500
 """A longer error is not in the index: each of these characters is read again by each search."""
 UNOWNED: Final = "i-"
@@ -97,7 +102,10 @@ _Range = tuple[str, int, State]
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One row of the index. `damage`: why it names no run; then the last three fields are empty."""
+    """One row of the index. `damage`: why it names no run; then the three fields before are empty.
+
+    `copy`: see `COPY`; None if there is none, or it was not asked for.
+    """
 
     partition: str
     row: str
@@ -105,11 +113,17 @@ class IndexEntry:
     run_row: str = ""
     blob: str = ""
     damage: str = ""
+    copy: bytes | None = None
+
+    def shows(self, run: RunRow) -> bool:
+        """Whether it is the row of a run that ended so."""
+        return _place_of(run) == (self.partition, self.row)
 
 
 def entity_of(run: RunRow) -> dict[str, Any]:
     """The index row of an ended run."""
     partition, row = _place_of(run)
+    copy = copy_of(run)
     return {
         "PartitionKey": partition,
         "RowKey": row,
@@ -117,6 +131,7 @@ def entity_of(run: RunRow) -> dict[str, Any]:
         "row": row_of(run.key),
         "blob": run.body_blob,
         **_summary_of(run),
+        **({} if copy is None else {COPY: copy}),
     }
 
 
@@ -227,7 +242,7 @@ class EndIndex:
         they do, a run that another worker deleted is not counted.
 
         Runs of workflows that exist are kept. The next call continues behind them. Runs without an
-        owner are looked for once an hour (rule 5).
+        owner are looked for once an hour (rule 6).
         """
         deleted = 0
         call, keeping = TimeBudget(), Keeping(self._workflows)
@@ -312,7 +327,7 @@ class EndIndex:
             return run
         if run.ended_at is None:
             return None
-        return run if _place_of(run) == (entry.partition, entry.row) else None
+        return run if entry.shows(run) else None
 
     def _old(self, call: TimeBudget, which: _Range, before: float) -> list[IndexEntry]:
         start = start_of(*which)
@@ -370,7 +385,8 @@ def entry_of(entity: dict[str, Any]) -> IndexEntry:
         return IndexEntry(*place, damage=damage.reason)
     if not is_run(partition, row) or not is_blob_of(blob, partition, row):
         return IndexEntry(*place, damage="this row of the index of ended runs names no run")
-    return IndexEntry(*place, partition, row, blob)
+    copy = entity.get(COPY)
+    return IndexEntry(*place, partition, row, blob, copy=copy if isinstance(copy, bytes) else None)
 
 
 def hours(at: float) -> str:

@@ -39,6 +39,9 @@ INLINE_BYTES: Final = 60 * 1024
 DAMAGE: Final = "damage"
 """The property with the reason why a run's row is in quarantine."""
 
+LONGEST_COPY: Final = 4096
+"""A longer copy of a run is not in the index: each list reads some hundred of them."""
+
 _LONGEST_TEXT: Final = 4096
 _LONGEST_NUMBER: Final = 20
 
@@ -261,14 +264,79 @@ def run_of(entity: Mapping[str, Any], partition: str, row: str, *, listed: bool 
         return _damaged(known, damage)
 
 
-def believed(run: RunRow, signer: RowSigner) -> RunRow:
-    """The run; a damaged one if the signature of its outcome does not fit."""
+def copy_of(run: RunRow) -> bytes | None:
+    """What a list shows of an ended run beside its summary; None if that is long.
+
+    No list shows a value: only the error of a run that did not succeed is in it.
+    """
+    succeeded = run.state is State.SUCCEEDED
+    if run.settlement is None or (run.body_blob and not succeeded):
+        return None
+    parts = (
+        key_properties(run.key)["key"],
+        run.starts,
+        run.started_at,
+        run.ended_at,
+        msgpack.packb(to_record(run.settlement)),
+        run.broker,
+        run.signature,
+        None if succeeded else run.body,
+    )
+    data: bytes = msgpack.packb(parts)
+    return data if len(data) <= LONGEST_COPY else None
+
+
+_COPY: Final = (
+    "key",
+    "starts",
+    "started_at",
+    "ended_at",
+    "settlement",
+    "broker",
+    "signature",
+    "body",
+)
+
+
+def run_in_copy(copy: bytes, state: State, summary: Mapping[str, Any]) -> RunRow:
+    """The run that `copy_of` wrote, without its value. Raises Damaged.
+
+    summary: its task, queue, worker and duration.
+    """
+    parts = unpacked(copy, "copy")
+    if not isinstance(parts, list) or len(parts) != len(_COPY):
+        raise Damaged("its copy is no list of parts")
+    columns = Columns({**summary, **dict(zip(_COPY, parts, strict=True))})
+    run = RunRow(
+        _read_key(columns),
+        columns.text("task"),
+        columns.text("queue"),
+        worker=columns.text("worker"),
+        starts=columns.count("starts"),
+        started_at=columns.optional_time("started_at"),
+        state=state,
+        settlement=columns.settlement(),
+        ended_at=columns.time("ended_at"),
+        duration=columns.time("duration"),
+        body=columns.data("body"),
+        broker=columns.text("broker"),
+        signature=columns.data("signature"),
+    )
+    check_ends(run.state, run.ended_at, run.settlement)
+    return run
+
+
+def believed(run: RunRow, signer: RowSigner, *, valued: bool = True) -> RunRow:
+    """The run; a damaged one if the signature of its outcome does not fit.
+
+    valued: False if its value is not there.
+    """
     outcome = None if run.damage else _head_of(run)
     if outcome is None:
         return run
     try:
         unverified = signer.check_outcome(run.key, outcome, run.signature, run.broker)
-        if not run.body_blob:
+        if valued and not run.body_blob:
             signer.check_body(run.body, run.signature)
     except Damaged as damage:
         return _damaged(run, damage)

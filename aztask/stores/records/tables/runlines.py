@@ -1,26 +1,36 @@
 """A list of runs for a search: the rows of the index, in bulk and in the order of their ends.
 
-The index has a range for each owner, shard and state. All of them are read side by side, a page of
-each, and merged; a range goes on where its page ended when few of its lines are left. So the first
-lines cost a request for each range, and each further thousand of a busy range costs one.
+The index has a range for each owner, shard and state. They are read side by side, a page of each,
+and merged; a range goes on where its page ended when few of its lines are left. What is shown comes
+from the same rows, unless an older release wrote them.
 
-Ranges of rows without an owner, which only older releases write, cost one request for all if there
-are none.
+Rules
+1. States that follow each other in the index are read as one range, if all but the last of them
+   have few runs as a rule (`GROUPS`). If one of them fills the page all the same, those behind it
+   are a range of their own from then on. So a first page costs three requests for each shard, and a
+   page behind a place five: there, one range over two busy states would read all rows of the second
+   one that are newer than the place.
+2. Ranges of rows without an owner, which only older releases write, cost one request for all if
+   there are none. Which owners there are is asked once in `OWNERS_SECONDS`.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any, Final
 
 from aztask.errors import ConfigurationError
 from aztask.stores.layout import SHARDS
 from aztask.stores.records.base import NO_SUCH_PLACE, RunLine, RunRecord, State
+from aztask.stores.records.damage import Damaged
 from aztask.stores.records.tables.index import (
+    COPY,
     END,
+    ENDED,
     NAMES,
     SUMMARY,
     UNOWNED,
@@ -32,13 +42,26 @@ from aztask.stores.records.tables.index import (
     time_of,
 )
 from aztask.stores.records.tables.names import key_of_row
+from aztask.stores.records.tables.rows import run_in_copy
 from aztask.stores.records.tables.runs import RunOwners, Runs
 from aztask.stores.tables.client import PAGE, TableRequests, TimeBudget
+from aztask.support.clock import monotonic
 
 FIRST_PAGE: Final = 50
 """Rows of each range at first: most lists show the newest fifty of all."""
 LARGER: Final = 4
 """A page of a range is so many times larger than the one before it, up to `PAGE`."""
+MANY: Final = 400
+"""As `FIRST_PAGE`, for those who look at thousands."""
+GROUPS: Final = (
+    (State.CANCELLED, State.EXPIRED, State.FAILED),
+    (State.RETRYING,),
+    (State.SNOOZED, State.SUCCEEDED),
+)
+"""The states whose runs end, in the order of their partitions (rule 1)."""
+GROUPS_BEHIND: Final = ((State.CANCELLED, State.EXPIRED), *((each,) for each in ENDED))
+"""As `GROUPS`, behind a place."""
+OWNERS_SECONDS: Final = 60.0
 FEW: Final = 16
 """Shards end at about the same run. Those with less than this share of a page left go on together,
 in one round of requests, and not one after the other."""
@@ -51,37 +74,96 @@ _RANGE: Final = "PartitionKey ge @first and PartitionKey lt @end and RowKey gt @
 class _Range:
     """One range of the index, and its rows that were read and not given yet.
 
-    * `state`: of its runs.
-    * `first`, `end`: the partitions that are left. `row`: the last row key that was read.
+    * `starts`: the beginning of the partitions of each of its states, in their order.
+    * `hour`: of the place behind which it begins; "" from the newest row on.
+    * `row`: the last row key that was read. `first`: the partition of that row.
     * `size`: rows of the next page. `whole`: whether all rows were read.
     """
 
-    state: State
-    first: str
-    end: str
+    starts: dict[State, str]
+    hour: str
     row: str
     size: int
+    first: str = ""
     whole: bool = False
     lines: list[tuple[RunLine, IndexEntry]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Older rows have larger row keys in later partitions: one range for both conditions.
+        self.first = next(iter(self.starts.values())) + self.hour
+
+    @property
+    def end(self) -> str:
+        """The partition behind its last one."""
+        return list(self.starts.values())[-1] + END
 
     @property
     def hungry(self) -> bool:
         """Whether its next page is read together with those of others."""
-        return not self.whole and len(self.lines) <= self.size // FEW
+        return not self.whole and self._count(self.row) <= self.size // FEW
 
-    def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Take what was read of it."""
-        self.lines += (_line(self.state, row) for row in rows if _PLACE.fullmatch(row["RowKey"]))
+    def _count(self, row: str) -> int:
+        """Lines up to that row key; those of states that are read whole may be older."""
+        return bisect_right(self.lines, row, key=lambda pair: pair[0].place)
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> _Range | None:
+        """Take what was read of it; returns the range of the states behind a full page (rule 1)."""
+        place, size = self.row, self.size
         self.whole = len(rows) < self.size
         self.size = min(self.size * LARGER, PAGE)
-        if rows:
-            self.first, self.row = rows[-1]["PartitionKey"], rows[-1]["RowKey"]
+        found = [(self._state(row), row) for row in rows]
+        self.lines += (_line(state, row) for state, row in found if _PLACE.fullmatch(row["RowKey"]))
+        self.lines.sort(key=lambda pair: pair[0].place)
+        if not rows:
+            return None
+        self.first, self.row = rows[-1]["PartitionKey"], rows[-1]["RowKey"]
+        states = list(self.starts)
+        read = states.index(found[-1][0]) + 1
+        if self.whole or read == len(states):
+            return None
+        behind = {state: self.starts.pop(state) for state in states[read:]}
+        return _Range(behind, self.hour, place, size)
+
+    def _state(self, row: dict[str, Any]) -> State:
+        partition = row["PartitionKey"]
+        return next(each for each, start in self.starts.items() if partition.startswith(start))
 
     def until(self, row: str) -> list[tuple[RunLine, IndexEntry]]:
         """Give the lines up to that row key, and keep the others."""
-        count = sum(line.place <= row for line, _ in self.lines)
+        count = self._count(row)
         given, self.lines = self.lines[:count], self.lines[count:]
         return given
+
+
+class ListedOwners:
+    """Whose runs are listed. Any thread may call."""
+
+    def __init__(self, requests: TableRequests, owners: RunOwners, mine: str) -> None:
+        self._requests = requests
+        self._owners = owners
+        self._mine = mine
+        self._known: frozenset[str] = frozenset()
+        self._at = float("-inf")
+
+    def brokers(self, call: TimeBudget, *, everyone: bool) -> list[str]:
+        """This owner and "" if there are rows without an owner; with `everyone`, all others, too.
+
+        Raises BrokerUnavailable.
+        """
+        if monotonic() - self._at >= OWNERS_SECONDS:
+            asked = [self._unowned, self._all]
+            found = self._requests.each(call, lambda call, ask: ask(call), asked)
+            self._known, self._at = frozenset().union(*found), monotonic()
+        others = self._known if everyone else self._known & {""}
+        return sorted({self._mine, *others})
+
+    def _all(self, call: TimeBudget) -> set[str]:
+        return {each.broker for each in self._owners.known(call)}
+
+    def _unowned(self, call: TimeBudget) -> set[str]:
+        values = {"first": UNOWNED, "end": UNOWNED + END}
+        text = "PartitionKey ge @first and PartitionKey lt @end"
+        return {""} if self._requests.query(call, text, values, 1, ("RowKey",)) else set()
 
 
 class IndexLines:
@@ -92,15 +174,16 @@ class IndexLines:
         requests: TableRequests,
         index: EndIndex,
         runs: Runs,
-        owners: RunOwners,
+        owners: ListedOwners,
         states: Sequence[State],
         after: str,
         *,
         everyone: bool,
+        many: bool = False,
     ) -> None:
         """after: behind which line the list begins. Raises ConfigurationError for one that is none.
 
-        everyone: with runs of other owners.
+        everyone: with runs of other owners. many: see `ResultStore.lines`.
         """
         if after and not _PLACE.fullmatch(after):
             raise ConfigurationError(NO_SUCH_PLACE)
@@ -110,6 +193,7 @@ class IndexLines:
         self._owners = owners
         self._states = states
         self._everyone = everyone
+        self._size = MANY if many else FIRST_PAGE
         self._ranges: list[_Range] | None = None
         self._entries: dict[str, IndexEntry] = {}
         self.place = after
@@ -127,7 +211,8 @@ class IndexLines:
             self._ranges = self._opened(call)
         hungry = [each for each in self._ranges if each.hungry]
         for each, rows in zip(hungry, self._requests.each(call, self._page, hungry), strict=True):
-            each.add(rows)
+            if (behind := each.add(rows)) is not None:
+                self._ranges.append(behind)
         # A page that is not the last of its range has rows, and the next one begins behind them.
         upto = min((each.row for each in self._ranges if not each.whole), default=END)
         found = [pair for each in self._ranges for pair in each.until(upto)]
@@ -138,9 +223,24 @@ class IndexLines:
         return [line for line, _ in found]
 
     def read(self, lines: Sequence[RunLine], seconds: float) -> list[RunRecord | None]:
-        """The runs, in parallel, one request for each."""
-        entries = [self._entries[each.place] for each in lines]
-        return self._requests.each(TimeBudget(seconds), self._run, entries)
+        """The runs; those without a copy in parallel, one request for each."""
+        found = {line.place: self._copied(line) for line in lines}
+        missing = [place for place, run in found.items() if run is None]
+        entries = [self._entries[place] for place in missing]
+        read = self._requests.each(TimeBudget(seconds), self._run, entries)
+        found.update(zip(missing, read, strict=True))
+        return [found[line.place] for line in lines]
+
+    def _copied(self, line: RunLine) -> RunRecord | None:
+        """The run in the index itself; None if it has to be read."""
+        entry = self._entries[line.place]
+        if entry.copy is None:
+            return None
+        try:
+            run = run_in_copy(entry.copy, line.state, asdict(line))
+            return self._runs.copied(run) if entry.shows(run) else None
+        except Damaged:
+            return None
 
     def _run(self, call: TimeBudget, entry: IndexEntry) -> RunRecord | None:
         run = self._index.read(call, entry)
@@ -148,30 +248,25 @@ class IndexLines:
 
     def _opened(self, call: TimeBudget) -> list[_Range]:
         """The ranges of all owners whose runs are listed."""
-        asked = [self._unowned, *([self._known] if self._everyone else [])]
-        found = self._requests.each(call, lambda call, ask: ask(call), asked)
-        brokers = {self._index.mine}.union(*found)
-        at = time_of(self.place) if self.place else None
+        brokers = self._owners.brokers(call, everyone=self._everyone)
+        hour = hours(time_of(self.place)) if self.place else ""
         ranges = []
-        for parts in product(sorted(brokers), range(SHARDS), self._states):
-            start = start_of(*parts)
-            # Older rows have larger row keys in later partitions: one range for both conditions.
-            first = start if at is None else start + hours(at)
-            ranges.append(_Range(parts[-1], first, start + END, self.place, FIRST_PAGE))
+        for broker, shard, states in product(brokers, range(SHARDS), self._groups()):
+            starts = {state: start_of(broker, shard, state) for state in states}
+            ranges.append(_Range(starts, hour, self.place, self._size))
         return ranges
 
-    def _known(self, call: TimeBudget) -> set[str]:
-        return {each.broker for each in self._owners.known(call)}
-
-    def _unowned(self, call: TimeBudget) -> set[str]:
-        """The owner "" if there are rows without an owner."""
-        values = {"first": UNOWNED, "end": UNOWNED + END}
-        text = "PartitionKey ge @first and PartitionKey lt @end"
-        return {""} if self._requests.query(call, text, values, 1, ("RowKey",)) else set()
+    def _groups(self) -> list[tuple[State, ...]]:
+        left, groups = set(self._states), list[tuple[State, ...]]()
+        for each in GROUPS_BEHIND if self.place else GROUPS:
+            if left.issuperset(each):
+                groups.append(each)
+                left.difference_update(each)
+        return [*groups, *((each,) for each in sorted(left))]
 
     def _page(self, call: TimeBudget, which: _Range) -> list[dict[str, Any]]:
         values = {"first": which.first, "end": which.end, "row": which.row}
-        return self._requests.query(call, _RANGE, values, which.size, (*NAMES, *SUMMARY))
+        return self._requests.query(call, _RANGE, values, which.size, (*NAMES, *SUMMARY, COPY))
 
 
 def _line(state: State, entity: dict[str, Any]) -> tuple[RunLine, IndexEntry]:

@@ -70,7 +70,7 @@ from aztask.stores.records.tables.rows import (
     worker_entity,
     worker_of,
 )
-from aztask.stores.records.tables.runlines import IndexLines
+from aztask.stores.records.tables.runlines import IndexLines, ListedOwners
 from aztask.stores.records.tables.runs import RunOwners, Runs
 from aztask.stores.records.tables.schedules import TablesSchedules
 from aztask.stores.records.tables.workflows import TablesWorkflows
@@ -195,6 +195,7 @@ class TablesResults:
         self._runs = Runs(
             self._requests, self._blobs, self._index, self._quarantine, clock, owner, self._signer
         )
+        self._listed_owners = ListedOwners(self._requests, self._owners, self._index.mine)
         self._leftovers = Leftovers(self._requests, self._blobs, workflows, clock, owner)
         self._marks = CancellationMarks(self._requests, owner)
         self._clock = clock
@@ -410,13 +411,18 @@ class TablesResults:
         return self._requests.each(call, self._runs.complete, once.values())
 
     def lines(
-        self, *, state: State | None = None, after: str = "", everyone: bool = False
+        self,
+        *,
+        state: State | None = None,
+        after: str = "",
+        everyone: bool = False,
+        many: bool = False,
     ) -> IndexLines:
         """A list of ended runs in bulk, from the index; see `ResultStore.lines`."""
         _check_listed(state)
         states = ENDED if state is None else (state,)
-        parts = self._requests, self._index, self._runs, self._owners
-        return IndexLines(*parts, states, after, everyone=everyone)
+        parts = self._requests, self._index, self._runs, self._listed_owners
+        return IndexLines(*parts, states, after, everyone=everyone, many=many)
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
         """Mark a task as cancelled, unless it has ended."""
