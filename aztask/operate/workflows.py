@@ -8,17 +8,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
+from aztask.address.owner import NO_OWNER, Owner
 from aztask.app import App
 from aztask.errors import AztaskError, ForeignId, NotFound, ResultDamaged
 from aztask.operate.action import Action, Progress, Subject, results_of
 from aztask.operate.deadletters.actions import ReplayLetters, replay_by_id
 from aztask.stores.records.base import LOST, RunRecord, State
 from aztask.stores.records.damage import Damaged
+from aztask.stores.records.owners import foreign_id, is_foreign
+from aztask.stores.records.workflows import ListedWorkflow
 from aztask.support.display import visible
 from aztask.workflows.bits import Bit, Decision, Failure
 from aztask.workflows.edits import RootEdit, join_name, row_name
 from aztask.workflows.engine import WorkflowEngine
-from aztask.workflows.graph import Root
+from aztask.workflows.graph import Root, read_root
 from aztask.workflows.packing import read_join
 from aztask.workflows.plan import ROOT, GraphPlan, JoinSlot, Node, task_id_of
 from aztask.workflows.repair import MEMBER_LOST
@@ -88,19 +91,26 @@ def view(engine: WorkflowEngine, workflow: str) -> WorkflowView | None:
 
 
 def summaries(
-    engine: WorkflowEngine, limit: int, state: str | None = None
+    engine: WorkflowEngine, limit: int, state: str | None = None, owner: Owner = NO_OWNER
 ) -> Iterator[tuple[str, Root | Damaged | ForeignId]]:
     """Open workflows, then ended ones, the newest first: ids, and roots or what is wrong.
 
     Workflows of other owners are among them, unless a state is asked for: theirs is not read.
+    owner: of the store, if it is known.
     """
     listed = engine.store.all_workflows(limit)
     ordered = sorted(listed, key=lambda one: (one.ended_at is not None, -(one.at)))
-    names = list(dict.fromkeys(each.workflow for each in ordered))
-    count = 0
+    known: dict[str, ListedWorkflow | None] = {}
+    for each in ordered:  # one that is listed twice is being moved: its root decides
+        known[each.workflow] = None if each.workflow in known else each
+    names, count = list(known), 0
     for begin in range(0, len(names), ROOTS):
         some = names[begin : begin + ROOTS]
-        for name, root in zip(some, _roots(engine, some), strict=True):
+        shown: dict[str, Root | Damaged | ForeignId | None]
+        shown = {name: _listed(known[name], owner) for name in some}
+        unknown = [name for name, root in shown.items() if root is None]
+        shown.update(zip(unknown, _roots(engine, unknown), strict=True))
+        for name, root in shown.items():
             if count >= limit:
                 return
             if root is None or (isinstance(root, Root) and state not in (None, root.state.value)):
@@ -110,9 +120,23 @@ def summaries(
                 yield name, root
 
 
+def _listed(each: ListedWorkflow | None, owner: Owner) -> Root | ForeignId | None:
+    """What the list itself says of a workflow; None if its root has to be read."""
+    if each is None:
+        return None
+    if is_foreign(owner, each.broker):
+        return foreign_id("workflow", each.workflow, each.broker, owner)
+    try:
+        return read_root(each.summary) if each.summary else None
+    except Damaged:
+        return None
+
+
 def _roots(engine: WorkflowEngine, names: Sequence[str]) -> list[Root | Damaged | ForeignId | None]:
     """The roots of workflows, in bulk. One that cannot be read fails a whole question: then each
     half is asked for by itself."""
+    if not names:
+        return []
     try:
         return list(engine.graphs.roots(names))
     except (ForeignId, Damaged) as error:
@@ -278,7 +302,8 @@ def workflows(app: App, limit: int, state: str | None = None) -> list[WorkflowSh
     Those of another app on the same result store are among them. state: only those, of `STATES`.
     """
     results_of(app)
-    return [shown(each, root) for each, root in summaries(app.workflows.engine, limit, state)]
+    found = summaries(app.workflows.engine, limit, state, app.owner.of_broker)
+    return [shown(each, root) for each, root in found]
 
 
 def shown(workflow: str, root: Root | Damaged | ForeignId) -> WorkflowShown:

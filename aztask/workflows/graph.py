@@ -79,6 +79,10 @@ class Root:
         )
         return packed
 
+    def summary(self) -> bytes:
+        """What a list shows of it, as `pack`."""
+        return replace(self, token="", parts=(), starting_until=None).pack()
+
 
 def read_root(data: bytes) -> Root:
     """The root that `Root.pack` wrote. Raises Damaged."""

@@ -182,7 +182,7 @@ class Joins:
         store = self.documents.store
         if before.ended_at is not None and before.ended_at != root.ended_at:
             store.reopen_workflow(workflow, root.at, before.ended_at)
-        store.close_workflow(workflow, root.at, root.ended_at)
+        store.close_workflow(workflow, root.at, root.ended_at, root.summary())
         self.graphs.forget(workflow)
 
 

@@ -168,7 +168,7 @@ class Repair:
                 self._engine.store.delete_workflow(listed)
             return
         if root.ended_at is not None:
-            self._engine.store.close_workflow(workflow, root.at, root.ended_at)
+            self._engine.store.close_workflow(workflow, root.at, root.ended_at, root.summary())
             self._watched.pop(workflow, None)
             return
         plan = self._engine.graphs.plan(workflow, root)

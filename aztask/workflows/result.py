@@ -243,13 +243,17 @@ class WorkflowResult:
                 return root
             return replace(root, cancelled_at=at)
 
-        edit = RootEdit(self.id, change)
+        edit, engine = RootEdit(self.id, change), self._engine()
         try:
-            self._engine().documents.change([edit])
+            engine.documents.change([edit])
         except Damaged as damage:
             raise self._damaged(damage.reason) from None
-        self._engine().graphs.forget(self.id)
-        return edit.root is not None and edit.root.ended_at is None
+        engine.graphs.forget(self.id)
+        root = edit.root
+        if root is None or root.ended_at is not None:
+            return False
+        engine.store.describe(self.id, root.at, root.summary())
+        return True
 
     def forget(self) -> bool:
         """Delete the workflow and the results of its tasks from the result store.

@@ -95,7 +95,7 @@ class WorkflowLauncher:
             return False
         with self._begun(workflow):
             now = self._clock.wall()
-            store.announce(workflow, now)
+            store.announce(workflow, now, Root(now, token, plan.tasks).summary())
             store.write([*documents, *self._rows(workflow, plan)])
             hit("graph-parts")
             root = Root(now, token, plan.tasks, parts, now + LEASE_SECONDS)

@@ -7,9 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from stores import Store
 
+from aztask.address.owner import Owner
+from aztask.message.encryption import Cipher
+from aztask.message.rowsignatures import RowSignatures
 from aztask.settlement import Complete
 from aztask.stores.records.base import Finish, Outcome, ResultStore, RunKey, Start, State
 from aztask.stores.records.tables import index
+from aztask.stores.records.tables.store import TablesResults
 from aztask.stores.records.workflows import (
     ROOT,
     Addition,
@@ -19,23 +23,26 @@ from aztask.stores.records.workflows import (
     WorkflowStore,
     workflows_of,
 )
+from aztask.stores.tables.client import TimeBudget
 
 LONG = bytes(range(256)) * 1024  # 256 KiB: in Azure Tables it is a blob
 
 
-@pytest.fixture
-def workflows(results: ResultStore) -> WorkflowStore:
+def kept(results: ResultStore) -> WorkflowStore:
     found = workflows_of(results)
     assert found is not None
     return found
 
 
 @pytest.fixture
+def workflows(results: ResultStore) -> WorkflowStore:
+    return kept(results)
+
+
+@pytest.fixture
 def another(store: Store) -> WorkflowStore:
     """The same workflows, as another process has them."""
-    found = workflows_of(store.another)
-    assert found is not None
-    return found
+    return kept(store.another)
 
 
 def read_one(workflows: WorkflowStore, workflow: str, name: str) -> bytes | None:
@@ -196,6 +203,66 @@ def test_ended_workflows_leave_the_open_ones_and_can_return(workflows: WorkflowS
     assert [each.workflow for each in workflows.ended_workflows(10)] == ["w3", "w2", "w0"]
     assert workflows.delete_workflow(newest[0]) is False
     assert [each.workflow for each in workflows.ended_workflows(10)] == ["w2", "w0"]
+
+
+def test_a_list_has_the_summary_where_each_root_would_be_a_request(store: Store) -> None:
+    results, workflows = store.results, kept(store.results)
+
+    def summary() -> bytes:
+        (found,) = workflows.all_workflows(10)
+        return found.summary
+
+    workflows.announce("w", 1.0, b"one")
+    assert summary() == b"one" * results.remote
+    workflows.announce("w", 1.0, b"another")
+    assert summary() == b"one" * results.remote, "it was listed"
+    workflows.describe("w", 1.0, b"two")
+    assert summary() == b"two" * results.remote
+    workflows.describe("v", 1.0, b"two")
+    assert summary() == b"two" * results.remote, "one that is not listed stays so"
+    workflows.close_workflow("w", 1.0, 2000.0, b"three")
+    assert summary() == b"three" * results.remote
+    workflows.describe("w", 1.0, b"two")
+    assert summary() == b"three" * results.remote
+
+
+def test_a_summary_that_was_changed_is_none(store: Store) -> None:
+    signatures = RowSignatures([b"a-key-with-enough-bytes-in-it-0123456789"])
+    results = store.of(Owner("servicebus://mine"), signatures)
+    workflows = kept(results)
+    if not isinstance(results, TablesResults):
+        pytest.skip("a file keeps no summary")
+    workflows.announce("v", 1.0, b"one")
+    workflows.announce("w", 1.0, b"two")
+    first, second = (
+        results._requests.query(TimeBudget(), "RowKey eq @key", {"key": key}, 10)[0]
+        for key in ("v", "w")
+    )
+    for row in (first, {**second, "summary": first["summary"], "signature": first["signature"]}):
+        results._requests.put(TimeBudget(), row)
+    assert {each.workflow: each.summary for each in workflows.all_workflows(10)} == {
+        "v": b"one",
+        "w": b"",
+    }
+
+
+def test_a_summary_is_encrypted_and_goes_to_the_next_owner(store: Store) -> None:
+    key = b"a-key-with-enough-bytes-in-it-0123456789"
+    old, new = Owner("servicebus://old"), Owner("servicebus://new")
+    first = store.of(old, RowSignatures([key], cipher=Cipher([key], encrypt=True)))
+    if not isinstance(first, TablesResults):
+        pytest.skip("a file keeps no summary")
+    kept(first).announce("v", 1.0, b"an open one")
+    kept(first).announce("w", 1.0)
+    kept(first).close_workflow("w", 1.0, 2000.0, b"an ended one")
+    rows = first._requests.query(TimeBudget(), "PartitionKey ge ''", {}, 100)
+    assert "one" not in str([row.get("summary") for row in rows])
+    second = store.of(new, RowSignatures([key], cipher=Cipher([key], encrypt=True)))
+    assert isinstance(second, TablesResults)
+    second.adopt(old)
+    assert second.workflows.adopt(old) == 2
+    found = {each.workflow: each.summary for each in kept(second).all_workflows(10)}
+    assert found == {"v": b"an open one", "w": b"an ended one"}
 
 
 def test_documents_and_runs_of_one_name_do_not_meet(

@@ -69,12 +69,16 @@ class ListedWorkflow:
     """A workflow in the index. Times are UTC epoch seconds; `ended_at` is None while it is open.
 
     `broker`: whose it is; "" if that is not known.
+
+    `summary`: what was given as it was listed, for those who show it; b"" if there is none, or it
+    is not believed.
     """
 
     workflow: str
     at: float
     ended_at: float | None = None
     broker: str = ""
+    summary: bytes = b""
 
 
 def workflow_of(task_id: str) -> str | None:
@@ -86,8 +90,16 @@ def workflow_of(task_id: str) -> str | None:
 class WorkflowStore(Protocol):
     """Keeps workflows. Any thread may call."""
 
-    def announce(self, workflow: str, at: float) -> None:
-        """List it as open since `at`, unless it is listed."""
+    def announce(self, workflow: str, at: float, summary: bytes = b"") -> None:
+        """List it as open since `at`, unless it is listed.
+
+        summary: see `ListedWorkflow`. A store on this machine, which reads many documents at once,
+        keeps none, here and below.
+        """
+        ...
+
+    def describe(self, workflow: str, at: float, summary: bytes) -> None:
+        """Give it another summary, if it is listed as open since `at`."""
         ...
 
     def own_workflow(self, workflow: str, at: float) -> None:
@@ -127,7 +139,9 @@ class WorkflowStore(Protocol):
         """
         ...
 
-    def close_workflow(self, workflow: str, at: float, ended_at: float) -> None:
+    def close_workflow(
+        self, workflow: str, at: float, ended_at: float, summary: bytes = b""
+    ) -> None:
         """List it as ended. Repeating this changes nothing.
 
         If the process dies in between, it may be listed twice; repeat the call.

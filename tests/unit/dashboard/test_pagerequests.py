@@ -18,6 +18,7 @@ from aztask.dashboard.access import Visitor
 from aztask.dashboard.site import Ask, Site
 from aztask.errors import NotFound
 from aztask.operate.requests import Role
+from aztask.operate.workflows import workflows
 from aztask.settlement import Complete, Resubmit
 from aztask.stores.records.base import (
     Finish,
@@ -160,6 +161,21 @@ def test_a_search_reads_on_within_a_bound(app: App, service: Counted, path: str)
     for values in SEARCHES[path]:
         count = spent(app, service, path, values)
         assert count <= MOST_REQUESTS + PAGES_READ, f"{values}: {count} requests"
+
+
+def test_the_list_of_workflows_says_what_their_roots_say(app: App, service: Counted) -> None:
+    graphs = app.workflows.engine.graphs
+    assert app.workflows.result("flow-59").cancel()
+    del service.asked[:]
+    found = {each.id: each.root for each in workflows(app, 50)}
+    assert len(found) == 50 and len(service.asked) <= MOST_REQUESTS
+    for name, shown in found.items():
+        root = graphs.root(name)
+        assert root is not None and shown is not None
+        assert shown.summary() == root.summary()
+    assert app.workflows.result("flow-59").id in found
+    cancelled = [name for name, shown in found.items() if shown and shown.cancelled_at]
+    assert cancelled == ["flow-59"]
 
 
 def test_an_older_page_of_runs_costs_no_more(app: App, service: Counted) -> None:

@@ -129,12 +129,15 @@ class LocalWorkflows:
         database.migrate("workflow_owners", _OWNER_STEPS)
         database.migrate("signed_workflows", _SIGNED_STEPS)
 
-    def announce(self, workflow: str, at: float) -> None:
-        """List it as open since `at`, unless it is listed."""
+    def announce(self, workflow: str, at: float, summary: bytes = b"") -> None:
+        """List it as open since `at`, unless it is listed; no summary is kept."""
         with self._database.transaction() as connection:
             row = (workflow, at, self._owner.broker or None)
             if not connection.execute(_ANNOUNCE, row).rowcount:
                 self._check(connection, workflow)
+
+    def describe(self, workflow: str, at: float, summary: bytes) -> None:
+        """Do nothing: no summary is kept."""
 
     def own_workflow(self, workflow: str, at: float) -> None:
         """Adopt a workflow without an owner, with its documents, in one transaction."""
@@ -171,8 +174,10 @@ class LocalWorkflows:
             found = rows_of(connection, _UNSIGNED, (workflow,))
         return [name for (name,) in found if isinstance(name, str)]
 
-    def close_workflow(self, workflow: str, at: float, ended_at: float) -> None:
-        """List it as ended, once and for all readers."""
+    def close_workflow(
+        self, workflow: str, at: float, ended_at: float, summary: bytes = b""
+    ) -> None:
+        """List it as ended, once and for all readers; no summary is kept."""
         self._database.change(_CLOSE, (workflow, at, ended_at, self._owner.broker or None))
 
     def reopen_workflow(self, workflow: str, at: float, ended_at: float) -> None:

@@ -9,6 +9,9 @@ Partitions
 * ``em-MARK-SHARD``: ended workflows of an owner; their row keys count down, so that the newest come
   first. ``e-SHARD``: those without an owner.
 
+A row of an open or ended workflow has a copy of what a list shows, ``summary``, encrypted and
+signed as a document of that name: reading each root would be a request for each.
+
 Each row has the owner's broker. An older release drops it from a document that it rewrites; the
 next write of its owner, or `own_workflow`, adds it again.
 """
@@ -42,6 +45,7 @@ BATCH: Final = 256
 DOCUMENTS: Final = 100_000
 PIECE: Final = "piece_"
 SIGNATURE: Final = "signature"
+SUMMARY: Final = "summary"
 
 _END: Final = "~"
 
@@ -183,12 +187,31 @@ class TablesWorkflows:
 
     # -- the index ---------------------------------------------------------------------------
 
-    def announce(self, workflow: str, at: float) -> None:
-        """List it as open since `at`, unless it is listed."""
-        call, row = TimeBudget(), {**_open(workflow, at), **self._stamp}
+    def announce(self, workflow: str, at: float, summary: bytes = b"") -> None:
+        """List it as open since `at`, unless it is listed.
+
+        Crash window: if its root is not written after that, it is listed as open until housekeeping
+        finds that it was never started.
+        """
+        call = TimeBudget()
+        row = {**_open(workflow, at), **self._stamp, **self._summary(workflow, summary)}
         if not self._requests.ensure(call, row):
             found = self._requests.read(call, row["PartitionKey"], row["RowKey"])
             self._check(workflow, "" if found is None else broker_in(found))
+
+    def describe(self, workflow: str, at: float, summary: bytes) -> None:
+        """Give it another summary, if it is listed as open since `at`."""
+        row = _open(workflow, at)
+        place = {name: row[name] for name in ("PartitionKey", "RowKey")}
+        self._requests.add(TimeBudget(), {**place, **self._summary(workflow, summary)})
+
+    def _summary(self, workflow: str, summary: bytes) -> dict[str, Any]:
+        """The properties with a summary; none without one."""
+        if not summary:
+            return {}
+        change = self._signed.closed(DocumentChange(workflow, SUMMARY, summary))
+        signature = self._signed.of_document(change)
+        return {SUMMARY: change.data, **({} if signature is None else {SIGNATURE: signature})}
 
     def own_workflow(self, workflow: str, at: float) -> None:
         """Set the owner of its place in the index, by ETag, then that of its root.
@@ -225,10 +248,13 @@ class TablesWorkflows:
             if SIGNATURE not in row or any(_signature(piece) not in row for piece in _pieces(row))
         ]
 
-    def close_workflow(self, workflow: str, at: float, ended_at: float) -> None:
+    def close_workflow(
+        self, workflow: str, at: float, ended_at: float, summary: bytes = b""
+    ) -> None:
         """List it as ended, then delete its place among the open ones."""
         call, row = TimeBudget(), _open(workflow, at)
-        self._requests.ensure(call, self._ended(workflow, at, ended_at))
+        ended = self._ended(workflow, at, ended_at)
+        self._requests.ensure(call, {**ended, **self._summary(workflow, summary)})
         self._requests.delete(call, row["PartitionKey"], row["RowKey"])
 
     def reopen_workflow(self, workflow: str, at: float, ended_at: float) -> None:
@@ -259,8 +285,10 @@ class TablesWorkflows:
     def all_workflows(self, limit: int) -> list[ListedWorkflow]:
         """Workflows of all owners: open ones, and the newest of the ended ones."""
         found = self._query("o", "RowKey gt @key", {"key": ""}, limit)
-        brokers = {each.broker for each in self.owners()} | {self._owner.broker, ""}
-        ended = [each for broker in brokers for each in self._ended_of(broker, limit, None)]
+        owners = {each.broker for each in found} | {each.broker for each in self._registered()}
+        ended = []
+        for broker in owners | {self._owner.broker, ""}:
+            ended += self._ended_of(broker, limit, None)
         return found + heapq.nlargest(limit, ended, key=attrgetter("ended_at"))
 
     def _ended_of(self, broker: str, limit: int, before: float | None) -> list[ListedWorkflow]:
@@ -289,8 +317,23 @@ class TablesWorkflows:
             return self._requests.query(call, text, {"shard": f"{kind}-{shard}", **values}, limit)
 
         pages = self._requests.each(TimeBudget(), page, range(SHARDS))
-        rows = [_listed(row) for each in pages for row in each]
+        rows = [self._listed(row) for each in pages for row in each]
         return [listed for listed in rows if listed is not None]
+
+    def _listed(self, row: Mapping[str, Any]) -> ListedWorkflow | None:
+        """The workflow in a row of the index; None if another program wrote the row."""
+        columns = Columns(row)
+        try:
+            workflow = columns.text("workflow")
+            at, ended_at = columns.time("at"), columns.optional_time("ended_at")
+            broker = columns.text("broker", missing="")
+            data, signature = columns.data(SUMMARY), columns.data(SIGNATURE)
+        except Damaged:
+            return None
+        summary = b""
+        if data is not None and not is_foreign(self._owner, broker):
+            summary = self._signed.believed_copy((workflow, SUMMARY), data, signature)
+        return ListedWorkflow(workflow, at, ended_at, broker, summary)
 
     # -- owners ------------------------------------------------------------------------------
 
@@ -346,10 +389,11 @@ class TablesWorkflows:
 
     def _move(self, call: TimeBudget, row: Mapping[str, Any]) -> None:
         """Write the row of an ended workflow for this owner, then delete the other one."""
-        listed = _listed(row)
+        listed = self._listed(row)
         if listed is not None and listed.ended_at is not None:
             now = self._ended(listed.workflow, listed.at, listed.ended_at)
-            self._requests.ensure(call, now)
+            copy = {name: row[name] for name in (SUMMARY, SIGNATURE) if name in row}
+            self._requests.ensure(call, {**now, **copy})
         self._requests.delete(call, row["PartitionKey"], row["RowKey"])
 
     # -- deletion ----------------------------------------------------------------------------
@@ -440,17 +484,3 @@ def _ended(workflow: str, at: float, ended_at: float, broker: str = "") -> dict[
         "at": float(at),
         "ended_at": float(ended_at),
     }
-
-
-def _listed(row: Mapping[str, Any]) -> ListedWorkflow | None:
-    """The workflow in a row of the index; None if another program wrote the row."""
-    columns = Columns(row)
-    try:
-        return ListedWorkflow(
-            columns.text("workflow"),
-            columns.time("at"),
-            columns.optional_time("ended_at"),
-            columns.text("broker", missing=""),
-        )
-    except Damaged:
-        return None
