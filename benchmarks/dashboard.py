@@ -85,7 +85,8 @@ FIRST_SECONDS = 0.5
 PAIRS = 100
 SLOWED = 0.02
 """By how much viewers may slow a worker."""
-SLICE_SECONDS = 2.5
+SLICE_SECONDS = 5.0
+"""As long as the pause between two heartbeats: each slice has one."""
 SETTLING_SECONDS = 1.0
 """What comes before a slice is not counted: viewers come or go."""
 
