@@ -28,7 +28,7 @@ from aztask.stores.records.base import (
     WorkerRecord,
 )
 from aztask.stores.records.tables import runlines
-from aztask.stores.records.tables.index import COPY, LONGEST_ERROR, SUMMARY
+from aztask.stores.records.tables.index import COPY, LONGEST_ERROR, SUMMARY, count_down, hours
 from aztask.stores.records.tables.rows import LONGEST_COPY
 from aztask.stores.records.tables.store import TablesResults
 from aztask.stores.tables.client import TimeBudget
@@ -212,7 +212,9 @@ def test_a_list_reads_no_row_of_what_the_index_shows(
     assert len(seen) == 1 + 41, "the long error alone, and then all for the other list"
 
 
-@pytest.mark.parametrize("damage", ["no list", "short", "another place", "another outcome"])
+@pytest.mark.parametrize(
+    "damage", ["no list", "short", "another place", "another outcome", "no settlement"]
+)
 def test_a_copy_that_was_changed_does_not_count(store: Store, damage: str) -> None:
     tables(store)
     keys = RowSignatures([b"a-key-with-enough-bytes-in-it-0123456789"])
@@ -230,6 +232,8 @@ def test_a_copy_that_was_changed_does_not_count(store: Store, damage: str) -> No
                 return msgpack.packb(parts[:-1])
             case "another place":
                 return some
+            case "no settlement":
+                return msgpack.packb([*parts[:4], None, *parts[5:]])
         return msgpack.packb([*parts[:4], msgpack.packb(to_record(Abandon())), *parts[5:]])
 
     change_copies(results, changed)
@@ -254,6 +258,23 @@ def test_states_that_share_a_range_are_listed_in_order_however_many_they_are(
     middle = pairs(results)[30][0]
     rest = [(line.task_id, line.state) for line, _ in pairs(results, after=middle.place)]
     assert rest == found[31:]
+
+
+def test_rows_of_another_program_between_the_states_are_passed_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runlines, "FIRST_PAGE", 3)
+    results = tables(store)
+    fill(results)
+    place = count_down(7200.0 * 20.5)
+    for shard in range(SHARDS):
+        for state in ("cancelled", "deferred", "expired-", "soon"):
+            for number in range(4):
+                partition = f"i-{shard}-{state}-{hours(0.0)}"
+                row = {"PartitionKey": partition, "RowKey": f"{place}-{number:024x}", "x": 1}
+                results._requests.put(TimeBudget(), row)
+    found = [line.task_id for line, run in pairs(results) if run and not run.damage]
+    assert found == [f"t{number:03}" for number in range(40, 0, -1)]
 
 
 def test_a_first_page_costs_three_requests_for_each_shard(

@@ -211,7 +211,7 @@ GROWTH: dict[str, dict[str, int]] = {
         "longest file": 2,
         "files with one importer": 4,
     },
-    "lists and credits": {"lines of code": 236},
+    "lists and credits": {"lines of code": 245},
 }
 CALLABLES = {
     "stores.payloads.payloads.Payloads(make)": "opens the store at its first use, in each process",

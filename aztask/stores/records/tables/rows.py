@@ -323,6 +323,8 @@ def run_in_copy(copy: bytes, state: State, summary: Mapping[str, Any]) -> RunRow
         signature=columns.data("signature"),
     )
     check_ends(run.state, run.ended_at, run.settlement)
+    if run.settlement is None:
+        raise Damaged("its copy has no settlement")
     return run
 
 

@@ -111,22 +111,28 @@ class _Range:
         place, size = self.row, self.size
         self.whole = len(rows) < self.size
         self.size = min(self.size * LARGER, PAGE)
-        found = [(self._state(row), row) for row in rows]
-        self.lines += (_line(state, row) for state, row in found if _PLACE.fullmatch(row["RowKey"]))
+        self.lines += filter(None, map(self._line, rows))
         self.lines.sort(key=lambda pair: pair[0].place)
         if not rows:
             return None
         self.first, self.row = rows[-1]["PartitionKey"], rows[-1]["RowKey"]
         states = list(self.starts)
-        read = states.index(found[-1][0]) + 1
+        read = states.index(self._state(self.first)) + 1
         if self.whole or read == len(states):
             return None
         behind = {state: self.starts.pop(state) for state in states[read:]}
         return _Range(behind, self.hour, place, size)
 
-    def _state(self, row: dict[str, Any]) -> State:
-        partition = row["PartitionKey"]
-        return next(each for each, start in self.starts.items() if partition.startswith(start))
+    def _line(self, row: dict[str, Any]) -> tuple[RunLine, IndexEntry] | None:
+        """The line of a row; None for one of another program."""
+        state = self._state(row["PartitionKey"])
+        known = row["PartitionKey"].startswith(self.starts[state])
+        return _line(state, row) if known and _PLACE.fullmatch(row["RowKey"]) else None
+
+    def _state(self, partition: str) -> State:
+        """The state whose partitions a page that ends there has come to."""
+        begun = [state for state, start in self.starts.items() if start <= partition]
+        return begun[-1] if begun else next(iter(self.starts))
 
     def until(self, row: str) -> list[tuple[RunLine, IndexEntry]]:
         """Give the lines up to that row key, and keep the others."""
