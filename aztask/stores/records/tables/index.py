@@ -19,9 +19,9 @@ Rules
 4. A summary is a hint. A search passes by a run whose summary does not fit, and reads the rows of
    the others. It has only what is known: rows of older releases have none, an error that is
    long, encrypted or in a blob is not in it, and a search reads their runs, too.
-5. A copy is what was recorded as the run ended, with the signature of its outcome, and is shown
-   without asking the run's own row. One that is missing, damaged, or of another place than its own,
-   does not count: then the run is read.
+5. A copy is what was recorded as the run ended, with the signature of its outcome. Lists of runs
+   show it without asking the run's own row, so they show the leftovers of rule 2, too. One that is
+   missing, damaged, or of another place than its own, does not count: then the run is read.
 6. Runs without an owner are purged `UNFINISHED_SECONDS` later than own ones, by any owner. If one
    of them is adopted, its old index row names a run that is listed elsewhere (rule 2).
 """

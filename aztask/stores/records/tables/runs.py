@@ -253,8 +253,8 @@ class Runs:
     ) -> bool:
         """Write the index row first: once the row says how the run ended, no call returns to it.
 
-        If the process dies in between, the index names a run that the next call ends. read: with
-        one, only if the run is as it was read.
+        If the process dies in between, the index names a run that the next call ends; lists show
+        it as ended already. read: with one, only if the run is as it was read.
         """
         outcome = record.outcome
         current = self.read(call, record.key)
