@@ -153,19 +153,19 @@ class Reader:
         if self._turn % FAILURES_EVERY != 1:
             return
         try:
-            self._failures = _newest_failures(results)
+            self._failures = self._newest_failures(results)
         except Exception as error:  # noqa: BLE001
             problems.append(f"failures: {safe_str(error)}")
 
-
-def _newest_failures(results: ResultStore) -> list[RunRecord]:
-    """The newest `MOST_FAILURES` that failed. Raises BrokerUnavailable."""
-    lines = results.lines(state=State.FAILED)
-    found: list[RunRecord] = []
-    while len(found) < MOST_FAILURES and not lines.ended:
-        some = lines.more(FAILURES_SECONDS)
-        while some and (left := MOST_FAILURES - len(found)) > 0:
-            read = lines.read(some[:left], FAILURES_SECONDS)
-            found += (run for run in read if run is not None)
-            some = some[left:]
-    return found
+    @staticmethod
+    def _newest_failures(results: ResultStore) -> list[RunRecord]:
+        """The newest `MOST_FAILURES` that failed. Raises BrokerUnavailable."""
+        lines = results.lines(state=State.FAILED)
+        found: list[RunRecord] = []
+        while len(found) < MOST_FAILURES and not lines.ended:
+            some = lines.more(FAILURES_SECONDS)
+            while some and (left := MOST_FAILURES - len(found)) > 0:
+                read = lines.read(some[:left], FAILURES_SECONDS)
+                found += (run for run in read if run is not None)
+                some = some[left:]
+        return found

@@ -440,7 +440,6 @@ SCENARIOS: dict[str, Scenario] = {
 EXEMPT = {
     "aztask.spark.events.unaccounted.unaccounted_by_task": "passes the store to unaccounted_runs",
     "aztask.spark.events.unaccounted.unaccounted_runs": "passes the store to started_between",
-    "aztask.operate.schedules._aside": "it reads the heartbeats of `ResultStore.workers`",
     "aztask.stores.payloads.holders.PayloadHolders": "it changes nothing; what others need stays",
     "aztask.app.app.App": "it holds the store",
     "aztask.stores.connections.Connections": "it opens the store",
