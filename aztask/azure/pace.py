@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from typing import Final
 
 from aztask.support.clock import monotonic, sleep
 from aztask.support.display import visible
+from aztask.support.forks import fork_safe_lock
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Paces:
         """leased: a part of the addresses of changes on which a lease depends; "" for none."""
         self._leased = leased
         self._paces: dict[str, RequestPace] = {}
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._said_at: dict[str, float] = {}
 
     def __bool__(self) -> bool:
