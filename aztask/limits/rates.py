@@ -159,7 +159,8 @@ class RateState:
 
     def _with_room(self, earliest: float, room: float) -> tuple[tuple[float, float], ...]:
         """`rooms` with those of a claim; of claims behind a slot, the one with the least counts."""
-        rooms = [each for each in self.rooms if each[1] < room and each[0] < earliest]
+        earliest = max([earliest, *(at for at, _ in self.rooms)])  # clocks and limits differ
+        rooms = [each for each in self.rooms if each[1] < room]
         if len(rooms) == MOST_ROOMS:
             rooms[:2] = [(rooms[1][0], rooms[0][1])]  # a little too strict for slots between them
         return (*rooms, (earliest, room))
