@@ -244,6 +244,10 @@ def test_a_summary_that_was_changed_is_none(store: Store) -> None:
         "v": b"one",
         "w": b"",
     }
+    for name in ("summary", "signature"):
+        results._requests.put(TimeBudget(), {**second, name: 7})
+        for listed in (workflows.open_workflows(10), workflows.all_workflows(10)):
+            assert {each.workflow for each in listed} == {"v", "w"}, "it hides no workflow"
 
 
 def test_a_summary_is_encrypted_and_goes_to_the_next_owner(store: Store) -> None:

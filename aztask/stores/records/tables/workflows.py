@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any, Final, cast
@@ -284,16 +285,18 @@ class TablesWorkflows:
 
     def all_workflows(self, limit: int) -> list[ListedWorkflow]:
         """Workflows of all owners: open ones, and the newest of the ended ones."""
-        found = self._query("o", "RowKey gt @key", {"key": ""}, limit)
+        found = self._query("o", "RowKey gt @key", {"key": ""}, limit, shown=True)
         owners = {each.broker for each in found} | {each.broker for each in self._registered()}
         ended = []
         for broker in owners | {self._owner.broker, ""}:
-            ended += self._ended_of(broker, limit, None)
+            ended += self._ended_of(broker, limit, None, shown=True)
         return found + heapq.nlargest(limit, ended, key=attrgetter("ended_at"))
 
-    def _ended_of(self, broker: str, limit: int, before: float | None) -> list[ListedWorkflow]:
+    def _ended_of(
+        self, broker: str, limit: int, before: float | None, *, shown: bool = False
+    ) -> list[ListedWorkflow]:
         key = "" if before is None else count_down(before) + _END
-        return self._query(_kind(broker), "RowKey gt @key", {"key": key}, limit)
+        return self._query(_kind(broker), "RowKey gt @key", {"key": key}, limit, shown=shown)
 
     def _ended(self, workflow: str, at: float, ended_at: float) -> dict[str, Any]:
         """The row among the ended workflows of this owner."""
@@ -310,30 +313,47 @@ class TablesWorkflows:
             raise foreign_id("workflow", workflow, broker, self._owner)
 
     def _query(
-        self, kind: str, condition: str, values: Mapping[str, Any], limit: int
+        self,
+        kind: str,
+        condition: str,
+        values: Mapping[str, Any],
+        limit: int,
+        *,
+        shown: bool = False,
     ) -> list[ListedWorkflow]:
         def page(call: TimeBudget, shard: int) -> list[dict[str, Any]]:
             text = f"PartitionKey eq @shard and {condition}"
             return self._requests.query(call, text, {"shard": f"{kind}-{shard}", **values}, limit)
 
         pages = self._requests.each(TimeBudget(), page, range(SHARDS))
-        rows = [self._listed(row) for each in pages for row in each]
-        return [listed for listed in rows if listed is not None]
+        rows = [(row, self._listed(row)) for each in pages for row in each]
+        found = [(row, listed) for row, listed in rows if listed is not None]
+        if not shown:  # housekeeping looks at the roots themselves
+            return [listed for _, listed in found]
+        return [self._with_summary(row, listed) for row, listed in found]
 
-    def _listed(self, row: Mapping[str, Any]) -> ListedWorkflow | None:
+    @staticmethod
+    def _listed(row: Mapping[str, Any]) -> ListedWorkflow | None:
         """The workflow in a row of the index; None if another program wrote the row."""
         columns = Columns(row)
         try:
             workflow = columns.text("workflow")
             at, ended_at = columns.time("at"), columns.optional_time("ended_at")
-            broker = columns.text("broker", missing="")
-            data, signature = columns.data(SUMMARY), columns.data(SIGNATURE)
+            return ListedWorkflow(workflow, at, ended_at, columns.text("broker", missing=""))
         except Damaged:
             return None
-        summary = b""
-        if data is not None and not is_foreign(self._owner, broker):
-            summary = self._signed.believed_copy((workflow, SUMMARY), data, signature)
-        return ListedWorkflow(workflow, at, ended_at, broker, summary)
+
+    def _with_summary(self, row: Mapping[str, Any], listed: ListedWorkflow) -> ListedWorkflow:
+        """The workflow with its summary, as far as that is believed: it hides no workflow."""
+        columns = Columns(row)
+        try:
+            data, signature = columns.data(SUMMARY), columns.data(SIGNATURE)
+        except Damaged:
+            return listed
+        if data is None or is_foreign(self._owner, listed.broker):
+            return listed
+        believed = self._signed.believed_copy((listed.workflow, SUMMARY), data, signature)
+        return replace(listed, summary=believed)
 
     # -- owners ------------------------------------------------------------------------------
 
