@@ -204,7 +204,7 @@ def test_every_page_reads_without_javascript(opened):
     page = opened("/runs", scripts=False)
     page.select_option("select[name=state]", "failed")
     page.click("form.filter button")
-    assert "state=failed" in page.url
+    page.wait_for_url("**/runs?*state=failed*")
     assert page.locator("tbody tr").count() == 1
 
 

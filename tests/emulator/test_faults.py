@@ -52,8 +52,11 @@ def test_a_restart_breaks_all_connections_and_clients_come_back():
             client.until("Close")
         client.socket.close()
         with (
-            # by default it gives up after three retries, and one send may meet more restarts
-            ServiceBusClient.from_connection_string(bus.connection_string, retry_total=20) as sdk,
+            # One send may meet more restarts than the default's three retries, and a wait that
+            # doubles with each would be longer than this test's time.
+            ServiceBusClient.from_connection_string(
+                bus.connection_string, retry_total=100, retry_mode="fixed", retry_backoff_factor=0.1
+            ) as sdk,
             sdk.get_queue_sender("q") as sender,
         ):
             end = time.monotonic() + 3
