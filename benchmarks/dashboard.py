@@ -82,7 +82,7 @@ VIEWING_SECONDS = 30.0
 PAGE_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0
 FIRST_SECONDS = 0.5
-PAIRS = 60
+PAIRS = 100
 SLOWED = 0.02
 """By how much viewers may slow a worker."""
 SLICE_SECONDS = 5.0
