@@ -21,7 +21,7 @@ from aztask.errors import LeaseLost
 from aztask.message.headers import TIME_LIMIT
 from aztask.message.message import TaskMessage
 from aztask.retry import RetryPolicy
-from aztask.session import Session
+from aztask.session import MemoryState, Session
 from aztask.steps.emitting import Emission, MemoryEmission
 from aztask.steps.engine import RunSteps
 from aztask.steps.home import MemoryHome
@@ -612,20 +612,13 @@ def unsent_context(
         ask=lambda seconds: held.renewed(clock.monotonic() + max(lease, seconds)),
         clock=clock,
     )
-    state: dict[str, Any] = {}
     return Context(
         message,
         delivery_count=delivery_count,
         lease=held,
         saved=saved,
         save=lambda _: None,
-        session=None
-        if session is None
-        else Session(
-            session,
-            load=lambda: state.get("value"),
-            store=lambda value: state.update(value=value),
-        ),
+        session=None if session is None else Session(session, MemoryState()),
         steps=RunSteps(MemoryHome(signals), message, held),
     )
 

@@ -44,7 +44,7 @@ from aztask.message.codec import Codec
 from aztask.message.encryption import Locked
 from aztask.message.message import HISTORY, TaskMessage
 from aztask.operate.action import results_of
-from aztask.session import Session
+from aztask.session import MemoryState, Session
 from aztask.steps.engine import RunSteps
 from aztask.steps.history import IN_ORDER, Branch, OpenStep, RunHistory
 from aztask.steps.home import LONGEST_WAIT, StepHome
@@ -421,7 +421,7 @@ def replayed(app: App, message: TaskMessage, records: list[StepRecord]) -> tuple
     lease, plain = TaskLease.for_testing(86400.0), Codec()
     session = None
     if message.session is not None:
-        session = Session(message.session, load=lambda: None, store=lambda _: None)
+        session = Session(message.session, MemoryState())
     context = Context(
         message,
         delivery_count=1,

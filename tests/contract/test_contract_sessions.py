@@ -8,9 +8,15 @@ import pytest
 from subjects import bodies, settle
 
 from aztask.address.shards import shard_of_session
-from aztask.errors import AztaskError, CapabilityError, LeaseLost
+from aztask.errors import AztaskError, CapabilityError, DecodeError, KeyMissing, LeaseLost
+from aztask.message.codec import Codec
+from aztask.message.encryption import Cipher, is_encrypted
 from aztask.queues.base import ANY_SESSION, Lost, Renewed, SessionHolder, Settled
+from aztask.session import StateCodec
 from aztask.settlement import Abandon, Complete, Release
+
+KEY = b"a-key-with-enough-bytes-in-it-0123456789"
+SECRET = "4111-1111-1111-1111"
 
 
 @pytest.fixture
@@ -156,6 +162,45 @@ def test_a_sessions_state_outlives_its_messages_and_holder(subject, queue):
     assert other.session_state("a") == b"\x00state"
     other.set_session_state("a", None)
     assert other.session_state("a") is None
+
+
+def test_an_encrypted_state_is_read_in_its_session_alone(subject, queue):
+    """What the service keeps of it has no secret, and is worth nothing in another session."""
+    ours = Codec(cipher=Cipher([KEY], encrypt=True))
+    subject.send(queue, b"1", session="a")
+    subject.send(queue, b"2", session="b")
+    receiver = subject.receiver(queue, session="a")
+    subject.one(receiver)
+    receiver.set_session_state("a", StateCodec(ours, queue, "a").encode({"card": SECRET}))
+    stored = receiver.session_state("a")
+    assert is_encrypted(stored)
+    assert SECRET.encode() not in stored
+    assert StateCodec(ours, queue, "a").decode(stored) == {"card": SECRET}
+    other = subject.receiver(queue, session="b")
+    subject.one(other)
+    other.set_session_state("b", stored)
+    for elsewhere in (StateCodec(ours, queue, "b"), StateCodec(ours, f"{queue}-2", "a")):
+        with pytest.raises(DecodeError, match="copied from another"):
+            elsewhere.decode(other.session_state("b"))
+    with pytest.raises(KeyMissing):
+        StateCodec(Codec(), queue, "a").decode(stored)
+
+
+def test_a_state_from_before_encryption_is_read_and_then_encrypted(subject, queue):
+    subject.send(queue, b"1", session="a")
+    receiver = subject.receiver(queue, session="a")
+    subject.one(receiver)
+    receiver.set_session_state("a", StateCodec(Codec(), queue, "a").encode([1, SECRET]))
+    assert SECRET.encode() in receiver.session_state("a")
+    state = StateCodec(Codec(cipher=Cipher([KEY], encrypt=True)), queue, "a")
+    assert state.decode(receiver.session_state("a")) == [1, SECRET]
+    receiver.set_session_state("a", state.encode([2, SECRET]))
+    assert is_encrypted(receiver.session_state("a"))
+    only_read = StateCodec(Codec(cipher=Cipher([KEY])), queue, "a")
+    assert only_read.decode(receiver.session_state("a")) == [2, SECRET]
+    assert not is_encrypted(only_read.encode([3]))
+    receiver.set_session_state("a", state.encode(None))
+    assert state.decode(receiver.session_state("a")) is None
 
 
 def test_a_lost_session_has_no_state_for_us(subject, queue):

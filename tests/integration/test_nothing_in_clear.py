@@ -1,9 +1,10 @@
 """A secret is put into every place that encryption covers, and looked for in every byte.
 
-Arguments, results, error texts, tracebacks, checkpoints, steps, signals, parts of streams, keys of
-unique tasks and limits, stored steps of workflows, schedules, debounced calls and payloads; on each
-broker; in its files, the results, payloads, events, logs and process titles. Keys encrypt it, or a
-team's own codec. Without encryption the same search finds it, so it looks in the right places.
+Arguments, results, error texts, tracebacks, checkpoints, states of sessions, steps, signals, parts
+of streams, keys of unique tasks and limits, stored steps of workflows, schedules, debounced calls
+and payloads; on each broker; in its files, the results, payloads, events, logs and process titles.
+Keys encrypt it, or a team's own codec. Without encryption the same search finds it, so it looks in
+the right places.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from azurite import running as azurite_running
 from bus import bus_site
 from harness import Site, site_in
 from storage import storage_site
-from vault_app import CODEC
+from vault_app import CODEC, SESSIONS
 from waiting import wait_until
 
 from aztask import App
@@ -128,12 +129,15 @@ def _titles() -> bytes:
 
 def _meet_everything(world: World) -> None:
     site = world.site
-    environment = site.environment
     with closing(_reader(site)) as app:
         if isinstance(app.results, Provisioned):
             app.results.create()
-    subprocess.run([sys.executable, str(CODE)], env=environment, check=True, timeout=120)
-    worker = site.worker("-Q", "default", "-c", "4", "--log-tasks", "all")
+        if app.broker.capabilities.sessions:
+            app.broker.declare(SESSIONS, QueueOptions(sessions=True, lease=60.0))
+            site.extra["VAULT_SESSIONS"] = "1"
+    subprocess.run([sys.executable, str(CODE)], env=site.environment, check=True, timeout=120)
+    queues = f"default,{SESSIONS}" if "VAULT_SESSIONS" in site.extra else "default"
+    worker = site.worker("-Q", queues, "-c", "4", "--log-tasks", "all")
     with closing(_reader(site)) as app:
 
         def ended() -> bool:
@@ -158,6 +162,8 @@ def _meet_everything(world: World) -> None:
             assert SECRET in repr(arguments_of(app, letter.message, letter.problem).args)
         assert app.result("vault.returns").get(timeout=10) == SECRET
         assert app.result("vault.large").get(timeout=10) == SECRET * 2000
+        if "VAULT_SESSIONS" in site.extra:
+            app.result("vault.remembers").get(timeout=30)  # its session has the secret as its state
         with pytest.raises(TaskFailed, match=SECRET) as raised:
             app.result("vault.fails").get(timeout=10)
         assert "vault_app.py" in raised.value.traceback

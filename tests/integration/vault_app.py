@@ -44,6 +44,10 @@ app = App(
     retry=RetryPolicy(max_retries=0),
     **CODEC if "VAULT_CODEC" in os.environ else {},
 )
+SESSIONS = "carts"
+HAS_SESSIONS = "VAULT_SESSIONS" in os.environ
+if HAS_SESSIONS:
+    app.queue(SESSIONS, sessions=True)
 app.limit("customer", rate="1/m", key=lambda card, **_: card)
 app.limit("seat", concurrency=1, key=lambda card, **_: card)
 
@@ -134,6 +138,12 @@ def joined(values: object, card: str) -> object:
     return values
 
 
+@app.task_with_context
+def remembers(context: Context, card: str) -> None:
+    assert context.session is not None
+    context.session.state = {"card": card, "before": context.session.state}
+
+
 def send_all() -> None:
     """Everything that a worker is to meet, and what is to wait where it is stored."""
     for task in (returns, fails, rejects, not_plain, waits_for_its_retry, saves, runs_on, flow):
@@ -145,6 +155,8 @@ def send_all() -> None:
     app.send(later.name, [SECRET])
     chain(returns.s(SECRET), joined.s(SECRET), runs_on.si(SECRET)).delay(workflow_id="runs")
     chain(fails.si(SECRET), joined.s(SECRET)).delay(workflow_id="fails")
+    if HAS_SESSIONS:
+        app.send(remembers.name, [SECRET], task_id=remembers.name, queue=SESSIONS, session="buyer")
     app.schedules.create("yearly", returns.s(SECRET), cron="0 6 1 1 *")
     app.close()
 

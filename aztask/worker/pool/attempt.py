@@ -43,7 +43,7 @@ from aztask.hooks import Hook
 from aztask.message.message import TaskMessage
 from aztask.retry import describe
 from aztask.sending.sessionrules import strategy_in_session
-from aztask.session import Session
+from aztask.session import Session, StateCodec
 from aztask.settlement import REASON_LIMIT, DeadLetter, Decision, to_record
 from aztask.steps.emitting import Emission, drained
 from aztask.steps.engine import RunSteps
@@ -342,28 +342,6 @@ class RunReader:
 
         return save
 
-    def _session(self, number: int, message: TaskMessage, lease: TaskLease) -> Session:
-        codec, name = self._app.codec, message.session or ""
-        place = ("session", message.queue, name)
-
-        def load() -> Any:
-            lease.ensure()
-            self.send(["state", number])
-            state = self._answers.wait(number, lease)
-            return (
-                None if state is None else codec.decode_value(codec.cipher.decrypt(state, *place))
-            )
-
-        def store(value: Any) -> None:
-            lease.ensure()
-            state = None if value is None else codec.encode_value(value)
-            if state is not None and codec.encrypts:
-                state = codec.cipher.encrypt(state, *place)
-            self.send(["set-state", number, state])
-            self._answers.wait(number, lease)
-
-        return Session(name, load=load, store=store)
-
     def spent(self, number: int, task: Task[..., Any], limit: str, amount: int) -> None:
         """Tell the worker what a run has used of a limit. Raises ConfigurationError."""
         found = {each.name for each in self._app.limits_of(task) if each.cost is not None}
@@ -374,6 +352,22 @@ class RunReader:
             )
         self.send(["spent", number, limit, amount])
 
+    def _session(self, number: int, message: TaskMessage, lease: TaskLease) -> Session:
+        name = message.session or ""
+        codec = StateCodec(self._app.codec, message.queue, name)
+        return Session(name, _WorkersState(self, number, lease, codec))
+
+    def state_of(self, number: int, lease: TaskLease) -> bytes | None:
+        """Ask the worker for the state of a run's session. Raises LeaseLost and what it answers."""
+        self.send(["state", number])
+        state: bytes | None = self._answers.wait(number, lease)
+        return state
+
+    def set_state(self, number: int, state: bytes | None, lease: TaskLease) -> None:
+        """Have the worker store the state of a run's session. Raises as `state_of` does."""
+        self.send(["set-state", number, state])
+        self._answers.wait(number, lease)
+
     def send(self, packet: list[Any]) -> None:
         """Send a packet to the worker. Raises RuntimeError in a process that a task forked."""
         if os.getpid() != self._pid:
@@ -382,6 +376,24 @@ class RunReader:
                 "return the value to the task and store it there"
             )
         self._outbox.send(packet)
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkersState:
+    """The state of a run's session, which its worker reads and writes."""
+
+    reader: RunReader
+    number: int
+    lease: TaskLease
+    codec: StateCodec
+
+    def load(self) -> Any:
+        self.lease.ensure()
+        return self.codec.decode(self.reader.state_of(self.number, self.lease))
+
+    def store(self, value: Any) -> None:
+        self.lease.ensure()
+        self.reader.set_state(self.number, self.codec.encode(value), self.lease)
 
 
 @dataclass(frozen=True, slots=True)
