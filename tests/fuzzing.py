@@ -1,22 +1,20 @@
 """How long the tests with random input run, and from which seed.
 
-AZTASK_FUZZ_SECONDS is shared by all of them; AZTASK_FUZZ_SEED repeats a run. Without either, each
-runs shortly and draws the same input each time.
+AZTASK_FUZZ_SECONDS is the time of each, AZTASK_FUZZ_SEED repeats a run. Without either, each runs
+shortly and draws the same input each time.
 """
 
 from __future__ import annotations
 
 import os
 
-SHARES = 6
-"""Bytes for the emulator; messages for three brokers, signed ones, and some without a broker."""
 SEED = 20260101
 
 
 def seconds() -> float | None:
     """How long one test runs, None for a short run of fixed length."""
     text = os.environ.get("AZTASK_FUZZ_SECONDS")
-    return float(text) / SHARES if text else None
+    return float(text) if text else None
 
 
 def seed() -> int:
