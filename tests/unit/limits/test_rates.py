@@ -352,6 +352,18 @@ def test_no_credit_is_worth_anything_once_all_of_a_burst_was_free() -> None:
     assert RateState.from_data(credited.to_data()).rooms == ((1000.0, 0.0), (1002.0, 0.0))
 
 
+def test_what_a_claim_found_free_counts_behind_a_later_one_that_wants_earlier_slots() -> None:
+    """Clocks differ, and another limit may ask for later slots."""
+    rate = Rate(12, 60.0, 6)
+    _, state = RateState(numbers=str(rate)).claim(rate, [1], 1000.0, 1000.0, weighed=True)
+    _, full = state.claim(rate, [1], 1007.0, 1007.5, weighed=True)
+    assert [room for _, room in full.rooms] == [0.0]
+    _, then = full.claim(rate, [1], 1007.1, 1007.1, weighed=True)
+    assert then.rooms == ((1007.5, 0.0), (1007.5, pytest.approx(5.40375)))
+    assert then.corrected(1, 1007.6, 1000.0).free_at == then.free_at
+    assert then.corrected(1, 1007.6, 1007.2).free_at == then.free_at, "it was free then"
+
+
 def test_the_rooms_of_claims_are_few() -> None:
     state = tokens(1_000.0)
     for number in range(40):
