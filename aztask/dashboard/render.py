@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from aztask.dashboard.access import Visitor
-from aztask.operate.requests import KINDS
+from aztask.operate.requests import KINDS, Role
 from aztask.support.display import mask, one_line, plural, short_repr, visible
 from aztask.version import shown_release
 
@@ -100,6 +100,25 @@ def ago(at: float | None, now: float | None = None) -> str:
 def may(visitor: Visitor, action: str) -> bool:
     """Whether the visitor's role may do this."""
     return visitor.role >= KINDS[action].role
+
+
+class Live:
+    """The part of one answer that open pages ask for again and again, as text.
+
+    Visitors of one role see the same, so it is written once for all of them: with many viewers,
+    that was half of what they cost. Not for several threads.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[Role | None, Markup] = {}
+
+    def text(self, visitor: Visitor | None, caller: Callable[[], Markup]) -> Markup:
+        """What visitors of this role see. `caller`: writes it; templates call this with a block."""
+        role = None if visitor is None else visitor.role
+        found = self._texts.get(role)
+        if found is None:
+            found = self._texts[role] = caller()
+        return found
 
 
 class Pages:

@@ -159,6 +159,7 @@ class Dashboard:
         context = {
             "title": shown.title,
             "made_at": shown.at,
+            "live": shown.live,
             "visitor": visitor,
             "menu": pages.MENU,
             "path": request.url.path,

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from aztask.app import App
 from aztask.dashboard.access import Visitor
+from aztask.dashboard.render import Live
 from aztask.errors import AztaskError, NotFound
 from aztask.operate.deadletters.letters import ReadLetters
 from aztask.operate.history import KeptHours
@@ -82,13 +83,15 @@ class Ask:
 class Shown:
     """A page: the template's name, its title, and what the template writes.
 
-    `at`: when it was made, UTC epoch seconds, if it is older than a page is as a rule; else None.
+    * `at`: when it was made, UTC epoch seconds, if it is older than a page is as a rule; else None.
+    * `live`: what the template has written of it, see `aztask.dashboard.render.Live`.
     """
 
     template: str
     title: str
     values: Mapping[str, Any]
     at: float | None = None
+    live: Live = field(default_factory=Live, compare=False)
 
 
 class Making(AztaskError):

@@ -9,7 +9,7 @@ import reprlib
 import traceback
 import unicodedata
 from collections.abc import Iterable
-from typing import NoReturn, Self
+from typing import Final, NoReturn, Self
 from urllib.parse import quote, quote_plus
 
 # -- masking ---------------------------------------------------------------------------------
@@ -115,6 +115,10 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 
 
+_MAY_MATCH: Final = re.compile(r"[=:%]|bearer|sharedkey", re.IGNORECASE)
+"""Found in whatever one of the patterns finds: most texts have none of it, and need one search."""
+
+
 def mask(text: str) -> str:
     """`text` with every key, signature and password in it replaced by ``****``.
 
@@ -127,6 +131,8 @@ def mask(text: str) -> str:
         found = [each for texts in list(_passing.values()) for each in texts if each in text]
         for secret in sorted(found, key=len, reverse=True):
             text = text.replace(secret, MASK)
+    if not _MAY_MATCH.search(text):
+        return text
     for pattern, replacement in _PATTERNS:
         if pattern.search(text):  # `sub` prepares its replacement even where nothing matches
             text = pattern.sub(replacement, text)

@@ -12,8 +12,10 @@ from starlette.routing import Route
 from aztask import App
 from aztask.dashboard.guard import ENTRA, ENTRA_BACK, PUBLIC, is_public
 from aztask.dashboard.pages import MENU, PAGES
+from aztask.dashboard.render import Live
 from aztask.dashboard.server import Dashboard
 from aztask.operate import search
+from aztask.operate.requests import Role
 from aztask.operate.search import RunFilter, find_runs
 from aztask.settlement import Complete, DeadLetter
 from aztask.stores.records.base import RunKey, Start, State
@@ -163,6 +165,33 @@ def test_arguments_are_shown_to_those_who_may_see_them(full):
         seen = full.as_("act").get(address).text
         assert "hidden from your role" not in seen.lower(), address
     assert "[1, 2]" in full.as_("act").get("/queue?name=default").text
+
+
+@pytest.mark.parametrize("path", sorted(PAGES))
+def test_what_is_written_for_one_role_is_for_no_other(full, monkeypatch, path):
+    """Visitors share what was written for their role, and see what they would see alone."""
+    address = ADDRESSES.get(path, path)
+    visitors = [full.as_(role) for role in ("configure", "act", "read", "act", "configure")]
+    shared = [each.get(address).text for each in visitors]
+    monkeypatch.setattr(Live, "text", lambda self, visitor, caller: caller())
+    assert shared == [each.get(address).text for each in visitors]
+
+
+def test_many_viewers_cost_one_writing_for_each_role(full, monkeypatch):
+    written, plain = [], Live.text
+    monkeypatch.setattr(
+        Live,
+        "text",
+        lambda self, visitor, caller: plain(
+            self, visitor, lambda: written.append(visitor.role) or caller()
+        ),
+    )
+    for role in ("act", "configure", "act", "act", "configure", "act"):
+        assert full.as_(role).get("/workers").status_code == 200
+    assert sorted(written) == [Role.ACT, Role.CONFIGURE]
+    full.site.forget()
+    full.as_("act").get("/workers")
+    assert len(written) == 3, "what is made anew is written anew"
 
 
 def test_secrets_in_errors_are_masked(shop):
