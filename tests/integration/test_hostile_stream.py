@@ -271,7 +271,7 @@ class Round:
             assert delay < LEASE, f"{self.name}: {innocent} started {delay:.1f} s after its send"
 
     def reconcile(self, letters: Sequence[DeadLetterView]) -> None:
-        """Each dead letter is a message that was sent, and each message ended or waits, by its mark.
+        """By marks: each dead letter is one that was sent, and each that was sent ended or waits.
 
         What has no mark left has to be one of those that no mark explains: as many as there are.
         """
