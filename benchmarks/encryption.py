@@ -7,8 +7,7 @@ the values and the bytes: encode, sign, encrypt, verify, decrypt, decode. In one
 encryption, in the next with the same keys and without it. The cost of each is that of its cheapest
 tenth of turns, since other programs of the machine can only add to one; CPU time.
 
-docs/how-to/production/encrypt.md quotes the figure. The bound is above it: it finds what makes
-encryption slower, also on a busy machine.
+docs/how-to/production/encrypt.md quotes the figure.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from aztask.settlement import Complete
 from aztask.stores.records.base import Outcome, RunKey, State
 from aztask.stores.records.rowsigning import RowSigner
 
-BOUND = 50.0
+BOUND = 25.0
 TASKS = 200
 KEY = b"a-key-with-enough-bytes-in-it-0123456789"
 

@@ -53,6 +53,7 @@ _NAME_END: Final = len(MARKER) + 8
 _SALT_END: Final = _NAME_END + 16
 _HEAD: Final = _SALT_END + 4
 _TAG_BYTES: Final = 16
+_NO_REFERENCES: Final = bytes(4)
 _NONCE: Final = bytes(12)
 _EXTRACT_SALT: Final = b"aztask-encryption"
 _CODEC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,23}")
@@ -151,6 +152,7 @@ class Cipher:
         "_codec_head",
         "_environment",
         "_first",
+        "_first_head",
         "_invalid",
         "_keys",
         "_sources",
@@ -187,7 +189,8 @@ class Cipher:
         self._codec = codec
         self._codec_head = b"" if codec is None else CODED + codec.name.encode().ljust(24, b"\0")
         self._keys: dict[bytes, KeyedDigest] = {}
-        self._first = b""
+        self._first: KeyedDigest | None = None
+        self._first_head = b""
         self._sources = tuple(keys)
         """The keys, while one of them is wrapped; then none."""
         if all(isinstance(key, bytes) for key in keys):
@@ -227,7 +230,8 @@ class Cipher:
             names.append(secret.digest(b"name")[:8])
             keys.setdefault(names[-1], secret)
         if sources:
-            self._keys, self._first = keys, names[0]
+            self._keys = keys
+            self._first, self._first_head = keys.get(names[0]), MARKER + names[0]
         if not trouble:
             self._sources = ()
         return trouble
@@ -246,18 +250,24 @@ class Cipher:
         """
         if data.startswith(_MARKERS):
             return data
-        shown = references_in(data) if MARK in data else b""
-        tail = len(shown).to_bytes(4, "big") + shown
+        tail = _NO_REFERENCES
+        if MARK in data:
+            shown = references_in(data)
+            tail = len(shown).to_bytes(4, "big") + shown
         if self._codec is not None:
             return self._encoded(self._codec, data, self._codec_head + tail, identity)
-        if not self._first and (trouble := self._unwrap()) and not self._first:
-            raise BrokerUnavailable(f"nothing can be encrypted: {trouble}")
-        name = self._first
+        first = self._first or self._unwrapped_first()
         salt = os.urandom(16)
-        head = MARKER + name + salt + tail
-        own = _derived(self._keys[name], salt)
-        sealed: bytes = self._aead(own).encrypt(_NONCE, data, head + self._bound(identity))
+        head = self._first_head + salt + tail
+        own = self._aead(_derived(first, salt))
+        sealed: bytes = own.encrypt(_NONCE, data, head + self._bound(identity))
         return head + sealed
+
+    def _unwrapped_first(self) -> KeyedDigest:
+        trouble = self._unwrap()
+        if self._first is None:
+            raise BrokerUnavailable(f"nothing can be encrypted: {trouble}")
+        return self._first
 
     def _encoded(
         self, codec: ContentCodec, data: bytes, head: bytes, identity: Sequence[str | int]
@@ -299,11 +309,9 @@ class Cipher:
             if missing := self.missing(data):
                 raise (Locked if self._sources else KeyMissing)(missing)
             key = self._keys[name]
-        own = _derived(key, data[_NAME_END:_SALT_END])
+        own = self._aead(_derived(key, data[_NAME_END:_SALT_END]))
         try:
-            opened: bytes = self._aead(own).decrypt(
-                _NONCE, data[end:], data[:end] + self._bound(identity)
-            )
+            opened: bytes = own.decrypt(_NONCE, data[end:], data[:end] + self._bound(identity))
         except (self._invalid, ValueError):
             raise DecodeError(CHANGED) from None
         return opened

@@ -32,7 +32,7 @@ from typing import Final
 import msgpack
 
 from aztask.address.owner import NO_OWNER, Owner
-from aztask.errors import DecodeError
+from aztask.errors import DecodeError, KeyMissing
 from aztask.message.encryption import Locked, is_encrypted
 from aztask.message.rowsignatures import Purpose, RowSignatures, mark_in
 from aztask.settlement import to_record
@@ -187,14 +187,13 @@ class RowSigner:
         value = outcome.value
         if not is_encrypted(value):
             return outcome
-        locked = replace(outcome, error=LOCKED) if outcome.error_type else outcome
-        if self.cipher.missing(value):
-            return locked
         try:
-            parts = unpacked(self.decrypted(value, _OUTCOME, *_place_of(key)), "value")
-        except Locked:
-            return locked
-        match parts:
+            data = self.cipher.decrypt(value, _OUTCOME, *_place_of(key))
+        except (KeyMissing, Locked):
+            return replace(outcome, error=LOCKED) if outcome.error_type else outcome
+        except DecodeError as error:
+            raise Damaged(str(error)) from None
+        match unpacked(data, "value"):
             case [bytes() | None as inner, str() as error, str() as traceback]:
                 return _with(outcome, inner, error, traceback)
         raise Damaged("its value is not that of an outcome")

@@ -56,6 +56,7 @@ WRITERS = {
     "stores.records.deadindex": ROWS,
     "operate.cli.run": "it only tries whether the value can be written",
     "schedules.template": ROWS,
+    "session": "the state of a session is never stored apart",
     "steps.emitting": ROWS,
     "operate.stepcheck": "for a child process, which stores nothing",
     "steps.keepers": ROWS,
