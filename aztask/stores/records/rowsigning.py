@@ -191,8 +191,8 @@ class RowSigner:
             data = self.cipher.decrypt(value, _OUTCOME, *_place_of(key))
         except (KeyMissing, Locked):
             return replace(outcome, error=LOCKED) if outcome.error_type else outcome
-        except DecodeError as error:
-            raise Damaged(str(error)) from None
+        except DecodeError as changed:
+            raise Damaged(str(changed)) from None
         match unpacked(data, "value"):
             case [bytes() | None as inner, str() as error, str() as traceback]:
                 return _with(outcome, inner, error, traceback)
