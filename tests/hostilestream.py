@@ -19,7 +19,7 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -69,7 +69,7 @@ JSONS = (
     *('[[], {"a": 1, "a": 2}, null]', "[[], [], []]", "[1, 2, 3]", "[[], {}]"),
 )
 KOMBU_TYPES = ("datetime", "date", "time", "decimal", "uuid", "bytes", "base64", "x")
-_A_MARK = re.compile(r"h[0-9a-f]{4,10}-[0-9]+")
+_A_MARK = re.compile(r"h[0-9a-f]{10}-[0-9]{4}")
 BOMB_BYTES = 40 * 1024 * 1024
 
 
@@ -118,6 +118,14 @@ def mark_of(*values: object) -> str:
     return "" if others and others[0][1] == most else best
 
 
+def sent_mark(mark: str, sent: Collection[str]) -> str:
+    """The mark that was sent, of one in which a character may have been damaged; else itself."""
+    if mark in sent:
+        return mark
+    near = [each for each in sent if sum(a != b for a, b in zip(each, mark, strict=False)) == 1]
+    return near[0] if len(near) == 1 else mark
+
+
 def _count_marks(value: object, found: Counter[str]) -> None:
     if isinstance(value, dict):
         value = [*value.keys(), *value.values()]
@@ -134,8 +142,9 @@ def _count_marks(value: object, found: Counter[str]) -> None:
 def _unpacked(data: bytes) -> Iterator[bytes]:
     """What may be inside: as base64, of which some may be missing, and compressed."""
     for start in range(4):
+        end = start + (len(data) - start) // 4 * 4
         with suppress(ValueError):
-            yield base64.b64decode(data[start:])
+            yield base64.b64decode(data[start:end])
     with suppress(zlib.error):
         yield zlib.decompressobj().decompress(data, 65_536)
 
@@ -166,14 +175,19 @@ class HostileStream:
         self.dice = random.Random(f"hostile {seed}")
         self._codec = codec
         self._task = task
-        self._prefix = f"h{self.dice.getrandbits(40):x}"
+        self._prefix = f"h{self.dice.getrandbits(40):010x}"
         self._room = room
         self._number = 0
+
+    @property
+    def _mark(self) -> str:
+        """Of one length: one that was cut off is none, and not that of another message."""
+        return f"{self._prefix}-{self._number:04}"
 
     def original(self) -> Envelope:
         """The next message before it is changed, under an id of its own."""
         self._number += 1
-        name = f"{self._prefix}-{self._number}"
+        name = self._mark
         encoded = self._codec.encode_arguments([name, 1], {"a": [2.5, None]})
         message = TaskMessage(name, self._task, "default", *encoded, extra={"x-mark": name})
         return self._codec.to_envelope(message)
@@ -186,8 +200,7 @@ class HostileStream:
         for _ in range(self.dice.choice((1, 1, 1, 2, 3))):
             self.dice.choice(_CHANGES)(self, changed)
         names = ", ".join(changed.names)
-        mark = f"{self._prefix}-{self._number}"
-        return Hostile(names, changed.fields, changed.waits, _covered(plain), mark)
+        return Hostile(names, changed.fields, changed.waits, _covered(plain), self._mark)
 
     # -- values ------------------------------------------------------------------------------
 
@@ -250,7 +263,7 @@ class HostileStream:
 
     def _id(self, changed: _Changes) -> None:
         text = self.dice.choice((*TEXTS, "a/b", "a\\b", "a#b?c", "x" * 1_020))
-        changed.headers["id"] = f"{text}{self._prefix}-{self._number}"
+        changed.headers["id"] = f"{text}{self._mark}"
         changed.names.append(f"id {short(text)}...")
 
     def _many_headers(self, changed: _Changes) -> None:

@@ -91,11 +91,14 @@ def payload_of(envelope: Envelope, limit: int = MESSAGE_LIMIT) -> bytes:
     return payload
 
 
-def envelope_of(payload: bytes) -> Envelope:
-    """The envelope that `payload_of` packed, without a delay."""
+def envelope_of(payload: bytes, limits: MessageLimits = _LIMITS) -> Envelope:
+    """The envelope that `payload_of` packed, without a delay.
+
+    limits: other ones, for what another service has taken.
+    """
     try:
         if len(payload) > _SMALL:
-            check_msgpack(payload, _LIMITS)
+            check_msgpack(payload, limits)
         version, *fields = msgpack.unpackb(payload, strict_map_key=False)
     except (TypeError, ValueError, DecodeError, ContentRefused, msgpack.UnpackException):
         return Envelope(payload, content_type=_UNREADABLE)

@@ -185,7 +185,7 @@ def _written(fields: Any) -> WireMessage:
     if not (isinstance(body, bytes) and isinstance(headers, dict) and isinstance(properties, dict)):
         raise _NotOurs
     given = {name: properties[name] for name in _NAMES if name in properties}
-    if not all(isinstance(value, _TYPES[name]) for name, value in given.items()):
+    if any(type(value) not in _TYPES[name] for name, value in given.items()):  # True is no time
         raise _NotOurs
     foreign = properties.get("properties", {})
     if not isinstance(foreign, dict):

@@ -28,6 +28,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.errors import EncodeError
+from aztask.message.bounds import MessageLimits
 from aztask.message.envelope import Envelope
 from aztask.queues.base import Broker
 from aztask.queues.local.payload import envelope_of, payload_of
@@ -42,6 +43,9 @@ UNDER_WAY: Final = 120.0
 
 PAGE: Final = 100
 """Notes that are read at a time."""
+
+_LIMITS: Final = MessageLimits()
+"""Of a note's envelope: what a Storage queue took is not refused here."""
 
 SHORT_PAGE: Final = 1000
 """The same for notes without their envelopes."""
@@ -291,7 +295,7 @@ def _note_in(row: Row) -> IndexedDeadLetter:
     """The note in a row, damaged or not."""
     queue, key, columns = row.place.partition, row.place.key, Columns(row.values)
     try:
-        envelope = envelope_of(columns.data("envelope") or b"")
+        envelope = envelope_of(columns.data("envelope") or b"", _LIMITS)
         if key_of(envelope) != key:  # bytes that are no envelope have another key, too
             raise Damaged("its envelope cannot be read")
         return IndexedDeadLetter(

@@ -14,9 +14,11 @@ from azure.servicebus import ServiceBusReceivedMessage
 from hostileamqp import payload_of
 from hostilestream import Hostile, HostileStream, _covered, garbled, packed_local, packed_storage
 
-from aztask.errors import CodecError
+from aztask.errors import CodecError, EncodeError
+from aztask.message.bounds import MessageLimits
 from aztask.message.codec import Codec
 from aztask.queues.local.payload import envelope_of as local_envelope
+from aztask.queues.local.payload import payload_of as local_payload
 from aztask.queues.servicebus.reading import read_message
 from aztask.queues.servicebus.wire import ages
 from aztask.queues.servicebus.wire import envelope_of as bus_envelope
@@ -59,6 +61,22 @@ def read(codec, envelope):
         codec.to_envelope(message.resubmitted(counted=True))
     except CodecError as error:
         assert "\n" not in str(error)
+
+
+def test_what_a_storage_queue_is_read_as_can_be_noted_as_a_dead_letter():
+    """The index has the local format: what that refuses would be missing in the list."""
+    stream = HostileStream(Codec(), "shop.add", f"{fuzzing.seed()} notes")
+    noted = 0
+    for _ in range(10 * MESSAGES):
+        envelope = read_text(packed_storage(stream.next().fields)).envelope
+        try:
+            payload = local_payload(envelope)
+        except EncodeError:
+            continue
+        noted += 1
+        found = local_envelope(payload, MessageLimits())
+        assert repr(found) == repr(envelope), "a header may be NaN"
+    assert noted > 5 * MESSAGES
 
 
 def test_what_is_forged_is_judged_by_the_bytes_that_are_sent():
