@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from aztask.dashboard import graph
-from aztask.dashboard.site import PAGE_SIZE, Ask, Making, Shown, Site
+from aztask.dashboard.site import PAGE_SIZE, SEARCH_REQUESTS, Ask, Making, Shown, Site
 from aztask.errors import AztaskError, ConfigurationError, NotFound
 from aztask.operate.action import audit, entry
 from aztask.operate.controls import controls, limits
@@ -158,7 +158,8 @@ def run_list(site: Site, ask: Ask) -> Shown:
     chosen = RunFilter(**{name: ask.text(name) for name in names})
     if chosen.state and chosen.state not in STATES:
         raise NotFound(f"there is no state {chosen.state!r}; the states are {', '.join(STATES)}")
-    found = find_runs(site.app, chosen, limit=PAGE_SIZE, after=ask.text("after"))
+    after = ask.text("after")
+    found = find_runs(site.app, chosen, limit=PAGE_SIZE, after=after, requests=SEARCH_REQUESTS)
     rows = [(each, ended_at(each), settlement_of(each)) for each in found.runs]
     values = {"found": found, "rows": rows, "chosen": asdict(chosen), "states": STATES}
     values |= {"mine": site.app.owner.broker}
@@ -307,7 +308,7 @@ def lease_list(site: Site, ask: Ask) -> Shown:
 def search_page(site: Site, ask: Ask) -> Shown:
     """One field for any id, name, worker or error."""
     text = ask.text("q")
-    hits = search(site.app, text) if text else Hits(())
+    hits = search(site.app, text, requests=SEARCH_REQUESTS) if text else Hits(())
     return Shown("search", "Search", {"text": text, "hits": hits.found, "runs": hits.runs})
 
 

@@ -47,6 +47,9 @@ MAKERS: Final = 8
 """Threads that make answers: most of them wait for a service."""
 
 PAGE_SIZE: Final = 50
+SEARCH_REQUESTS: Final = 12
+"""A search that has cost so many is not continued: a page costs at most 20 with everything else."""
+
 LONGEST_CONDITION: Final = 500
 
 

@@ -4,7 +4,8 @@ Rules
 1. A page ends with a place, and the next one begins behind it: runs that end in the meantime move
    nothing and repeat nothing.
 2. Lists are read in bulk (`ResultStore.lines`), and the row of a run only if it may be shown. A
-   page looks at `MOST_LOOKED` runs, reads `MOST_ROWS` rows and takes `SEARCH_SECONDS` at most.
+   page looks at `MOST_LOOKED` runs, reads `MOST_ROWS` rows and takes `SEARCH_SECONDS` at most, and
+   as many requests as who asks may spend.
 3. If that does not fill a page, it shows what was found until then, says how far back it looked,
    and has a place all the same: the next page goes on from there. It is an error only if the store
    answers nothing at all.
@@ -12,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -120,8 +122,17 @@ class RunsPage:
     damaged: Sequence[tuple[str, str]] = ()
 
 
-def find_runs(app: App, chosen: RunFilter, *, limit: int = 50, after: str = "") -> RunsPage:
+def find_runs(
+    app: App,
+    chosen: RunFilter,
+    *,
+    limit: int = 50,
+    after: str = "",
+    requests: float = math.inf,
+) -> RunsPage:
     """A page of runs of all owners. after: `RunsPage.next` of the page before.
+
+    requests: that lines and rows may cost of a service, beside the first lines.
 
     Raises ConfigurationError for a place that no page has, BrokerUnavailable, and CapabilityError
     for a state whose runs the store does not list.
@@ -129,17 +140,24 @@ def find_runs(app: App, chosen: RunFilter, *, limit: int = 50, after: str = "") 
     store = results_of(app)
     if chosen.state == State.UNREADABLE.value:
         return _unreadable(store, chosen, limit, after)
-    stored = State.SNOOZED.value if chosen.state == WAITING else chosen.state
-    state = State(stored) if stored else None
-    searches = any(getattr(chosen, name) for name in ("task", "queue", "worker", "text"))
-    lines = store.lines(state=state, after=after, everyone=True, many=searches)
-    page = _Search(lines, chosen, limit).page()
-    if after or state is not None or not store.remote:
+    page = _listed(store, chosen, limit, requests, after)
+    if after or chosen.state or not store.remote:
         return page
     # Damaged rows that workers have found: a list of ended runs on a network has none of them.
     found = store.recent(state=State.UNREADABLE, limit=MOST_UNREADABLE, everyone=True)
     known = dict(page.damaged) | {each.key.task_id: each.damage for each in found}
     return replace(page, damaged=list(known.items()))
+
+
+def _listed(
+    store: ResultStore, chosen: RunFilter, limit: int, requests: float, after: str = ""
+) -> RunsPage:
+    """A page of the runs that the store's list has."""
+    stored = State.SNOOZED.value if chosen.state == WAITING else chosen.state
+    state = State(stored) if stored else None
+    searches = any(getattr(chosen, name) for name in ("task", "queue", "worker", "text"))
+    lines = store.lines(state=state, after=after, everyone=True, many=searches)
+    return _Search(lines, chosen, limit, requests).page()
 
 
 def _unreadable(store: ResultStore, chosen: RunFilter, limit: int, after: str) -> RunsPage:
@@ -164,6 +182,7 @@ class _Search:
     lines: RunLines
     chosen: RunFilter
     limit: int
+    requests: float
     until: float = field(default_factory=lambda: clock.monotonic() + SEARCH_SECONDS)
     found: dict[RunKey, tuple[str, RunRecord]] = field(default_factory=dict)
     damaged: list[tuple[str, str]] = field(default_factory=list)
@@ -195,8 +214,9 @@ class _Search:
 
     @property
     def _bound(self) -> bool:
-        late = clock.monotonic() >= self.until
-        return late or self.count >= MOST_LOOKED or self.rows >= MOST_ROWS + self.limit
+        if clock.monotonic() >= self.until or (self.count and self.lines.requests > self.requests):
+            return True
+        return self.count >= MOST_LOOKED or self.rows >= MOST_ROWS + self.limit
 
     @property
     def _seconds(self) -> float:
@@ -346,16 +366,16 @@ class Hits:
     runs: RunsPage | None = None
 
 
-def search(app: App, text: str, *, limit: int = 50) -> Hits:
+def search(app: App, text: str, *, limit: int = 50, requests: float = math.inf) -> Hits:
     """What has this id or name, then the runs whose id or error contains the text.
 
-    A queue is found by its whole name. Raises BrokerUnavailable, and ConfigurationError without a
-    result store.
+    requests: as in `find_runs`. A queue is found by its whole name. Raises BrokerUnavailable, and
+    ConfigurationError without a result store.
     """
     hits = [*_by_name(app, text), *_running(app, text)]
     page = None
     with suppress(CapabilityError):
-        page = find_runs(app, RunFilter(text=text), limit=limit)
+        page = _listed(results_of(app), RunFilter(text=text), limit, requests)
         hits += _runs_in(page.runs)
     once = {(each.kind, each.name): each for each in reversed(hits)}
     return Hits(list(once.values())[::-1][:limit], page)

@@ -562,6 +562,11 @@ class RunLines(Protocol):
         """Whether the list has no more lines."""
         ...
 
+    @property
+    def requests(self) -> int:
+        """Those that the list has asked of a service, with those that the next `more` would ask."""
+        ...
+
     def more(self, seconds: float) -> Sequence[RunLine]:
         """The next lines: some hundred or thousand, perhaps none before the end.
 

@@ -165,6 +165,7 @@ class Slow:
         return self
 
     remote = False
+    requests = 0
     place = ""
 
     @property

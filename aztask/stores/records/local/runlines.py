@@ -42,6 +42,8 @@ _FIRST: Final = (float("-inf"), "", 0, 0)
 class LocalLines:
     """Implements `aztask.stores.records.base.RunLines`: all that a row says is known at once."""
 
+    requests = 0
+
     def __init__(
         self, database: Database, signer: RowSigner, state: State | None, after: str, mine: str
     ) -> None:

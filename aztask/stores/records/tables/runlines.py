@@ -202,7 +202,12 @@ class IndexLines:
         self._size = MANY if many else FIRST_PAGE
         self._ranges: list[_Range] | None = None
         self._entries: dict[str, IndexEntry] = {}
+        self._asked = 0
         self.place = after
+
+    @property
+    def requests(self) -> int:
+        return self._asked + sum(each.hungry for each in self._ranges or ())
 
     @property
     def ended(self) -> bool:
@@ -216,6 +221,7 @@ class IndexLines:
         if self._ranges is None:
             self._ranges = self._opened(call)
         hungry = [each for each in self._ranges if each.hungry]
+        self._asked += len(hungry)
         for each, rows in zip(hungry, self._requests.each(call, self._page, hungry), strict=True):
             if (behind := each.add(rows)) is not None:
                 self._ranges.append(behind)
@@ -232,6 +238,7 @@ class IndexLines:
         """The runs; those without a copy in parallel, one request for each."""
         found = {line.place: self._copied(line) for line in lines}
         missing = [place for place, run in found.items() if run is None]
+        self._asked += len(missing)
         entries = [self._entries[place] for place in missing]
         read = self._requests.each(TimeBudget(seconds), self._run, entries)
         found.update(zip(missing, read, strict=True))
