@@ -295,6 +295,34 @@ def test_a_first_page_costs_three_requests_for_each_shard(
     assert len(asked) == 2 + (3 + 5) * SHARDS, "owners are remembered"
 
 
+@pytest.mark.parametrize("page", [3, 5])
+def test_behind_a_place_in_a_busy_hour_the_rest_of_the_hour_is_asked_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    """By its one partition: else the service reads all newer rows of the hour, too."""
+    monkeypatch.setattr(runlines, "FIRST_PAGE", page)
+    monkeypatch.setattr(runlines, "_TOLD_BY", 2)
+    monkeypatch.setattr(runlines, "PAGE", 10)
+    results = tables(store)
+    for number in range(120):  # two hours, a minute each
+        state = State.FAILED if number % 40 == 7 else State.SUCCEEDED
+        record(results, number, state, at=7200.0 * 5 + 60.0 * number)
+    lines = [line for line, _ in pairs(results)]
+    assert [line.task_id for line in lines] == [f"t{number:03}" for number in range(119, -1, -1)]
+    query, filters = results._requests.query, list[str]()
+
+    def noting(call: Any, text: str, *given: Any) -> Any:
+        filters.append(text)
+        return query(call, text, *given)
+
+    monkeypatch.setattr(results._requests, "query", noting)
+    for place in (0, 1, 30, 58, 59, 60, 61, 100, 118, 119):
+        del filters[:]
+        rest = [line for line, _ in pairs(results, after=lines[place].place)]
+        assert rest == lines[place + 1 :]
+        assert runlines._HOUR in filters
+
+
 def test_a_line_of_an_older_release_tells_nothing_and_its_run_everything(store: Store) -> None:
     results = tables(store)
     fill(results, 3)

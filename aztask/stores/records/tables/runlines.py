@@ -10,7 +10,11 @@ Rules
    are a range of their own from then on. So a first page costs three requests for each shard, and a
    page behind a place five: there, one range over two busy states would read all rows of the second
    one that are newer than the place.
-2. Ranges of rows without an owner, which only older releases write, cost one request for all if
+2. Behind a place, a filter of partitions and row keys makes the service read all newer rows of the
+   hour, too, a thousand for each answer. Where an hour has so many, as lists have shown
+   (`BusyRanges`), the rest of the hour is asked for first, by its one partition, and what is behind
+   it only if that does not fill the page.
+3. Ranges of rows without an owner, which only older releases write, cost one request for all if
    there are none. Which owners there are is asked once in `OWNERS_SECONDS`.
 """
 
@@ -67,7 +71,13 @@ FEW: Final = 16
 in one round of requests, and not one after the other."""
 _PLACE: Final = re.compile(r"[0-9]{14}-[0-9a-f]{24}")
 _HASHED: Final = "t-~"
+_COLUMNS: Final = (*NAMES, *SUMMARY, COPY)
 _RANGE: Final = "PartitionKey ge @first and PartitionKey lt @end and RowKey gt @row"
+_HOUR: Final = "PartitionKey eq @first and RowKey gt @row"
+_BEHIND: Final = "PartitionKey gt @first and PartitionKey lt @end and RowKey gt @row"
+_HOUR_DIGITS: Final = 7
+_TOLD_BY: Final = 20
+"""So many runs of one state tell how many an hour has."""
 
 
 @dataclass(slots=True)
@@ -141,6 +151,34 @@ class _Range:
         return given
 
 
+class BusyRanges:
+    """Which states of which shards have more runs an hour than an answer has. Any thread may call.
+
+    A hint, learned from lists: without it, an answer takes longer.
+    """
+
+    def __init__(self) -> None:
+        self._busy: set[str] = set()
+
+    def __contains__(self, partition: str) -> bool:
+        return partition[:-_HOUR_DIGITS] in self._busy
+
+    def learn(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Take from a page of a range how fast the runs of its last state ended."""
+        start = rows[-1]["PartitionKey"][:-_HOUR_DIGITS] if rows else ""
+        times = [
+            time_of(each["RowKey"])
+            for each in rows
+            if each["PartitionKey"].startswith(start) and _PLACE.fullmatch(each["RowKey"])
+        ]
+        if len(times) < _TOLD_BY:
+            return
+        if len(times) * 3600 > PAGE * (times[0] - times[-1]):
+            self._busy.add(start)
+        else:
+            self._busy.discard(start)
+
+
 class ListedOwners:
     """Whose runs are listed. Any thread may call."""
 
@@ -181,6 +219,7 @@ class IndexLines:
         index: EndIndex,
         runs: Runs,
         owners: ListedOwners,
+        busy: BusyRanges,
         states: Sequence[State],
         after: str,
         *,
@@ -197,6 +236,7 @@ class IndexLines:
         self._index = index
         self._runs = runs
         self._owners = owners
+        self._busy = busy
         self._states = states
         self._everyone = everyone
         self._size = MANY if many else FIRST_PAGE
@@ -279,7 +319,15 @@ class IndexLines:
 
     def _page(self, call: TimeBudget, which: _Range) -> list[dict[str, Any]]:
         values = {"first": which.first, "end": which.end, "row": which.row}
-        return self._requests.query(call, _RANGE, values, which.size, (*NAMES, *SUMMARY, COPY))
+        rows: list[dict[str, Any]] = []
+        rest = _RANGE
+        if which.row and which.first in self._busy:  # rule 2
+            rows = self._requests.query(call, _HOUR, values, which.size, _COLUMNS)
+            rest = _BEHIND
+        if (left := which.size - len(rows)) > 0:
+            rows = [*rows, *self._requests.query(call, rest, values, left, _COLUMNS)]
+        self._busy.learn(rows)
+        return rows
 
 
 def _line(state: State, entity: dict[str, Any]) -> tuple[RunLine, IndexEntry]:

@@ -70,7 +70,7 @@ from aztask.stores.records.tables.rows import (
     worker_entity,
     worker_of,
 )
-from aztask.stores.records.tables.runlines import IndexLines, ListedOwners
+from aztask.stores.records.tables.runlines import BusyRanges, IndexLines, ListedOwners
 from aztask.stores.records.tables.runs import RunOwners, Runs
 from aztask.stores.records.tables.schedules import TablesSchedules
 from aztask.stores.records.tables.workflows import TablesWorkflows
@@ -196,6 +196,7 @@ class TablesResults:
             self._requests, self._blobs, self._index, self._quarantine, clock, owner, self._signer
         )
         self._listed_owners = ListedOwners(self._requests, self._owners, self._index.mine)
+        self._busy = BusyRanges()
         self._leftovers = Leftovers(self._requests, self._blobs, workflows, clock, owner)
         self._marks = CancellationMarks(self._requests, owner)
         self._clock = clock
@@ -421,7 +422,7 @@ class TablesResults:
         """A list of ended runs in bulk, from the index; see `ResultStore.lines`."""
         _check_listed(state)
         states = ENDED if state is None else (state,)
-        parts = self._requests, self._index, self._runs, self._listed_owners
+        parts = self._requests, self._index, self._runs, self._listed_owners, self._busy
         return IndexLines(*parts, states, after, everyone=everyone, many=many)
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
