@@ -27,7 +27,7 @@ from azure.data.tables import EdmType, EntityProperty
 
 from aztask.support.clock import Clock
 
-from .tablefilter import Filter
+from .tablefilter import Filter, Test
 from .wire import Refused
 
 Values = dict[str, Any]
@@ -42,6 +42,8 @@ ANY_TAG: Final = "*"
 
 _KEYS: Final = ("PartitionKey", "RowKey")
 _FORBIDDEN: Final = re.compile(r"[/\\#?\x00-\x1f\x7f-\x9f]")
+_PLAIN: Final = frozenset({str, bytes, bool, float})
+"""The types of most properties, which are kept as they are."""
 _WHOLE: Final = 2**31
 _LONG: Final = 2**63
 
@@ -194,10 +196,13 @@ class Tables:
         partitions = condition.range_of("PartitionKey", parameters)[:2]
         keys = condition.range_of("RowKey", parameters)[:2]
         found: list[StoredRow] = []
-        passes, limit = condition.test(parameters), min(limit, PAGE)
+        passes: Test | None = None  # most looks for old rows find no row to test
+        limit = min(limit, PAGE)
         for looked_at, each in enumerate(stored.between(partitions, keys, after)):
             if looked_at >= self.page or len(found) >= limit:
                 return found, (each.values["PartitionKey"], each.values["RowKey"])
+            if passes is None:
+                passes = condition.test(parameters)
             if passes(each):
                 found.append(each)
         return found, None
@@ -280,6 +285,9 @@ def _stored(values: Mapping[str, Any]) -> Values:
     """The properties that are kept: what the SDK sends, and gives back from the answer."""
     kept: Values = {}
     for name, value in values.items():
+        if type(value) in _PLAIN:
+            kept[name] = value
+            continue
         known = value.value if isinstance(value, Enum) else value
         if isinstance(known, EntityProperty):
             known = _long(known)
@@ -311,9 +319,13 @@ def _check(values: Values) -> None:
             raise Refused(400, "KeyValueTooLarge")
     if len(values) > PROPERTIES + len(_KEYS):
         raise Refused(400, "TooManyProperties")
-    if any(_bytes_of_value(value) > PROPERTY_BYTES for value in values.values()):
+    size = _bytes_of(values)
+    # No property of a row is larger than the row, and most rows are small.
+    if size > PROPERTY_BYTES and any(
+        _bytes_of_value(value) > PROPERTY_BYTES for value in values.values()
+    ):
         raise Refused(400, "PropertyValueTooLarge")
-    if _bytes_of(values) > ROW_BYTES:
+    if size > ROW_BYTES:
         raise Refused(400, "EntityTooLarge")
 
 
