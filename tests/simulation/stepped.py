@@ -324,7 +324,7 @@ class SteppedSessions:
     @property
     def working(self) -> int:
         """How many sessions are served now."""
-        return sum(not slot.waits for slot in self.slots)
+        return sum([not slot.waits for slot in self.slots]) if self.slots else 0
 
     @property
     def due(self) -> bool:
@@ -334,7 +334,7 @@ class SteppedSessions:
     @property
     def next_at(self) -> float:
         """When `step` has something to do."""
-        at = min((slot.next_at for slot in self.slots), default=math.inf)
+        at = min([slot.next_at for slot in self.slots]) if self.slots else math.inf
         return min(at, self._at) if self._may_look() else at
 
     def _may_look(self) -> bool:

@@ -27,7 +27,7 @@ from azure.data.tables import EdmType, EntityProperty
 
 from aztask.support.clock import Clock
 
-from .tablefilter import Filter, Test
+from .tablefilter import Filter
 from .wire import Refused
 
 Values = dict[str, Any]
@@ -98,6 +98,13 @@ class StoredTable:
         if not keys:
             del self.rows[partition], self.keys[partition]
             del self.partitions[bisect_left(self.partitions, partition)]
+
+    def has_between(self, least: str, greatest: str | None) -> bool:
+        """Whether there is a partition from the first to the second."""
+        if least == greatest:
+            return least in self.rows
+        at = bisect_left(self.partitions, least)
+        return at < len(self.partitions) and (greatest is None or self.partitions[at] <= greatest)
 
     def between(
         self, partitions: tuple[str, str | None], rows: tuple[str, str | None], after: Any
@@ -193,16 +200,15 @@ class Tables:
     ) -> tuple[list[StoredRow], tuple[str, str] | None]:
         """Up to `limit` rows from `after` on, and where the rest begins; None if that was all."""
         stored = self._table(table)
-        partitions = condition.range_of("PartitionKey", parameters)[:2]
-        keys = condition.range_of("RowKey", parameters)[:2]
+        partitions = condition.range_of("PartitionKey", parameters)
         found: list[StoredRow] = []
-        passes: Test | None = None  # most looks for old rows find no row to test
-        limit = min(limit, PAGE)
+        if not stored.has_between(*partitions):  # as for most looks at what is old
+            return found, None
+        keys = condition.range_of("RowKey", parameters)
+        passes, limit = condition.test(parameters), min(limit, PAGE)
         for looked_at, each in enumerate(stored.between(partitions, keys, after)):
             if looked_at >= self.page or len(found) >= limit:
                 return found, (each.values["PartitionKey"], each.values["RowKey"])
-            if passes is None:
-                passes = condition.test(parameters)
             if passes(each):
                 found.append(each)
         return found, None
