@@ -120,6 +120,7 @@ class DeclaredQueues:
         self._tasks = tasks
         self._limits = limits
         self._queues: dict[str, QueueSettings] = {}
+        self._applied: dict[str, tuple[QueueSettings, Settings]] = {}
         self._by_priority: dict[str, str] = {}
         self._names: set[str] = set()  # those that the broker allows
         self._lease_given = "lease" in given
@@ -262,7 +263,13 @@ class DeclaredQueues:
     def settings_of(self, name: str) -> Settings:
         """The settings that apply to the queue: its own where it has any, else the app's."""
         own = self._own(name)
-        return own.over(self._settings) if own else self._settings
+        if own is None:
+            return self._settings
+        # Each message that is verified asks for them, and `over` checks every setting anew.
+        known = self._applied.get(own.name)
+        if known is None or known[0] != own:
+            known = self._applied[own.name] = (own, own.over(self._settings))
+        return known[1]
 
     def lease_seconds(self, name: str, can: Capabilities | None = None) -> float:
         """The lease duration to request for the queue, in seconds.

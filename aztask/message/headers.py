@@ -357,11 +357,13 @@ def check_extra(
                 f"header {name} holds too much: at most {most_items} further values,"
                 f" {EXTRA_DEPTH} levels deep"
             )
+        if _is_plain(value, limits):
+            continue
         if isinstance(value, Mapping):
             stack.extend((read_text(name, key), part, depth + 1) for key, part in value.items())
         elif isinstance(value, list | tuple) and not isinstance(value, msgpack.ExtType):
             stack.extend((name, part, depth + 1) for part in value)
-        elif not _is_plain(value, limits):
+        else:
             raise DecodeError(f"header {name} cannot be carried on: {_shown(value)}")
 
 

@@ -158,7 +158,7 @@ class TaskMessage:
         * `unknown_since`: set while the task's name is unknown, cleared otherwise.
         * `eta`: when it may start, for services whose delays are chained.
         """
-        return replace(
+        return changed(
             self,
             hop=self.hop + 1,
             resubmit_count=self.resubmit_count + (1 if counted else 0),
@@ -359,3 +359,11 @@ def build(kind: type[T], values: dict[str, Any]) -> T:
     made = object.__new__(kind)
     object.__setattr__(made, "__dict__", values)
     return made
+
+
+def changed(value: T, **changes: Any) -> T:
+    """A copy with these fields changed: `dataclasses.replace`, for instances that `build` can make.
+
+    Nothing checks that the fields exist.
+    """
+    return build(type(value), {**value.__dict__, **changes})

@@ -40,6 +40,7 @@ from aztask.errors import ConfigurationError, ContentRefused, DecodeError
 from aztask.message.bounds import MessageLimits, check_size
 from aztask.message.envelope import Envelope
 from aztask.message.headers import SIGNATURE, SIGNATURE_2, check_before_signature
+from aztask.message.message import changed
 from aztask.support import clock
 from aztask.support.keyed import KeyedDigest
 
@@ -204,15 +205,16 @@ class Signatures:
         old = self._rules.old
         content_type = envelope.content_type + (_place(stored) if stored else "")
         content_type += ANNOUNCED if old else ""
-        envelope = replace(envelope, content_type=content_type)
+        headers = dict(envelope.headers)
+        envelope = changed(envelope, content_type=content_type, headers=headers)
         sent = self._rules.now()
         delay = envelope.delay if 0 <= envelope.delay < _LONGEST_DELAY else 0.0
         times = (round(sent * 1e6), round((sent + delay) * 1e6))
         signature = self._signer.sign(self._parts(envelope, queue, times), VERSION)
-        headers = {**envelope.headers, SIGNATURE_2: f"2:{times[0]}:{times[1]}:{signature}"}
-        if old:
+        headers[SIGNATURE_2] = f"2:{times[0]}:{times[1]}:{signature}"
+        if old:  # which covers neither signature
             headers[SIGNATURE] = self._signer.sign(_old_parts(envelope, queue))
-        return replace(envelope, headers=headers)
+        return envelope
 
     def verify(
         self,
@@ -332,8 +334,13 @@ def _parts(envelope: Envelope, queue: str, times: tuple[int, int], environment: 
         raise DecodeError(f"a signed header cannot be written: {error}") from None
 
 
+_SINGLE: Final = frozenset({str, int, float, bool, bytes, type(None)})
+
+
 def _in_order(value: Any) -> Any:
     """The value with the keys of its maps in order, so that a broker may reorder them."""
+    if type(value) in _SINGLE:  # as most are: that a value is no Mapping takes longer to find out
+        return value
     if isinstance(value, Mapping):
         return {name: _in_order(value[name]) for name in sorted(value)}
     if isinstance(value, list | tuple):

@@ -79,9 +79,9 @@ class Change(NamedTuple):
     beside: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """A kind of record, and where its rows are.
+    """A kind of record, and where its rows are. Each is a constant, equal to itself alone.
 
     * `columns`: the type of each value. A whole number has 32 bits.
     * `due`: the column with the time at which `Rows.due` finds a row, if the kind has one.

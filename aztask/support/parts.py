@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 from types import FrameType
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -276,7 +277,7 @@ _numbers = count(1)
 def all_parts() -> list[Part]:
     """The parts of this process, in the order in which they were made."""
     found = [reference() for reference in _parts.valuerefs()]
-    return sorted((each for each in found if each is not None), key=lambda each: each._number)
+    return sorted((each for each in found if each is not None), key=attrgetter("_number"))
 
 
 def part_of(thread: threading.Thread) -> Part | None:

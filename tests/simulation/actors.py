@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aztask.app import App
@@ -19,9 +19,11 @@ from .watched import unavailable, watch
 
 if TYPE_CHECKING:
     from aztask.message.message import TaskMessage
+    from aztask.queues.delivery import Delivery
     from aztask.worker.pool.attempt import RunReader
     from aztask.worker.pool.packets import Answers
 
+    from .book import Key
     from .places import Site
     from .world import World
 
@@ -32,6 +34,41 @@ ALL_AT_ONCE: Final = 0.8
 LONGEST_POLL: Final = 30.0
 SHORTEST_POLL: Final = 0.05
 """Seconds between two receives from an empty queue, if the worker is not woken."""
+
+
+class Held:
+    """Deliveries, each with the key of its run, also by that key."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Delivery, Key] = {}
+        self._of: dict[Key, list[Delivery]] = {}
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return iter(self._keys)
+
+    def __contains__(self, delivery: Delivery) -> bool:
+        return delivery in self._keys
+
+    def add(self, delivery: Delivery, key: Key) -> None:
+        """Add one."""
+        self._keys[delivery] = key
+        self._of.setdefault(key, []).append(delivery)
+
+    def key(self, delivery: Delivery, missing: Key) -> Key:
+        """The key of its run; `missing` if it is not held."""
+        return self._keys.get(delivery, missing)
+
+    def of(self, key: Key) -> Sequence[Delivery]:
+        """Those of one run."""
+        return self._of.get(key, ())
+
+    def remove(self, delivery: Delivery) -> None:
+        """Forget one, if it is held."""
+        key = self._keys.pop(delivery, None)
+        if key is not None:
+            self._of[key].remove(delivery)
+            if not self._of[key]:
+                del self._of[key]
 
 
 class Actor:
@@ -54,7 +91,7 @@ class Actor:
         skew = world.course.skew
         self.ahead = random.Random(f"{world.course.seed} {name}").uniform(-skew, skew)
         self.unsaid: set[str] = set()
-        self.held: dict[Any, tuple[str, int, int]] = {}
+        self.held = Held()
         self.broker, self.results = watch(self, *site.open(self))
         self.app = world.program.build(self)
         self.app.on_event(self._event)
@@ -150,7 +187,8 @@ class Worker(Actor):
 
     def running(self) -> list[SteppedRun]:
         """What its pool runs."""
-        return [run for process in self.machine.processes for run in process.runs()]
+        busy = [process for process in self.machine.processes if not process.idle]
+        return [run for process in busy for run in process.runs()]
 
 
 class SimulatedMachine(Machine):

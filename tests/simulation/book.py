@@ -190,12 +190,15 @@ class Book:
     def strike(self, actor: Actor) -> None:
         """A fault hits everything that the actor holds."""
         for delivery in actor.held:
-            self._hit(actor, delivery)
+            if delivery in self._struck:
+                self.counts["leases struck twice"] += 1
+            else:
+                self._hit(actor, delivery)
         for task_id in actor.unsaid:
             self.lives[task_id].struck = True
 
     def _hit(self, actor: Actor, delivery: Delivery) -> None:
-        key = actor.held.get(delivery, NO_RUN)
+        key = actor.held.key(delivery, NO_RUN)
         if delivery in self._struck:
             self.counts["leases struck twice"] += 1
             return
@@ -291,7 +294,7 @@ class Book:
         alone = delivery.session is None and not actor.site.remote
         until = (now if actor.site.remote else asked_at) + delivery.lease_seconds
         self.until[delivery] = until if alone else delivery.deadline
-        actor.held[delivery] = key
+        actor.held.add(delivery, key)
         self.counts["deliveries"] += 1
         self.note(actor.name, f"received {delivery.envelope.message_id}", key[0])
         if delivery.deadline > until + 1e-6:
@@ -313,7 +316,7 @@ class Book:
         """
         self.until[delivery] = max(deadline, delivery.deadline) if actor.site.remote else until
         self.counts["renewals"] += 1
-        key = actor.held.get(delivery, NO_RUN)
+        key = actor.held.key(delivery, NO_RUN)
         self.note(actor.name, f"renewed until {until:.2f}", key[0])
         if max(deadline, delivery.deadline) > until + 1e-6:
             self.complain(
@@ -326,9 +329,10 @@ class Book:
         """A session was released, with what is left of these deliveries."""
         for delivery in deliveries:
             if delivery in actor.held:
-                self.note(actor.name, "gives the session back", actor.held[delivery][0])
+                key = actor.held.key(delivery, NO_RUN)
+                self.note(actor.name, "gives the session back", key[0])
                 self._hit(actor, delivery)
-                del actor.held[delivery]
+                actor.held.remove(delivery)
                 self.until.pop(delivery, None)
 
     def settled(self, actor: Actor, delivery: Delivery, settlement: Settlement, dead: bool) -> None:
@@ -352,7 +356,7 @@ class Book:
             )
         if isinstance(settlement, Release):
             self._hit(actor, delivery)
-        actor.held.pop(delivery, None)
+        actor.held.remove(delivery)
         self.until.pop(delivery, None)
         if key is NO_RUN or pointer:
             return
@@ -608,12 +612,11 @@ class Book:
         if life is None:
             return 0
         # What a flow reads before its first line takes time here, in which no guard ends it.
-        if life.kind not in ("once", "flow") and not any(
-            now <= self.until.get(delivery, 0.0)
-            for delivery, its in actor.held.items()
-            if its == key
-        ):
-            self.complain("runs-under-its-lease", f"{key} ran after its lease had ended", key[0])
+        if life.kind not in ("once", "flow"):
+            held = actor.held.of(key)
+            if not any(now <= self.until.get(delivery, 0.0) for delivery in held):
+                text = f"{key} ran after its lease had ended"
+                self.complain("runs-under-its-lease", text, key[0])
         if life.session is not None:
             self._in_order(life)
         life.bodies += 1

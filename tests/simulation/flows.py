@@ -270,6 +270,8 @@ class Flows:
 
     def check_resting(self, workers: Sequence[Worker]) -> None:
         """No worker that moves has anything of a run that rests."""
+        if not self.resting:
+            return
         now = self._world.time.now
         for worker in workers:
             if worker.frozen_until > now or worker.parked is not None:

@@ -87,13 +87,8 @@ class SteppedMailbox:
 
     @property
     def due(self) -> bool:
-        """Whether the loop's wait ends now."""
-        if self._calls or self._woken:
-            return True
-        for each in self._watched:  # noqa: SIM110  # asked for before every step of the world
-            if each.pending:
-                return True
-        return False
+        """Whether the loop's wait ends now; a process with answers ends it, too."""
+        return bool(self._calls) or self._woken
 
     def post(self, call: Callable[[], None]) -> None:
         """Keep the call for the next turn."""
@@ -329,7 +324,7 @@ class SteppedSessions:
     @property
     def working(self) -> int:
         """How many sessions are served now."""
-        return sum(not slot.waits for slot in self.slots)
+        return sum([not slot.waits for slot in self.slots]) if self.slots else 0
 
     @property
     def due(self) -> bool:
@@ -339,7 +334,7 @@ class SteppedSessions:
     @property
     def next_at(self) -> float:
         """When `step` has something to do."""
-        at = min((slot.next_at for slot in self.slots), default=math.inf)
+        at = min([slot.next_at for slot in self.slots]) if self.slots else math.inf
         return min(at, self._at) if self._may_look() else at
 
     def _may_look(self) -> bool:
@@ -505,6 +500,7 @@ class SteppedProcess:
         self._ready = False
         self._next_at: float | None = None
         """What `next_at` has found, until something changes."""
+        self._changed()
         self._replies = Answers()
         outbox = SteppedOutbox(self._answers, machine)
         self._ask = outbox.send
@@ -520,13 +516,17 @@ class SteppedProcess:
         """Whether the worker has something to read."""
         return bool(self._answers) or (self.hung_up and not self._seen)
 
+    def _changed(self) -> None:
+        self._next_at = None
+        self._machine.stirring[self.pid] = self
+
     # -- what the worker does ----------------------------------------------------------------
 
     def send(self, packet: list[Any]) -> bool:
         """Put a delivery into the inbox."""
         if self.hung_up:
             return False
-        self._next_at = None
+        self._changed()
         self._inbox.append(packet)
         return True
 
@@ -536,7 +536,7 @@ class SteppedProcess:
         run = self._runs.get(number)
         if self.hung_up:
             return True
-        self._next_at = None
+        self._changed()
         if kind == "ping":
             self._answers.append(["alive"])
         elif kind == "answer":
@@ -565,7 +565,7 @@ class SteppedProcess:
         """Take back what it has not read."""
         numbers = [packet[0] for packet in self._inbox if packet]
         self._inbox = deque(packet for packet in self._inbox if not packet)
-        self._next_at = None
+        self._changed()
         return numbers
 
     def runs(self) -> list[SteppedRun]:
@@ -575,6 +575,11 @@ class SteppedProcess:
     def running(self) -> dict[int, float]:
         """What its slots run, and since when."""
         return {number: run.started for number, run in self._runs.items()}
+
+    @property
+    def idle(self) -> bool:
+        """Whether its slots run nothing."""
+        return not self._runs
 
     def memory(self) -> int:
         """It uses none of its own."""
@@ -617,7 +622,7 @@ class SteppedProcess:
         try:
             self._step()
         finally:
-            self._next_at = None
+            self._changed()
 
     def _step(self) -> None:
         if not self._ready:
@@ -710,7 +715,8 @@ class SteppedProcess:
         """End now; what it runs ends with it."""
         if self.hung_up:
             return
-        self.status, self.hung_up, self._next_at = status, True, None
+        self.status, self.hung_up = status, True
+        self._changed()
         self._runs.clear()
         self._machine.dead.append(self)
 
@@ -768,6 +774,8 @@ class Machine:
     ahead: by how much its wall clock is ahead of the services'.
     poll: seconds between two receives from an empty queue, at least.
     trace: what was noted, each with its time.
+    stirring: the processes that can take a step now or at some time, or have answered; by number.
+        A pool has up to 128, most of them idle, and `steps` is asked before each step of a world.
     """
 
     time: Time
@@ -777,6 +785,7 @@ class Machine:
     poll: float = 0.0
     trace: list[tuple[float, str, str]] = field(default_factory=list)
     dead: list[SteppedProcess] = field(default_factory=list)
+    stirring: dict[int, SteppedProcess] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.clock = self.time.clock(self.ahead)
@@ -904,6 +913,7 @@ class Machine:
     def steps(self) -> list[Step]:
         """What can be done now, in an order that is the same in every course."""
         now, found = self.time.now, list[Step]()
+        answered = bool(self.dead)
         for number, keeper in enumerate(self.keepers):
             if (at := keeper.due_at) is not None and at <= now:
                 found.append(Step("renew", number, keeper.turn))
@@ -913,14 +923,23 @@ class Machine:
         for name, lane in self.lanes.items():
             if lane.due:
                 found.append(Step("lane", name, lane.step))
-        for process in self.processes:
+        for process in self._stirring():
             if process.next_at <= now:
                 found.append(Step("process", process.pid, process.step))
+            answered = answered or process.pending
         for each in self.schedulings:
             if each.next_at <= now:
                 found.append(Step("schedules", "", each.turn))
-        if self.supervisor is not None and (now >= self.box.until or self.box.due or self.dead):
+        if self.supervisor is not None and (now >= self.box.until or self.box.due or answered):
             found.append(Step("turn", "", self.turn))
+        return found
+
+    def _stirring(self) -> list[SteppedProcess]:
+        """Those of `stirring`, in the order of their starts; the others are forgotten."""
+        found = [self.stirring[pid] for pid in sorted(self.stirring)]
+        for process in found:
+            if process.next_at == math.inf and not process.pending:
+                del self.stirring[process.pid]
         return found
 
     @property
@@ -929,7 +948,7 @@ class Machine:
         times = [self.box.until]
         times += [at for keeper in self.keepers if (at := keeper.due_at) is not None]
         times += [intake.next_at for intake in self.intakes]
-        times += [process.next_at for process in self.processes]
+        times += [process.next_at for process in self.stirring.values()]
         times += [each.next_at for each in self.schedulings]
         return min(times)
 

@@ -173,10 +173,11 @@ class World:
         now = self.time.now
         while self.todo and self.todo[-1].at <= self.now + 1e-6:
             self.carry_out(self.todo.pop())
-        for sender in [each for each in self.standing if each.frozen_until <= now]:
-            self.standing.remove(sender)
-            if sender.alive:
-                self.act(sender, None)
+        if self.standing:
+            for sender in [each for each in self.standing if each.frozen_until <= now]:
+                self.standing.remove(sender)
+                if sender.alive:
+                    self.act(sender, None)
         ready = [each for each in self.workers if each.wake_at <= now and each.frozen_until <= now]
         while ready:
             at = self._draw(len(ready))

@@ -326,14 +326,32 @@ def _changes(options: QueueOptions) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _peeked(message: PeekedMessage) -> Peeked:
-    return Peeked(
-        envelope_of(message.payload),
-        message.seq,
-        MessageState(message.state),
-        message.delivery_count,
-        message.enqueued_at,
-        message.due,
-        message.reason,
-        message.description,
-    )
+class PeekedHere(Peeked):
+    """A message of the file. Its payload is unpacked when its envelope is read for the first time.
+
+    A worker looks at hundreds of dead letters at a time, mostly for their reasons alone.
+    """
+
+    __slots__ = ("_payload",)
+    _payload: bytes
+
+    def __getattr__(self, name: str) -> Any:
+        """The envelope, while it is not known; nothing else is missing."""
+        if name != "envelope":
+            raise AttributeError(name)
+        envelope = envelope_of(self._payload)
+        object.__setattr__(self, "envelope", envelope)
+        return envelope
+
+
+def _peeked(message: PeekedMessage) -> PeekedHere:
+    made, put = object.__new__(PeekedHere), object.__setattr__  # it is frozen
+    put(made, "_payload", message.payload)
+    put(made, "position", message.seq)
+    put(made, "state", MessageState(message.state))
+    put(made, "delivery_count", message.delivery_count)
+    put(made, "enqueued_at", message.enqueued_at)
+    put(made, "due", message.due)
+    put(made, "dead_letter_reason", message.reason)
+    put(made, "dead_letter_description", message.description)
+    return made

@@ -37,6 +37,7 @@ from aztask.errors import (
 )
 from aztask.message.bounds import MessageLimits, check_msgpack
 from aztask.message.envelope import Envelope
+from aztask.message.message import build
 from aztask.queues.base import Delivery, MessageState, Peeked, Position
 from aztask.queues.delivery import OwnDelivery, unsettled
 from aztask.queues.servicebus.kind import MESSAGE_LIMIT
@@ -148,18 +149,24 @@ def _envelope_of(message: ServiceBusReceivedMessage) -> Envelope:
     if raw.header is not None and raw.header.priority is not None:
         properties["priority"] = raw.header.priority
     partition_key = (raw.annotations or {}).get(b"x-opt-partition-key")
-    return Envelope(
-        body=_body_of(message),
-        headers=headers,
-        message_id=_text(native.message_id if native is not None else None) or "",
-        content_type=_text(native.content_type if native is not None else None) or "",
-        content_encoding=_text(native.content_encoding if native is not None else None) or "binary",
-        subject=_text(native.subject if native is not None else None),
-        correlation_id=_text(native.correlation_id if native is not None else None),
-        session=_text(native.group_id if native is not None else None),
-        partition_key=_text(partition_key),
-        expires_at=expires_at,
-        properties=properties,
+    return build(
+        Envelope,
+        {
+            "body": _body_of(message),
+            "headers": headers,
+            "message_id": _text(native.message_id if native is not None else None) or "",
+            "content_type": _text(native.content_type if native is not None else None) or "",
+            "content_encoding": _text(native.content_encoding if native is not None else None)
+            or "binary",
+            "subject": _text(native.subject if native is not None else None),
+            "correlation_id": _text(native.correlation_id if native is not None else None),
+            "session": _text(native.group_id if native is not None else None),
+            "partition_key": _text(partition_key),
+            "delay": 0.0,
+            "expires_at": expires_at,
+            "properties": properties,
+            "problem": "",
+        },
     )
 
 

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from aztask.address.owner import NO_OWNER, Owner
@@ -88,6 +89,7 @@ class Statements:
     merge: str
 
     @staticmethod
+    @cache
     def of(kind: Kind, *, owned: bool) -> Statements:
         """The statements for rows with an owner, or without."""
         layout = kind.sql

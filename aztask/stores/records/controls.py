@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.message.rowsignatures import Purpose, RowSignatures
@@ -295,16 +295,7 @@ def _objection(signer: RowSigner, place: Place, signature: object, data: bytes) 
     return "" if "" in reasons else reasons[0]
 
 
-@runtime_checkable
-class KeepsControls(Protocol):
-    """A result store that keeps control entries, too."""
-
-    @property
-    def controls(self) -> ControlStore:
-        """The part of the store that keeps them."""
-        ...
-
-
 def controls_of(results: object) -> ControlStore | None:
     """The store's control entries; None if there is no store, or if it keeps none."""
-    return results.controls if isinstance(results, KeepsControls) else None
+    found: ControlStore | None = getattr(results, "controls", None)
+    return found

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 from aztask.address.owner import NO_OWNER, Owner
 
@@ -190,19 +190,10 @@ class ScheduleStore(Protocol):
         ...
 
 
-@runtime_checkable
-class KeepsSchedules(Protocol):
-    """A result store that keeps schedules, too."""
-
-    @property
-    def schedules(self) -> ScheduleStore:
-        """The part of the store that keeps them."""
-        ...
-
-
 def schedules_of(results: object) -> ScheduleStore | None:
     """The store's schedules; None if there is no store, or if it keeps none."""
-    return results.schedules if isinstance(results, KeepsSchedules) else None
+    found: ScheduleStore | None = getattr(results, "schedules", None)
+    return found
 
 
 MOVED: Final = 500

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import Final, TypeAlias
 
 from aztask.address.owner import NO_OWNER, Owner
 from aztask.stores.layout import Shards, SqlLayout
@@ -204,16 +204,7 @@ class HolderCell:
         return self.store.write(self.key, *held, before) is not None
 
 
-@runtime_checkable
-class KeepsUniques(Protocol):
-    """A result store that keeps the holders of unique tasks, too."""
-
-    @property
-    def uniques(self) -> UniqueStore:
-        """The part of the store that keeps them."""
-        ...
-
-
 def uniques_of(results: object) -> UniqueStore | None:
     """The store's holders; None if there is no store, or if it keeps none."""
-    return results.uniques if isinstance(results, KeepsUniques) else None
+    found: UniqueStore | None = getattr(results, "uniques", None)
+    return found

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 ROOT: Final = "root"
 """The document that commits a workflow. Names consist of letters, digits, ``.`` and ``-``."""
@@ -175,16 +175,7 @@ class WorkflowStore(Protocol):
         ...
 
 
-@runtime_checkable
-class KeepsWorkflows(Protocol):
-    """A result store that keeps workflows, too."""
-
-    @property
-    def workflows(self) -> WorkflowStore:
-        """The part of the store that keeps them."""
-        ...
-
-
 def workflows_of(results: object) -> WorkflowStore | None:
     """The store's workflows; None if there is no store, or if it keeps none."""
-    return results.workflows if isinstance(results, KeepsWorkflows) else None
+    found: WorkflowStore | None = getattr(results, "workflows", None)
+    return found

@@ -53,6 +53,7 @@ class Shares:
         self._plain = plain
         self._sessions = sessions
         self._rotation = Rotation(weights)
+        self._every = sum(self._weight(each.queue) for each in (*plain, *sessions))
         self._granted: defaultdict[str, int] = defaultdict(int)
 
     def received(self, queue: str, count: int) -> None:
@@ -95,9 +96,7 @@ class Shares:
         """What a queue may bring in which no message was found (rule 3)."""
         if room <= 0:
             return int(ahead)
-        names = [each.queue for each in self._plain] + [each.queue for each in self._sessions]
-        every = sum(self._weight(name) for name in names)
-        return min(room, max(1, window * self._weight(queue) // every))
+        return min(room, max(1, window * self._weight(queue) // self._every))
 
     def _allow_sessions(
         self,

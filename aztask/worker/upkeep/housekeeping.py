@@ -306,6 +306,7 @@ class Housekeeping:
         self._graphs_at = 0.0
         self._repair: Repair | None = None
         self._app = app
+        self._on_rows = isinstance(app.results, KeepsRows)
         self._clock, self._store_clock = clock, runtime.store_clock
         self._clock_at = 0.0
         self._mailbox = runtime.mailbox
@@ -391,7 +392,7 @@ class Housekeeping:
             self._deletions.submit("payloads", remove)
         if results is None:
             return
-        if now >= self._steps_at and isinstance(results, KeepsRows):
+        if now >= self._steps_at and self._on_rows:
             self._steps_at = now + STEPS_SECONDS
             self._deletions.submit("steps", partial(self._purge_steps, results))
         if (merge := self._recording.merge_due(results, now)) is not None:
@@ -416,13 +417,13 @@ class Housekeeping:
             self._submit("workflows", partial(self._look_after_workflows, results))
         # A task that this worker has parked ends the long pause between two looks.
         soon = self._app.sends.signals.parks and self._waits_at > now + REMOTE_WAITS_SECONDS
-        if (now >= self._waits_at or soon) and isinstance(results, KeepsRows):
+        if (now >= self._waits_at or soon) and self._on_rows:
             self._waits_at = now + (REMOTE_WAITS_SECONDS if results.remote else QUIET_SECONDS)
             self._submit("waiting tasks", partial(self._wake_tasks, results))
         if now >= self._unique_at and uniques_of(results) is not None:
             self._unique_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
             self._submit("unique tasks", partial(self._look_after_unique_tasks, results))
-        if now >= self._lost_at and isinstance(results, KeepsRows):
+        if now >= self._lost_at and self._on_rows:
             usual = REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS
             self._lost_at = now + (usual if self._lost.usual else NO_LOSS_SECONDS)
             self._submit("at-most-once runs", partial(self._lost.look, results))

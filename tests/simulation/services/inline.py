@@ -63,12 +63,18 @@ class InlinePool(ThreadPool):
 
     def map(self, call: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """The answers in order. All calls are made, then the first error is raised."""
-        if len(items) == 1:
-            return [call(items[0])]
-        return [future.result() for future in [self._of(call, item) for item in items]]
-
-    def _of(self, call: Callable[[Item], Answer], item: Item) -> Future[Answer]:
-        return self.submit(lambda: call(item))
+        if self._closed:
+            raise RuntimeError(f"the pool {self._name} was closed; make another one")
+        answers: list[Answer] = []
+        first: Exception | None = None
+        for item in items:
+            try:
+                answers.append(call(item))
+            except Exception as error:  # noqa: BLE001  # it is raised when all calls are made
+                first = first or error
+        if first is not None:
+            raise first
+        return answers
 
     def close(self) -> None:
         """Accept no more calls."""
@@ -90,8 +96,7 @@ class PostingPool(InlinePool):
 
     def map(self, call: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """As `InlinePool.map`: it waits for all, so nothing is posted."""
-        futures = [InlinePool.submit(self, lambda item=item: call(item)) for item in items]  # type: ignore[misc]
-        return [future.result() for future in futures]
+        return super().map(call, items)
 
 
 def replaced(pool: ThreadPool) -> InlinePool:

@@ -63,7 +63,10 @@ class ModelTable:
     ) -> Pages:
         condition = filter_of(text)
         # The SDK writes every value that equals True or False as such ([seen] 12.7).
-        given = {name: _as_sent(value) for name, value in parameters.items()}
+        given = {
+            name: value if type(value) is str else _as_sent(value)
+            for name, value in parameters.items()
+        }
 
         def ask_page(after: Any) -> tuple[list[Any], Any]:
             found, rest = self._ask(
@@ -183,12 +186,10 @@ class Pages:
 
     def __iter__(self) -> Iterator[Any]:
         """Its items. The pages themselves are read with ``next``."""
-        pages = self.by_page(self.continuation_token)
-        while True:
-            try:
-                page = next(pages)
-            except StopIteration:
-                return
+        after, begun = self.continuation_token, False
+        while after is not None or not begun:
+            page, after = self._ask_page(after)
+            begun = True
             yield from page
 
 

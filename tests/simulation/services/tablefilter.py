@@ -54,22 +54,22 @@ class Filter:
     test: Callable[[Values], Test]
     bounds: tuple[Bound, ...] = ()
 
-    def range_of(self, name: str, parameters: Values) -> tuple[str, str | None, bool]:
-        """The least and the greatest value that a key can have, and whether it is exactly one.
+    def range_of(self, name: str, parameters: Values) -> tuple[str, str | None]:
+        """The least and the greatest value that a key can have.
 
         Rows outside are not looked at; `test` decides about those inside.
         """
-        least, greatest, exact = "", None, False
+        least, greatest = "", None
         for bound in self.bounds:
             if bound.name == name:
-                value = bound.value(parameters)
-                if bound.how == "eq":
-                    return value, value, True
-                if bound.how in ("ge", "gt"):
+                value, how = bound.value(parameters), bound.how
+                if how == "eq":
+                    return value, value
+                if how in ("ge", "gt"):
                     least = max(least, value)
-                elif bound.how in ("le", "lt"):
+                elif how in ("le", "lt"):
                     greatest = value if greatest is None else min(greatest, value)
-        return least, greatest, exact
+        return least, greatest
 
 
 @lru_cache(maxsize=1000)

@@ -42,6 +42,8 @@ ANY_TAG: Final = "*"
 
 _KEYS: Final = ("PartitionKey", "RowKey")
 _FORBIDDEN: Final = re.compile(r"[/\\#?\x00-\x1f\x7f-\x9f]")
+_PLAIN: Final = frozenset({str, bytes, bool, float})
+"""The types of most properties, which are kept as they are."""
 _WHOLE: Final = 2**31
 _LONG: Final = 2**63
 
@@ -96,6 +98,13 @@ class StoredTable:
         if not keys:
             del self.rows[partition], self.keys[partition]
             del self.partitions[bisect_left(self.partitions, partition)]
+
+    def has_between(self, least: str, greatest: str | None) -> bool:
+        """Whether there is a partition from the first to the second."""
+        if least == greatest:
+            return least in self.rows
+        at = bisect_left(self.partitions, least)
+        return at < len(self.partitions) and (greatest is None or self.partitions[at] <= greatest)
 
     def between(
         self, partitions: tuple[str, str | None], rows: tuple[str, str | None], after: Any
@@ -191,9 +200,11 @@ class Tables:
     ) -> tuple[list[StoredRow], tuple[str, str] | None]:
         """Up to `limit` rows from `after` on, and where the rest begins; None if that was all."""
         stored = self._table(table)
-        partitions = condition.range_of("PartitionKey", parameters)[:2]
-        keys = condition.range_of("RowKey", parameters)[:2]
+        partitions = condition.range_of("PartitionKey", parameters)
         found: list[StoredRow] = []
+        if not stored.has_between(*partitions):  # as for most looks at what is old
+            return found, None
+        keys = condition.range_of("RowKey", parameters)
         passes, limit = condition.test(parameters), min(limit, PAGE)
         for looked_at, each in enumerate(stored.between(partitions, keys, after)):
             if looked_at >= self.page or len(found) >= limit:
@@ -280,6 +291,9 @@ def _stored(values: Mapping[str, Any]) -> Values:
     """The properties that are kept: what the SDK sends, and gives back from the answer."""
     kept: Values = {}
     for name, value in values.items():
+        if type(value) in _PLAIN:
+            kept[name] = value
+            continue
         known = value.value if isinstance(value, Enum) else value
         if isinstance(known, EntityProperty):
             known = _long(known)
@@ -311,9 +325,13 @@ def _check(values: Values) -> None:
             raise Refused(400, "KeyValueTooLarge")
     if len(values) > PROPERTIES + len(_KEYS):
         raise Refused(400, "TooManyProperties")
-    if any(_bytes_of_value(value) > PROPERTY_BYTES for value in values.values()):
+    size = _bytes_of(values)
+    # No property of a row is larger than the row, and most rows are small.
+    if size > PROPERTY_BYTES and any(
+        _bytes_of_value(value) > PROPERTY_BYTES for value in values.values()
+    ):
         raise Refused(400, "PropertyValueTooLarge")
-    if _bytes_of(values) > ROW_BYTES:
+    if size > ROW_BYTES:
         raise Refused(400, "EntityTooLarge")
 
 

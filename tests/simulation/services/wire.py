@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from itertools import count
 from math import inf
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from aztask.support.clock import Clock
 
@@ -56,8 +56,7 @@ REFUSALS: Final[dict[Fault, tuple[int, str]]] = {
 """The status and the error code of each fault that the service answers with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A request that is about to be sent.
 
     * `number`: of all requests of this world, from 1.

@@ -33,14 +33,17 @@ _STEPS: Final = (
     """,
 )
 _NOTE: Final = "INSERT INTO damaged_runs VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+# CROSS JOIN fixes the order: first the few rows in quarantine, then each one's run
+# (sqlite.org/optoverview.html, "Manual control of query plans using CROSS JOIN"). Without it SQLite
+# reads all runs, in every purge.
 _LIST: Final = (
     f"SELECT {COLUMNS} FROM runs WHERE id IN "  # constants
-    f"(SELECT damaged_runs.id FROM damaged_runs JOIN runs USING (id) WHERE {OURS} "
+    f"(SELECT damaged_runs.id FROM damaged_runs CROSS JOIN runs USING (id) WHERE {OURS} "
     "OR typeof(runs.broker) <> 'text' ORDER BY at DESC LIMIT :limit) ORDER BY id DESC"
 )
 _PURGE: Final = f"""
     DELETE FROM runs WHERE id IN (
-        SELECT damaged_runs.id FROM damaged_runs JOIN runs USING (id)
+        SELECT damaged_runs.id FROM damaged_runs CROSS JOIN runs USING (id)
         WHERE at < CASE WHEN typeof(runs.broker) = 'text' THEN :before ELSE :unowned END
         AND ({PURGED} OR typeof(runs.broker) <> 'text') LIMIT :rows)
 """

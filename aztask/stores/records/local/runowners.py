@@ -24,9 +24,20 @@ PURGED: Final = "(runs.broker IS NULL OR runs.broker = :mine)"
 """The condition for rows that a purge may delete: a store without an owner deletes only those."""
 
 _OWN: Final = "(broker = :mine OR (broker IS NULL AND :mine = ''))"
+# The last number of the next rows, and whether own rows are among them, and own ones that ended.
+# EXISTS stops at the first of them, mostly the first row at all, where a count reads all rows.
 _WINDOW: Final = f"""
-    SELECT MAX(id), COUNT(*) FILTER (WHERE {_OWN}), COUNT(ended_at) FILTER (WHERE {_OWN})
-    FROM (SELECT id, ended_at, broker FROM runs WHERE id > :last ORDER BY id LIMIT :window)
+    WITH part (last) AS MATERIALIZED (
+        SELECT coalesce(
+            (SELECT id FROM runs WHERE id > :last ORDER BY id LIMIT 1 OFFSET :window - 1),
+            (SELECT MAX(id) FROM runs WHERE id > :last)))
+    SELECT
+        part.last,
+        EXISTS (SELECT 1 FROM runs WHERE id > :last AND id <= part.last AND {_OWN}),
+        EXISTS (
+            SELECT 1 FROM runs
+            WHERE id > :last AND id <= part.last AND ended_at IS NOT NULL AND {_OWN})
+    FROM part
 """
 _PURGE: Final = f"""
     DELETE FROM runs

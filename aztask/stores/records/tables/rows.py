@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgpack
 
-from aztask.message.message import COUNTER_LIMIT
+from aztask.message.message import COUNTER_LIMIT, changed
 from aztask.queues.delivery import Position
 from aztask.settlement import Decision, to_record
 from aztask.stores.layout import key_text
@@ -46,7 +46,7 @@ _LONGEST_TEXT: Final = 4096
 _LONGEST_NUMBER: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for `changed`: each write makes two or three copies
 class RunRow:
     """A run's row.
 
@@ -136,7 +136,7 @@ class RunRow:
 
     def started(self, start: Start) -> RunRow:
         """A copy owned by `start`, without the outcome of an earlier start."""
-        return replace(
+        return changed(
             self,
             position=start.position,
             queue=start.queue,
@@ -167,7 +167,7 @@ class RunRow:
     ) -> RunRow:
         """A copy with that outcome, whose body is inline or in the blob."""
         again = outcome.again
-        return replace(
+        return changed(
             self,
             state=outcome.state,
             settlement=outcome.settlement,
@@ -259,7 +259,7 @@ def run_of(entity: Mapping[str, Any], partition: str, row: str, *, listed: bool 
         if reason is not None and (listed or reason not in REVISED):
             raise Damaged(str(reason))
         run = _readable(Columns(entity), partition, row)
-        return replace(run, tag=tag, place=place, in_quarantine=reason is not None)
+        return changed(run, tag=tag, place=place, in_quarantine=reason is not None)
     except Damaged as damage:
         return _damaged(known, damage)
 

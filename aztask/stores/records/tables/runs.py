@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any, Final, Generic, TypeVar
 
 from aztask.address.owner import NO_OWNER, Owner
+from aztask.message.message import changed
 from aztask.stores.records.base import (
     Finish,
     Foreign,
@@ -206,7 +207,7 @@ class Runs:
         outcome = run.outcome(None)
         if outcome is not None and not outcome.again:
             marked = run.in_quarantine and not self._signer
-            own = replace(self._owned(run), in_quarantine=marked)  # writing it takes the mark away
+            own = changed(self._owned(run), in_quarantine=marked)  # writing it takes the mark away
             return RowUpdate(Recorded(outcome), None if own == run else own)
         counted = Owned(run.starts, None, run.failures, run.snoozes)
         if run.owner == start.owner:
@@ -275,7 +276,7 @@ class Runs:
         def buried(run: RunRow | None) -> RunRow:
             base = run or RunRow(record.key, record.task, record.queue)
             ended = base.finished(closed, body, blob, signature)
-            return self._owned(replace(ended, owner=""))
+            return self._owned(changed(ended, owner=""))
 
         def decide(run: RunRow | None) -> RowUpdate[bool]:
             if run is not None and (run.damage or is_foreign(self._owner, run.broker)):
@@ -315,7 +316,7 @@ class Runs:
                 return RowUpdate(False)
             if (run.saved, run.saved_blob) == (data, blob):
                 return RowUpdate(True)
-            saved = replace(run, saved=data, saved_blob=blob, saved_signature=signature)
+            saved = changed(run, saved=data, saved_blob=blob, saved_signature=signature)
             return RowUpdate(True, saved)
 
         done = self._change(call, key, current, decide)
@@ -336,7 +337,7 @@ class Runs:
                 return RowUpdate(None)
             fresh = run.starts <= 1 and not run.failures and not run.snoozes
             state = State.PENDING if fresh else run.state
-            given_back = replace(run, owner="", starts=run.starts - 1, state=state)
+            given_back = changed(run, owner="", starts=run.starts - 1, state=state)
             return RowUpdate(None, given_back)
 
         current = self._take(key, owner) or self.read(call, key)
@@ -353,7 +354,7 @@ class Runs:
         entity = self._requests.read(call, partition, row)
         if entity is None:
             return None
-        return believed(replace(run_of(entity, partition, row), key=key), self._signer)
+        return believed(changed(run_of(entity, partition, row), key=key), self._signer)
 
     def complete(self, call: TimeBudget, run: RunRow) -> RunRecord:
         """The run with its value, and with what is wrong with it or its value."""
@@ -400,7 +401,7 @@ class Runs:
 
     def _owned(self, run: RunRow) -> RunRow:
         """The row with its owner; one that has none gets this one (rule 7 of the protocol)."""
-        return run if run.broker else replace(run, broker=self._owner.broker)
+        return run if run.broker else changed(run, broker=self._owner.broker)
 
     def _change(
         self,
@@ -426,7 +427,7 @@ class Runs:
             except OutcomeUnknown:
                 tag = None
             if tag is not None:
-                return ChangedRow(step.answer, replace(step.row, tag=tag), run)
+                return ChangedRow(step.answer, changed(step.row, tag=tag), run)
             run = self.read(call, key)
         raise call.unavailable(f"the row of task {key.task_id}")
 
