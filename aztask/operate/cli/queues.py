@@ -10,8 +10,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from aztask.address.shards import MOST_SHARDS, ShardLayout, read_shard_name
 from aztask.app import App
-from aztask.errors import BrokerUnavailable
+from aztask.errors import AztaskError, BrokerUnavailable
 from aztask.operate.cli.failures import one_line
 from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.options import (
@@ -45,11 +46,15 @@ from aztask.operate.queues import (
     purge,
     queues,
 )
+from aztask.operate.resharding import left_shards, look_after, reshard
 from aztask.support.display import plural, visible
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 COLUMNS = ["id", "task", "state", "due", "enqueued", "deliveries", "retries"]
+
+MOVE_SECONDS: Final = 2.0
+"""Seconds between two looks at a move."""
 
 CLEAR: Final = "\x1b[H\x1b[J"
 """Moves to the first line and erases from there: unlike a cleared screen, it does not flicker."""
@@ -213,6 +218,71 @@ def purge_(queue: str, dry_run: bool, yes: bool) -> None:
                 click.echo(f"aztask: {plural(left, 'message')} left: leased or new", err=True)
 
 
+@command.command("reshard")
+@app_option
+@click.argument("queue")
+@click.option(
+    "--shards", type=click.IntRange(1, MOST_SHARDS), help="By default the number in the code."
+)
+@click.option(
+    "--former",
+    type=click.IntRange(1, MOST_SHARDS),
+    help="Say how many it has now, if the entry in the result store is damaged.",
+)
+@click.option("--no-wait", is_flag=True, help="Return when the move is announced.")
+@dry_run_option
+@yes_option
+def reshard_(
+    queue: str, shards: int | None, former: int | None, no_wait: bool, dry_run: bool, yes: bool
+) -> None:
+    """Move QUEUE to another number of shards while its programs run.
+
+    The app needs a result store, and its code a number of shards for the queue. The new shards are
+    created, and the move is announced. A minute later all senders use the new shards. Workers read
+    both until the former ones are empty. Of a queue with sessions they read the former ones first,
+    and the new ones when those are empty.
+
+    The command waits for the end and says how far it is. You may stop it: the move goes on, and the
+    same command waits again. Shards that are left over stay; it names them, so that you can delete
+    them.
+    """
+    with open_app(required="aztask queues reshard") as app:
+        action = reshard(app, queue, shards, former=former)
+        if action is None:
+            click.echo(f"queue {visible(queue)} has these shards already")
+            return
+        if not confirm(str(action), dry_run=dry_run, yes=yes):
+            return
+        action.act()
+        for name, layout in action.announced.items():
+            click.echo(
+                f"queue {visible(name)}: messages go to {plural(layout.sent.count, 'shard')} from "
+                f"{local_time(layout.starts_at)} on"
+            )
+        if not no_wait:
+            for name in action.announced:
+                _wait_for_move(app, name)
+
+
+def _wait_for_move(app: App, queue: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Wait until a queue's former shards are empty, and say how far that is when it changes."""
+    shown = ""
+    while not (state := look_after(app, queue)).ended:
+        if state.starts_in:
+            text = "the move is announced, and has not started"
+        elif state.waiting:
+            text = f"{plural(state.waiting, 'message')} in former shards"
+        else:
+            text = "all is sent to the new shards; waiting for the last sends to former ones"
+        if text != shown:
+            click.echo(f"queue {visible(queue)}: {text}")
+            shown = text
+        sleep(MOVE_SECONDS)
+    click.echo(f"queue {visible(queue)} has {plural(state.layout.sent.count, 'shard')} now")
+    for name in left_shards(app, state.layout, queue):
+        click.echo(f"{visible(name)} is left over; delete it: aztask queues delete {visible(name)}")
+
+
 def _print_queues(*, as_json: bool, interval: float | None, shards: bool = False) -> None:
     with open_app(reads=True, celery=True) as app:
         if interval is None:
@@ -243,6 +313,8 @@ def _print_once(app: App, *, as_json: bool, shards: bool) -> None:
             lease = found.leases.get(stats.queue)
             print_json({**_counts_record(stats, found), **(_lease_record(lease) if lease else {})})
         return
+    if shards:
+        _say_layouts(app, found)
     names = ["queue", "total", "active", "leased", "scheduled", "deferred", "dead"]
     rows: list[list[Any]] = [[stats.queue, stats.living, *_counts(stats)] for stats in found.queues]
     if found.timers:
@@ -260,14 +332,54 @@ def _print_once(app: App, *, as_json: bool, shards: bool) -> None:
 def _with_shards(row: list[Any], found: QueueCounts, *, shown: bool) -> list[list[Any]]:
     """The row of a queue, and one for each of its shards."""
     parts = found.shards.get(row[0], ()) if shown else ()
-    below = [[f"  {each.queue}", each.living, *_counts(each)] for each in parts]
+    layout = found.layouts.get(row[0])
+    below = [
+        [f"  {each.queue}{_part_of(each.queue, layout)}", each.living, *_counts(each)]
+        for each in parts
+    ]
     return [row, *([*each, *[None] * (len(row) - len(each))] for each in below)]
+
+
+def _part_of(shard: str, layout: ShardLayout | AztaskError | None) -> str:
+    """Which part a shard has while a queue is moved, or after that; "" for an ordinary one."""
+    if not isinstance(layout, ShardLayout):
+        return ""
+    number = read_shard_name(shard)[1]
+    if layout.former is None:
+        return "" if number in layout.sent.numbers else " (left)"
+    if number not in layout.former.numbers:
+        return " (new)" if number in layout.sent.numbers else " (left)"
+    return "" if number in layout.sent.numbers else " (former)"
+
+
+def _say_layouts(app: App, found: QueueCounts) -> None:
+    """Say on stderr which queues are being moved, or have other shards than the code says."""
+    for queue, layout in found.layouts.items():
+        if isinstance(layout, AztaskError):
+            click.echo(f"aztask: {layout}", err=True)
+            continue
+        if layout.former is not None:
+            click.echo(
+                f"aztask: queue {visible(queue)} moves from {layout.former.count} to "
+                f"{plural(layout.sent.count, 'shard')}, which get messages from "
+                f"{local_time(layout.starts_at)} on",
+                err=True,
+            )
+        if layout.sent.count != (wish := app.queues.wish(queue)):
+            click.echo(
+                f"aztask: queue {visible(queue)} has {plural(layout.sent.count, 'shard')}, and the "
+                f"code says {wish}; see: aztask queues reshard --help",
+                err=True,
+            )
 
 
 def _counts_record(stats: QueueStats, found: QueueCounts) -> dict[str, Any]:
     timers = found.timers.get(stats.queue, 0)
     shards = [{**asdict(each), "total": each.living} for each in found.shards.get(stats.queue, ())]
     record = {**asdict(stats), "total": stats.living, "timers": timers}
+    layout = found.layouts.get(stats.queue)
+    if isinstance(layout, ShardLayout):
+        record["layout"] = asdict(layout)
     return {**record, "shards": shards} if shards else record
 
 

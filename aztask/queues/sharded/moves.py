@@ -1,0 +1,81 @@
+"""The queues of the service while the number of a queue's shards changes.
+
+A move creates the new shards (`ShardMoves.declare`), is announced in the layout
+(`aztask.stores.shardlayouts`), and ends when the former shards are empty (`ShardMoves.end`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aztask.address.shards import ShardLayout, shard_name
+from aztask.errors import QueueNotFound
+from aztask.queues.base import Broker, QueueOptions
+from aztask.queues.sharded.layouts import ShardLayouts
+
+
+class ShardMoves:
+    """Begins and ends moves at the service. Any thread may call.
+
+    Shards are asked one after the other: this is done some times in a move.
+    """
+
+    def __init__(self, broker: Broker, layouts: ShardLayouts) -> None:
+        """broker: the one below, whose queues are the shards."""
+        self._broker = broker
+        self.layouts = layouts
+
+    def declare(self, queue: str, numbers: Iterable[int], options: QueueOptions) -> None:
+        """Create these shards, if they are missing, before messages are sent to them."""
+        for number in numbers:
+            self._broker.declare(shard_name(queue, number), options)
+
+    def messages(self, queue: str, numbers: Iterable[int]) -> int:
+        """How many messages these shards hold, also leased, delayed and deferred ones."""
+        found = 0
+        for number in numbers:
+            try:
+                found += self._broker.stats(shard_name(queue, number)).living
+            except QueueNotFound:
+                continue
+        return found
+
+    def end(self, queue: str) -> bool:
+        """End the move that is under way, if it is time for that and its former shards are empty.
+
+        True if it did. Raises BrokerUnavailable. Crash window: if the process dies in between, the
+        move goes on, and the next look ends it.
+        """
+        layout = self.layouts.unfinished(queue)
+        if layout is None or any(self._holds(queue, number) for number in layout.leaving()):
+            return False
+        self.layouts.finish(queue, layout.epoch, self._kept(queue, layout))
+        return True
+
+    def _holds(self, queue: str, number: int) -> bool:
+        """Whether a shard holds a message, in whatever state.
+
+        A service that pages its peeks shows a message in every state, and one at every moment: the
+        clone of a retry is there before its original is completed. The counts of Service Bus may
+        be late. Another service counts its messages, and never too few of them.
+        """
+        name = shard_name(queue, number)
+        try:
+            if self._broker.capabilities.paged_peek:
+                return bool(self._broker.peek(name, limit=1))
+            return self._broker.stats(name).living > 0
+        except QueueNotFound:
+            return False
+
+    def _kept(self, queue: str, layout: ShardLayout) -> int:
+        """The shards below this number may hold dead letters, beside those that are sent to."""
+        for number in reversed(range(layout.top)):
+            if number not in layout.sent.numbers and self._dead(queue, number):
+                return number + 1
+        return 0
+
+    def _dead(self, queue: str, number: int) -> bool:
+        try:
+            return self._broker.stats(shard_name(queue, number)).dead != 0
+        except QueueNotFound:
+            return False
