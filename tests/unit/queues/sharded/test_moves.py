@@ -1,0 +1,219 @@
+"""Queues whose number of shards changes while programs send, receive, die, and lose the store.
+
+A course is drawn from a seed: senders, workers and an operator take turns on one clock. Nothing is
+lost, nothing is done twice, and of each session everything is done in the order of the sends.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from aztask.address.owner import Owner
+from aztask.address.shards import ShardCount
+from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.message.envelope import Envelope
+from aztask.queues.base import ANY_SESSION, QueueOptions
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.sharded.broker import ShardedBroker
+from aztask.settlement import Complete
+from aztask.stores.local.rows import SqliteStore
+from aztask.stores.records.controls import ControlStore
+from aztask.stores.shardlayouts import REFRESH_SECONDS, LayoutRows, StoredLayouts
+from aztask.support import chance, clock
+
+LEASE = 20.0
+COUNTS = (1, 2, 4, 16)
+
+
+class Time:
+    """A clock that goes on only when it is told to, also by who sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 10_000.0
+        self.clock = clock.Clock(
+            monotonic=lambda: self.now,
+            wall=lambda: 1_800_000_000.0 + self.now,
+            sleep=self.pass_time,
+        )
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Entries(LayoutRows):
+    """The entries of a program whose store may be gone until some time."""
+
+    gone_until = 0.0
+
+    def read(self, queue: str) -> Any:
+        if clock.monotonic() < self.gone_until:
+            raise BrokerUnavailable("the store is gone")
+        return super().read(queue)
+
+
+class Program:
+    """A sender or a worker, as it is after its start."""
+
+    def __init__(self, world: World) -> None:
+        self.layouts = StoredLayouts({"orders": ShardCount(4, 4, declared=True)})
+        self.layouts.attach(world.controls)
+        self.entries = self.layouts._rows = Entries(world.controls)
+        self.broker = ShardedBroker(
+            LocalBroker(world.database, clock=world.time.clock),
+            self.layouts,
+            clock=world.time.clock,
+        )
+        self.receiver: Any = None
+        self.held: list[Any] = []
+
+
+class World:
+    """One file, its programs, and what they did."""
+
+    def __init__(self, seed: int, *, ordered: bool) -> None:
+        self.chance = random.Random(seed)
+        self.ordered = ordered
+        self.time, self.database = Time(), Database(":memory:")
+        self.controls = ControlStore(
+            SqliteStore(self.database, self.time.clock), Owner("file", "shop")
+        )
+        with self.going():
+            self.senders = [Program(self) for _ in range(3)]
+            self.workers = [Program(self) for _ in range(3)]
+            self.senders[0].broker.declare("orders", QueueOptions(sessions=ordered))
+        self.sent: dict[str, int] = defaultdict(int)
+        self.done: dict[str, list[int]] = defaultdict(list)
+        self.moves = 0
+
+    def going(self) -> Any:
+        return clock.replaced(self.time.clock)
+
+    def close(self) -> None:
+        self.database.close()
+
+    # -- what happens ------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """The next message of a session; the one before it is confirmed. Now and then a sender
+        dies: before the send, or when the message is stored, and another one sends it again.
+        """
+        place = self.chance.randrange(3)
+        sender, session = self.senders[place], f"s{self.chance.randrange(8)}"
+        number = self.sent[session]
+        envelope = Envelope(
+            f"{session}:{number}".encode(),
+            {"id": f"{session}-{number}"},
+            f"m-{session}-{number}",
+            session=session if self.ordered else None,
+        )
+        fate = self.chance.random()
+        if fate < 0.03:
+            self.senders[place] = Program(self)
+            return
+        with suppress(BrokerUnavailable):
+            sender.broker.send("orders", [envelope])
+            if fate < 0.06:
+                self.senders[place] = Program(self)
+                return
+            self.sent[session] += 1
+
+    def work(self) -> None:
+        """A worker receives, or ends one of its messages; now and then it dies."""
+        place = self.chance.randrange(3)
+        worker = self.workers[place]
+        if self.chance.random() < 0.02:
+            self.workers[place] = Program(self)
+            return
+        with suppress(BrokerUnavailable):
+            if worker.receiver is None:
+                session = ANY_SESSION if self.ordered else None
+                worker.receiver = worker.broker.receiver("orders", lease=LEASE, session=session)
+            if not worker.held:
+                worker.held = worker.receiver.receive(3, 0.0)
+                return
+            delivery = worker.held.pop(0)
+            if delivery.deadline <= self.time.now:
+                worker.held = []
+                return
+            session, _, number = delivery.envelope.body.decode().partition(":")
+            if int(number) not in self.done[session]:  # else its result is recorded
+                self.done[session].append(int(number))
+            if self.chance.random() < 0.02:
+                self.workers[place] = Program(self)  # it dies before it settles
+                return
+            worker.receiver.settle([(delivery, Complete())])
+            if not worker.held and self.ordered and self.chance.random() < 0.5:
+                worker.receiver.let_go()
+
+    def operate(self) -> None:
+        """An operator begins a move, or dies on the way."""
+        program = Program(self)
+        with suppress(BrokerUnavailable, ConfigurationError):
+            program.layouts.layout("orders")
+            entry = program.entries.read("orders")
+            if entry is None or entry.layout.former is not None:
+                return
+            count = self.chance.choice([each for each in COUNTS if each != entry.layout.sent.count])
+            move = entry.layout.moved(count, ordered=self.ordered)
+            options = QueueOptions(sessions=self.ordered)
+            program.broker.moves.declare("orders", move.sent.numbers, options)
+            if self.chance.random() < 0.3:
+                return
+            program.entries.announce("orders", move, by="ann")
+            self.moves += 1
+
+    def lose_the_store(self) -> None:
+        program = self.chance.choice([*self.senders, *self.workers])
+        program.entries.gone_until = self.time.now + self.chance.uniform(1.0, 3 * REFRESH_SECONDS)
+
+    # -- the course --------------------------------------------------------------------------
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            what = self.chance.random()
+            if what < 0.45:
+                self.send()
+            elif what < 0.97:
+                self.work()
+            elif what < 0.99:
+                self.operate()
+            else:
+                self.lose_the_store()
+            self.time.pass_time(self.chance.uniform(0.0, 2.0))
+
+    def finish(self) -> None:
+        """Work on until all is done."""
+        probe = Program(self)
+        for _ in range(40_000):
+            self.work()
+            self.time.pass_time(self.chance.uniform(0.0, 1.0))
+            if probe.broker.stats("orders").living == 0:
+                return
+        raise AssertionError("messages are left")
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["free", "sessions"])
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_is_lost_or_overtaken_whatever_happens(
+    seed: int, ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aztask.stores.shardlayouts.FREE_SECONDS", 4 * REFRESH_SECONDS)
+    world = World(seed, ordered=ordered)
+    with world.going(), chance.replaced(world.chance):
+        world.run(4_000)
+        world.finish()
+    assert world.moves >= 3
+    for session, count in world.sent.items():
+        found = world.done[session]
+        # A message whose sender died may be stored although nobody counted it.
+        assert len(found) - count in (0, 1)
+        assert sorted(found) == list(range(len(found))), "lost, or done twice"
+        if ordered:
+            assert found == sorted(found), session
+    world.close()
