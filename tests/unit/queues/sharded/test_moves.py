@@ -169,19 +169,20 @@ class World:
             self.moves += 1
 
     def lose_the_store(self) -> None:
-        program = self.chance.choice([*self.senders, *self.workers])
-        program.entries.gone_until = self.time.now + self.chance.uniform(1.0, 3 * REFRESH_SECONDS)
+        program = self.chance.choice([*self.senders, *self.senders, *self.workers])
+        program.entries.gone_until = self.time.now + self.chance.uniform(1.0, 5 * REFRESH_SECONDS)
 
     # -- the course --------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
-        for _ in range(steps):
+        for step in range(steps):
+            busy = 0.4 if step // 400 % 2 else 0.12  # else the workers wait for work
             what = self.chance.random()
-            if what < 0.45:
+            if what < busy:
                 self.send()
-            elif what < 0.97:
+            elif what < 0.95:
                 self.work()
-            elif what < 0.99:
+            elif what < 0.98:
                 self.operate()
             else:
                 self.lose_the_store()
@@ -206,7 +207,7 @@ def test_nothing_is_lost_or_overtaken_whatever_happens(
     monkeypatch.setattr("aztask.stores.shardlayouts.FREE_SECONDS", 4 * REFRESH_SECONDS)
     world = World(seed, ordered=ordered)
     with world.going(), chance.replaced(world.chance):
-        world.run(4_000)
+        world.run(6_000)
         world.finish()
     assert world.moves >= 3
     for session, count in world.sent.items():
