@@ -449,7 +449,7 @@ class StoredLayouts:
         """A line for the log if the code wishes for another number."""
         wish = self.wish(queue).sent
         if wish != layout.sent.count:
-            logger.warning(
+            logger.info(
                 "queue %s has %d shards, and the code says %d: run aztask queues reshard %s, or "
                 "change the code",
                 visible(queue),

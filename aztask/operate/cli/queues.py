@@ -279,8 +279,12 @@ def _wait_for_move(app: App, queue: str, sleep: Callable[[float], None] = time.s
             shown = text
         sleep(MOVE_SECONDS)
     click.echo(f"queue {visible(queue)} has {plural(state.layout.sent.count, 'shard')} now")
-    for name in left_shards(app, state.layout, queue):
-        click.echo(f"{visible(name)} is left over; delete it: aztask queues delete {visible(name)}")
+    left = left_shards(app, state.layout, queue)
+    if left:
+        click.echo(
+            f"{plural(len(left), 'queue')} of the service {'is' if len(left) == 1 else 'are'} left "
+            f"over: {', '.join(map(visible, left))}. Delete each with: aztask queues delete NAME"
+        )
 
 
 def _print_queues(*, as_json: bool, interval: float | None, shards: bool = False) -> None:

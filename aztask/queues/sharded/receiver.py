@@ -19,12 +19,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from aztask.address.shards import ShardLayout, ShardRange, shard_name
-from aztask.errors import AztaskError, BrokerError, ConfigurationError
+from aztask.errors import (
+    AztaskError,
+    BrokerError,
+    BrokerUnavailable,
+    ConfigurationError,
+    LeaseLost,
+    QueueNotFound,
+)
 from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     Broker,
@@ -49,6 +56,9 @@ logger = logging.getLogger(__name__)
 SLICE: Final = 0.1
 SESSION_SLICE: Final = 1.0
 """Seconds of waiting in one shard; a service needs some time to give out a session."""
+MOST_FETCHED: Final = 1_000
+ACCEPT_SECONDS: Final = 0.1
+"""Seconds of waiting for messages of a session that has none."""
 GLANCE: Final = 0.0001
 """Seconds: a receiver that polls looks only if its next poll is due."""
 SHORTEST_REST: Final = 0.5
@@ -222,6 +232,18 @@ class ShardReceivers:
                     found.close()
             return found
 
+    def former_holders(self, session: str) -> Iterator[FormerHolder]:
+        """A receiver for each former shard of a session, the last one first."""
+        layout = self._layout()
+        present = self.sessions().of_session(session)
+        for number in dict.fromkeys(each.of_session(session) for each in layout.past):
+            if number != present:
+                name = shard_name(self.queue, number)
+                options = replace(self._options, queue=name, session=session)
+                found = open_receiver(self._broker, options, 0, None)
+                assert isinstance(found, FormerHolder)  # noqa: S101  # as every receiver of sessions
+                yield found
+
     def set_lease(self, seconds: float) -> None:
         """Set the lease, in seconds, for the next receives."""
         with self._lock:
@@ -245,6 +267,22 @@ class ShardReceivers:
             self._closed = True
         for each in self.opened.values():
             each.close()
+
+
+@runtime_checkable
+class FormerHolder(Receiver, SessionHolder, Protocol):
+    """A receiver of one session."""
+
+
+def _held_state(former: FormerHolder, session: str) -> bytes | None:
+    """The state that the session has there. Raises QueueNotFound, BrokerUnavailable."""
+    former.receive(1, ACCEPT_SECONDS)  # accepts the session; it has no messages there
+    try:
+        return former.session_state(session)
+    except LeaseLost:
+        raise BrokerUnavailable(
+            f"the former shard of session {session!r} is held by another receiver; try again"
+        ) from None
 
 
 class ShardedReceiver:
@@ -432,6 +470,7 @@ class ShardedSessions(ShardedReceiver):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._held: list[ShardDelivery] = []
+        self._fetched: set[str] = set()  # whose former shards hold no state
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries of one session; [] after `wait` seconds."""
@@ -482,14 +521,52 @@ class ShardedSessions(ShardedReceiver):
             self._holder(number).let_go()
 
     def session_state(self, session: str) -> bytes | None:
-        """The bytes that were last stored with the session. Raises LeaseLost, BrokerUnavailable."""
-        return self._of(session).session_state(session)
+        """The bytes that were last stored with the session. Raises LeaseLost, BrokerUnavailable.
+
+        If the queue had other shards before, they may still be there, and come along now.
+        """
+        holder = self._of(session)
+        state = holder.session_state(session)
+        return self._fetch(session, holder) if state is None else state
 
     def set_session_state(self, session: str, state: bytes | None) -> None:
         """Store bytes with the session; None removes them. Raises as `session_state`."""
-        self._of(session).set_session_state(session, state)
+        holder = self._of(session)
+        if state is None:
+            self._fetch(session, None)  # or an older state would come back
+        holder.set_session_state(session, state)
+
+    def _fetch(self, session: str, holder: SessionHolder | None) -> bytes | None:
+        """The state that the session has in a former shard, moved to its holder; None: removed.
+
+        Crash window: if the process dies before the former state is removed, it is found again only
+        when there is no newer one; a removal removes it, too.
+        """
+        if session in self._fetched:
+            return None
+        found: bytes | None = None
+        for former in self._shards.former_holders(session):
+            try:
+                state = _held_state(former, session)
+                if state is not None and found is None and holder is not None:
+                    holder.set_session_state(session, found := state)
+                if state is not None:
+                    former.set_session_state(session, None)
+            except QueueNotFound:
+                continue  # nothing is left of this shard
+            finally:
+                former.let_go()
+                former.close()
+        if len(self._fetched) >= MOST_FETCHED:
+            self._fetched.clear()
+        self._fetched.add(session)
+        return found
 
     def _of(self, session: str) -> SessionHolder:
+        """The receiver that holds the session: that of its messages here."""
+        for each in self._held:
+            if each.session == session:
+                return self._holder(each.shard)
         return self._holder(self._shards.sessions().of_session(session))
 
     def _holder(self, number: int) -> SessionHolder:

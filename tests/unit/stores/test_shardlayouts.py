@@ -111,6 +111,7 @@ def test_the_first_program_notes_the_number_of_its_code(world: World) -> None:
 def test_later_the_number_of_the_code_is_a_wish(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     world.program(4).layout("orders")
     later = world.program(16)
     assert later.sending("orders", session=True) == FOUR

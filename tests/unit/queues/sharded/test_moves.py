@@ -7,25 +7,30 @@ lost, nothing is done twice, and of each session everything is done in the order
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from services import ServiceBus, StorageQueues, service_bus_broker, storage_queue_broker
+from simulated import line
 
 from aztask.address.owner import Owner
-from aztask.address.shards import ShardCount
-from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.address.shards import ShardCount, ShardLayout, ShardRange, shard_name
+from aztask.errors import BrokerUnavailable, ConfigurationError, QueueNotFound
 from aztask.message.envelope import Envelope
 from aztask.queues.base import ANY_SESSION, QueueOptions
 from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.queues.sharded.broker import ShardedBroker
-from aztask.settlement import Complete
+from aztask.queues.sharded.layouts import DeclaredLayouts
+from aztask.settlement import Complete, DeadLetter
 from aztask.stores.local.rows import SqliteStore
 from aztask.stores.records.controls import ControlStore
 from aztask.stores.shardlayouts import REFRESH_SECONDS, LayoutRows, StoredLayouts
 from aztask.support import chance, clock
+from aztask.support.clock import SYSTEM_CLOCK
 
 LEASE = 20.0
 COUNTS = (1, 2, 4, 16)
@@ -218,3 +223,192 @@ def test_nothing_is_lost_or_overtaken_whatever_happens(
         if ordered:
             assert found == sorted(found), session
     world.close()
+
+
+# -- states of sessions ----------------------------------------------------------------------
+
+
+class Given(DeclaredLayouts):
+    """A layout that the test sets."""
+
+    def __init__(self) -> None:
+        super().__init__({"orders": ShardCount(4, 4)})
+        self.now = ShardLayout(ShardRange(0, 4), ordered=True)
+
+    def layout(self, queue: str, *, session: bool = False) -> ShardLayout:
+        return self.now
+
+    def sending(self, queue: str, *, session: bool) -> ShardRange:
+        return self.now.sent
+
+    def move(self, count: int) -> None:
+        self.now = self.now.moved(count, ordered=True).ended(0)
+
+
+def local() -> Any:
+    return LocalBroker(Database(":memory:"))
+
+
+def service_bus() -> Any:
+    return service_bus_broker(ServiceBus(SYSTEM_CLOCK), line(SYSTEM_CLOCK), tick=0.01)
+
+
+class Sessions:
+    """A queue whose one receiver holds one session after another."""
+
+    def __init__(self, make: Any) -> None:
+        self.layouts = Given()
+        self.broker = ShardedBroker(make(), self.layouts)
+        self.declare()
+        self.numbers = iter(range(1000))
+
+    def declare(self) -> None:
+        self.broker.declare("orders", QueueOptions(sessions=True, lease=30.0))
+
+    def move(self, count: int) -> None:
+        self.layouts.move(count)
+        self.declare()
+
+    def hold(self, session: str) -> Any:
+        envelope = Envelope(b"x", {}, f"m{next(self.numbers)}", session=session)
+        self.broker.send("orders", [envelope])
+        receiver: Any = self.broker.receiver("orders", lease=30.0, session=ANY_SESSION)
+        until = time.monotonic() + 20.0
+        while not (found := receiver.receive(1, 1.0)):
+            assert time.monotonic() < until
+        assert found[0].session == session
+        receiver.done = lambda: receiver.settle([(found[0], Complete())])
+        return receiver
+
+    def leave(self, receiver: Any) -> None:
+        receiver.done()
+        receiver.let_go()
+        receiver.close()
+
+
+@pytest.mark.parametrize("make", [local, service_bus])
+def test_the_state_of_a_session_comes_along(make: Any) -> None:
+    sessions = Sessions(make)
+    for name in ("a", "b", "c"):
+        holder = sessions.hold(name)
+        holder.set_session_state(name, f"of {name}".encode())
+        sessions.leave(holder)
+    sessions.move(16)
+    holder = sessions.hold("a")
+    assert holder.session_state("a") == b"of a"
+    assert holder.session_state("a") == b"of a"
+    holder.set_session_state("a", b"newer")
+    sessions.leave(holder)
+    holder = sessions.hold("c")
+    holder.set_session_state("c", None)
+    sessions.leave(holder)
+    sessions.move(2)
+    for name, state in (("a", b"newer"), ("b", b"of b"), ("c", None), ("d", None)):
+        holder = sessions.hold(name)
+        assert holder.session_state(name) == state, name
+        sessions.leave(holder)
+    holder = sessions.hold("a")
+    holder.set_session_state("a", None)
+    sessions.leave(holder)
+    holder = sessions.hold("a")
+    assert holder.session_state("a") is None
+    sessions.leave(holder)
+    sessions.broker.close()
+
+
+@pytest.mark.parametrize("make", [local, service_bus])
+def test_a_former_shard_that_was_deleted_has_no_states(make: Any) -> None:
+    sessions = Sessions(make)
+    sessions.move(16)
+    for number in range(4):
+        with suppress(QueueNotFound):
+            sessions.broker._broker.delete(shard_name("orders", number))
+    holder = sessions.hold("a")
+    assert holder.session_state("a") is None
+    holder.set_session_state("a", b"x")
+    assert holder.session_state("a") == b"x"
+    sessions.leave(holder)
+    sessions.broker.close()
+
+
+def test_a_state_that_another_receiver_holds_is_an_error() -> None:
+    sessions = Sessions(local)
+    holder = sessions.hold("a")
+    holder.set_session_state("a", b"state")
+    sessions.move(16)
+    other = sessions.hold("a")
+    with pytest.raises(BrokerUnavailable, match="held by another receiver"):
+        other.session_state("a")
+    sessions.leave(holder)
+    assert other.session_state("a") == b"state"
+    sessions.broker.close()
+
+
+# -- the shards at the service ---------------------------------------------------------------
+
+
+def storage_queues() -> Any:
+    return storage_queue_broker(StorageQueues(SYSTEM_CLOCK), line(SYSTEM_CLOCK), poll_ceiling=0.05)
+
+
+class Moving(Given):
+    """A move that may end at any time. `kept`: what its end says."""
+
+    kept: int | None = None
+
+    def unfinished(self, queue: str) -> ShardLayout | None:
+        return self.now if self.now.former else None
+
+    def finish(self, queue: str, epoch: int, kept: int) -> None:
+        self.kept = kept
+        self.now = self.now.ended(kept)
+
+
+@pytest.mark.parametrize("make", [local, service_bus, storage_queues])
+@pytest.mark.parametrize("what", ["waiting", "leased", "delayed", "dead"])
+def test_a_move_ends_when_the_former_shards_hold_nothing(make: Any, what: str) -> None:
+    layouts = Moving()
+    broker = ShardedBroker(make(), layouts)
+    broker.declare("orders", QueueOptions(lease=30.0))
+    layouts.now = ShardLayout(ShardRange(0, 4)).moved(2, ordered=False)
+    inner = broker._broker
+    delay = 1.0 if what == "delayed" else 0.0
+    inner.send("orders-shard-3", [Envelope(b"x", {}, "m", delay=delay)])
+    receiver: Any = inner.receiver("orders-shard-3", lease=30.0)
+    if what in ("leased", "dead"):
+        (held,) = receiver.receive(1, 5.0)
+    assert broker.moves.end("orders") is False
+    assert broker.moves.messages("orders", layouts.now.leaving()) == 1
+    if what in ("waiting", "delayed"):
+        (held,) = receiver.receive(1, 5.0)
+    how = DeadLetter("reason", "why") if what == "dead" else Complete()
+    receiver.settle([(held, how)])
+    assert broker.moves.end("orders") is True
+    assert layouts.kept == (4 if what == "dead" else 0)
+    assert broker.moves.end("orders") is False
+    assert len(broker.names("orders")) == 4, "as many as the code says"
+    assert broker.needed("orders") == tuple(shard_name("orders", n) for n in range(4))
+    broker.close()
+
+
+@pytest.mark.parametrize("make", [local, service_bus, storage_queues])
+def test_a_receiver_takes_from_shards_that_come_later(make: Any) -> None:
+    layouts = Moving()
+    broker = ShardedBroker(make(), layouts)
+    broker.declare("orders", QueueOptions(lease=30.0))
+    receiver = broker.receiver("orders", lease=30.0)
+    assert receiver.receive(1, 0.05) == []
+    layouts.now = ShardLayout(ShardRange(0, 4)).moved(16, ordered=False)
+    broker.moves.declare("orders", range(16), QueueOptions(lease=30.0))
+    broker.send("orders", [Envelope(b"x", {"id": f"t{n}"}, f"m{n}") for n in range(60)])
+    found: list[Any] = []
+    until = time.monotonic() + 20.0
+    while len(found) < 60 and time.monotonic() < until:
+        found += receiver.receive(10, 0.5)
+    assert len(found) == 60
+    assert {each.shard for each in found} == set(range(16))
+    receiver.settle([(each, Complete()) for each in found])
+    assert broker.stats("orders").living == 0
+    receiver.close()
+    assert receiver.receive(1, 0.0) == []
+    broker.close()
