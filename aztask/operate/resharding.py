@@ -199,10 +199,11 @@ def left_shards(app: App, layout: ShardLayout, queue: str) -> list[str]:
     tools = shard_tools(app)
     if tools is None:
         return []
-    needed = {*layout.sent.numbers, *layout.reading(tools.layouts.wish(queue))}
-    known = set(app.broker.listing().queues)
-    names = [shard_name(queue, n) for n in range(layout.kept, MOST_SHARDS) if n not in needed]
-    return [name for name in names if name in known and name != queue]
+    used = {*layout.sent.numbers, *layout.reading(tools.layouts.wish(queue))}
+    numbers = [each for each in range(layout.kept, MOST_SHARDS) if each not in used]
+    with suppress(ConfigurationError):  # some may use their queues, but not list all
+        return tools.broker.moves.existing(queue, numbers)
+    return []
 
 
 # -- what the commands show ------------------------------------------------------------------

@@ -40,6 +40,12 @@ class ShardMoves:
                 continue
         return found
 
+    def existing(self, queue: str, numbers: Iterable[int]) -> list[str]:
+        """The names of those of these shards that exist. Shard 0 is the queue itself, and none."""
+        known = set(self._broker.listing().queues)
+        names = [shard_name(queue, number) for number in numbers if number]
+        return [name for name in names if name in known]
+
     def end(self, queue: str) -> bool:
         """End the move that is under way, if it is time for that and its former shards are empty.
 
