@@ -137,7 +137,7 @@ class ShardLayout:
 
     @classmethod
     def declared(cls, count: ShardCount) -> ShardLayout:
-        """What the code says."""
+        """The layout of an app whose code says so."""
         sent, read = ShardRange(0, count.sent), ShardRange(0, count.read)
         return cls(sent, read if count.read > count.sent else None)
 
@@ -154,7 +154,7 @@ class ShardLayout:
         return tuple(sorted({*self.sent.numbers, *former, *range(wish.read)}))
 
     def leaving(self) -> tuple[int, ...]:
-        """The shards that no message is sent to any more; they are left once they are empty."""
+        """The shards that get no messages after the move; they are left once they are empty."""
         if self.former is None:
             return ()
         kept = () if self.ordered else self.sent.numbers

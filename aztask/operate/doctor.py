@@ -257,7 +257,7 @@ def _of_queue(
 
 
 def _of_shards(app: App) -> Iterator[Finding]:
-    """The shards of queues; and queues with messages that were shards of one that had more."""
+    """The shards of queues, and former shards that hold messages."""
     yield from layout_findings(app)
     named, listed = set(app.queue_names()), list[str]()
     with suppress(ConfigurationError):  # some may read their queues, but not list all

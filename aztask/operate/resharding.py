@@ -165,7 +165,7 @@ class MoveState:
 
     * `starts_in`: seconds until messages go to the new shards; 0 once they do.
     * `waiting`: how many messages the former shards hold.
-    * `ended`: whether the move is over.
+    * `ended`: whether the move has ended.
     """
 
     queue: str
@@ -195,7 +195,7 @@ def look_after(app: App, queue: str) -> MoveState:
 
 
 def left_shards(app: App, layout: ShardLayout, queue: str) -> list[str]:
-    """Queues of the service that were shards, and hold nothing that aztask reads any more."""
+    """Queues of the service that were shards, and are read and used no longer."""
     tools = shard_tools(app)
     if tools is None:
         return []

@@ -6,7 +6,8 @@ program that uses the queue makes the entry from it, and from then on the entry 
 Rules
 1. Senders read the entry again after half of `REFRESH_SECONDS`, when they send. With a session a
    send needs an entry that was read in the last `REFRESH_SECONDS`, and fails without one; so does a
-   receive. Other sends go on for `FREE_SECONDS` with what was read last, other receives for ever.
+   receive. Other sends go on for `FREE_SECONDS` with what was read last, other receives for as long
+   as the program runs.
 2. A move is announced twice `REFRESH_SECONDS` before it starts, on the store's clock. By then all
    senders have read it. Before the start they use the former shards, from the start on the new
    ones; a send with a session waits while this machine's clock cannot tell which of the two it is.
@@ -15,7 +16,7 @@ Rules
    were not there, for all that read it, and the command makes another one.
 4. Workers receive from the former shards, too, until these are empty; of a queue with sessions,
    from the former ones alone. These hold nothing new after `REFRESH_SECONDS` (with a session), or
-   `FREE_SECONDS` more. Then whoever finds them empty, a worker or the command, ends the move.
+   `FREE_SECONDS` more. Then a worker or the command that finds them empty ends the move.
 5. Every change is compare-and-set. There is one move at a time.
 
 Crash windows
@@ -66,7 +67,7 @@ LEAD_NUMBER: Final = 2.0
 NOTICE_NUMBER: Final = 1.0
 """The store must have the announcement so many times R before the start."""
 LOOK_NUMBER: Final = 0.3
-"""So many times R are between two looks whether former shards are empty."""
+"""So many times R are between two checks that former shards are empty."""
 RETRY_NUMBER: Final = 0.1
 """So many times R after a failed reading, it is tried again."""
 MARGIN_SECONDS: Final = 0.05
@@ -128,7 +129,7 @@ class LayoutRows:
         return judged
 
     def time(self) -> StoreTime:
-        """Read the store's clock."""
+        """Read the store's clock, see `ControlStore.time`."""
         return self._store.time()
 
     def make(self, queue: str, layout: ShardLayout) -> None:
@@ -279,7 +280,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Queue:
-    """What is known of a queue. One thread at a time reads its entry."""
+    """What is known of a queue. lock: of the thread that reads its entry anew."""
 
     known: _Known | None = None
     error: AztaskError | None = None
@@ -316,7 +317,7 @@ class StoredLayouts:
         return queue in self._queues
 
     def wish(self, queue: str) -> ShardCount:
-        """What the code says."""
+        """The numbers that the code names."""
         return self._declared.wish(queue)
 
     def layout(self, queue: str, *, session: bool = False) -> ShardLayout:
@@ -379,12 +380,14 @@ class StoredLayouts:
         if usable and now < found.retry_at:
             assert known is not None  # noqa: S101  # it is usable
             return known
-        # Who can go on with what is known does not wait for the thread that reads.
-        if found.lock.acquire(blocking=not usable):
+        # No thread waits for the one that reads: it may wait for a file's lock that this one holds.
+        if found.lock.acquire(blocking=False):
             try:
                 self._refresh(queue, found)
             finally:
                 found.lock.release()
+        elif not usable:
+            self._refresh(queue, found)
         known = found.known
         if known is None or clock.monotonic() - known.read_at > oldest:
             raise BrokerUnavailable(
@@ -413,7 +416,8 @@ class StoredLayouts:
         found.error, found.retry_at = None, 0.0
         if known is None or known.layout.epoch != made.layout.epoch:
             self._say(queue, made.layout)
-        found.known = made
+        if found.known is None or found.known.read_at <= made.read_at:
+            found.known = made
 
     def _read(self, queue: str, before: _Known | None) -> _Known:
         assert self._rows is not None  # noqa: S101  # the caller has looked

@@ -43,7 +43,9 @@ class Mill:
         self.chance = random.Random(7)
         self.senders: dict[str, subprocess.Popen[bytes]] = {}
         self.log = (site.folder / "programs.log").open("ab")
-        self.app = App("shards", broker=site.broker, results=site.results, signing_keys=[KEY])
+        self.app = App(
+            "shards", broker=site.broker, results=site.results, lease=5.0, signing_keys=[KEY]
+        )
         self.app.queue("default", shards=4)
         self.queues = ["default"]
         if site.extra.get("SHARDS_SESSIONS"):
@@ -66,10 +68,13 @@ class Mill:
         self.senders[name] = self.start(str(HERE / "shards_sender.py"), name)
 
     def kill_a_sender(self) -> None:
+        """Kill one that has sent something since its start."""
         name = self.chance.choice(SENDERS)
-        self.senders[name].kill()
-        self.senders[name].wait()
-        self.send(name)
+        sender = self.senders[name]
+        if any(line.pid == sender.pid for line in self.site.lines("sent")):
+            sender.kill()
+            sender.wait()
+            self.send(name)
 
     def kill_a_worker(self) -> None:
         worker = next(each for each in self.site.workers if each.process.poll() is None)
@@ -156,7 +161,7 @@ def test_queues_are_moved_under_load(mill: Mill, kills: bool) -> None:
 def check(mill: Mill, *, kills: bool) -> None:
     """Nothing is lost, nothing is done twice, each session is in order."""
     sent = {line.key for line in mill.site.lines("sent")}
-    assert len(sent) > 200
+    assert len(sent) > 100
 
     def ended() -> dict[str, int]:
         return {**mill.site.counts("end"), **mill.site.counts("step")}

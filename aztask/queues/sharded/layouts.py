@@ -36,7 +36,7 @@ class ShardLayouts(Protocol):
         ...
 
     def unfinished(self, queue: str) -> ShardLayout | None:
-        """The layout, if it is time to look whether its former shards are empty; usually None."""
+        """The layout, if its former shards are to be checked for messages now; usually None."""
         ...
 
     def finish(self, queue: str, epoch: int, kept: int) -> None:
@@ -63,7 +63,7 @@ class DeclaredLayouts:
         return ShardLayout.declared(self.wish(queue))
 
     def wish(self, queue: str) -> ShardCount:
-        """What the code says."""
+        """The numbers that the code names."""
         return self._shards.get(queue, UNSHARDED)
 
     def sending(self, queue: str, *, session: bool) -> ShardRange:
@@ -75,4 +75,4 @@ class DeclaredLayouts:
         return None
 
     def finish(self, queue: str, epoch: int, kept: int) -> None:
-        """Changes nothing."""
+        """Changes nothing: there is no move."""

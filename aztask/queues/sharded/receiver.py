@@ -11,8 +11,8 @@ Rules
    file all shards fail together, as a transaction does.
 4. Where the service is asked over a network, shards are asked at the same time.
 5. Each receive asks which shards there are now. A shard that is new gets a receiver, one that is
-   left keeps it, for what may still be held of it. Whoever receives ends a move, too, when the
-   former shards are empty: so it ends also if the command that began it is gone.
+   left keeps it, for what may still be held of it. A receive also ends a move when the former
+   shards are empty: so it ends although the command that began it is gone.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class ShardReceivers:
             logger.debug("queue %s: its former shards cannot be looked at: %s", self.queue, error)
 
     def close(self) -> None:
-        """Close all receivers."""
+        """Close all of them, and those that are opened later."""
         with self._lock:
             self._closed = True
         for each in self.opened.values():

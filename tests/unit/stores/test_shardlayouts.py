@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -442,3 +444,27 @@ def test_an_error_of_another_kind_is_not_hidden(
     monkeypatch.setattr(LayoutRows, "read", failing)
     with pytest.raises(BrokerUnavailable, match="wrong"):
         world.program().sending("orders", session=False)
+
+
+def test_threads_that_read_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """One holds the file's lock in a transaction, another one is about to read the entry."""
+    database = Database(str(tmp_path / "q.db"))
+    store = ControlStore(SqliteStore(database, clock.SYSTEM_CLOCK), Owner("file", "shop"))
+    program = StoredLayouts({"orders": ShardCount(4, 4, declared=True)})
+    program.attach(store)
+    reading = threading.Event()
+
+    class Waiting(LayoutRows):
+        def read(self, queue: str) -> Any:
+            reading.set()
+            return super().read(queue)
+
+    program._rows = Waiting(store)
+    with database.transaction():
+        other = threading.Thread(target=program.layout, args=("orders",), daemon=True)
+        other.start()
+        assert reading.wait(20)
+        assert program.sending("orders", session=True) == FOUR
+    other.join(20)
+    assert not other.is_alive()
+    database.close()
