@@ -91,10 +91,13 @@ def reshard(
     wanted = {name: move for name, move in moves.items() if move is not None}
     if not wanted:
         return None
-    held = 0
-    with suppress(QueueNotFound):
-        held = sum(app.broker.stats(name).living for name in names)
-    return Reshard(app, len(wanted), queue, count, wanted, held)
+    held = delayed = 0
+    for name in wanted:
+        with suppress(QueueNotFound):
+            stats = app.broker.stats(name)
+            held += stats.living
+            delayed += (stats.scheduled or 0) + (stats.deferred or 0) if ordered else 0
+    return Reshard(app, len(wanted), queue, count, wanted, held, delayed)
 
 
 def _planned(tools: ShardTools, name: str, count: int, *, ordered: bool) -> ShardLayout | None:
@@ -123,6 +126,8 @@ class Reshard(Action[None]):
 
     * `moves`: by queue, the layout that it gets; `announced`: as it is in the store, afterwards.
     * `held`: how many messages the queue holds; they stay where they are.
+    * `delayed`: how many of these are delayed or deferred, in a queue with sessions: they keep the
+      new shards waiting.
     """
 
     name: ClassVar[str] = "queue-reshard"
@@ -131,6 +136,7 @@ class Reshard(Action[None]):
     shards: int
     moves: Mapping[str, ShardLayout]
     held: int
+    delayed: int = 0
     announced: dict[str, ShardLayout] = field(default_factory=dict, init=False)
 
     def __str__(self) -> str:
@@ -140,7 +146,16 @@ class Reshard(Action[None]):
         return (
             f"move queue {visible(self.queue)} from {before} to {plural(self.shards, 'shard')}"
             f"{others}; its {plural(self.held, 'message')} stay where they are until workers take "
-            "them"
+            f"them{self._waits()}"
+        )
+
+    def _waits(self) -> str:
+        """What keeps new messages of a queue with sessions waiting; "" if nothing is known."""
+        if not self.delayed:
+            return ""
+        return (
+            f"; {self.delayed} of them wait for their time, and new messages wait until these have "
+            "ended"
         )
 
     def subject(self) -> Subject:

@@ -256,6 +256,7 @@ EXEMPT: dict[str, str] = {
     "aztask.leaseadvice.document.DocumentCell": "passes the store to adopt",
     "aztask.spark.cli.recommend._work": "passes the store to publish_evidence",
     "aztask.limits.storeclock.StoreClock": "reads the store's clock only, which all share",
+    "aztask.stores.shardlayouts.StoredLayouts": "passes the store to LayoutRows",
     "aztask.stores.records.controls.EntryCell": "one entry of the caller's store",
     "aztask.stores.records.uniques.HolderCell": "one key of the caller's store",
     "aztask.uniqueness.engine.TakingCell": "one key of the caller's store",

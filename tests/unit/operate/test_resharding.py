@@ -185,6 +185,16 @@ def test_sessions_move_to_other_shards(tmp_path: Path, monkeypatch: pytest.Monke
     app.close()
 
 
+def test_delayed_messages_of_sessions_are_told_before(tmp_path: Path) -> None:
+    app = shop(tmp_path, shards=2, sessions=True)
+    app.broker.declare("orders", app.queue_options("orders"))
+    app.broker.send("orders", [Envelope(b"x", {}, "m1", session="s")])
+    assert "new messages wait" not in str(planned(app, 3))
+    app.broker.send("orders", [Envelope(b"x", {}, "m2", session="s", delay=600.0)])
+    assert "; 1 of them wait for their time, and new messages wait until" in str(planned(app, 3))
+    app.close()
+
+
 def test_an_action_is_reported(app: App) -> None:
     action = planned(app, 16)
     action.act(by="ann")
