@@ -29,6 +29,7 @@ from aztask.stores import shardlayouts
 from aztask.testing import emulator
 
 REFRESH = 3.0
+BETWEEN_KILLS = 8.0
 SENDERS = ("a", "b")
 STEPS = ("reshard-created", "reshard-announced", "reshard-empty")
 WORKER = ("--pool", "processes", "-c", "2", "--max-lease", "60s")
@@ -41,6 +42,7 @@ class Mill:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.chance = random.Random(7)
+        self.killed_at = 0.0
         self.senders: dict[str, subprocess.Popen[bytes]] = {}
         self.log = (site.folder / "programs.log").open("ab")
         self.app = App(
@@ -77,6 +79,8 @@ class Mill:
             self.send(name)
 
     def kill_a_worker(self) -> None:
+        """Kill the oldest one; its sessions are free when its leases have ended."""
+        self.killed_at = time.monotonic()
         worker = next(each for each in self.site.workers if each.process.poll() is None)
         worker.kill()
         worker.process.wait()
@@ -96,7 +100,7 @@ class Mill:
             assert time.monotonic() < until, "the move does not end"
             time.sleep(0.7)
             self.kill_a_sender()
-            if kills and self.chance.random() < 0.3:
+            if kills and time.monotonic() - self.killed_at > BETWEEN_KILLS:
                 self.kill_a_worker()
         return [each.returncode for each in commands]
 
