@@ -402,6 +402,7 @@ def sharded(
     layouts: ShardLayouts | None = None,
     *,
     poll_ceiling: float = 1.0,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Broker:
     """The broker with shards, if any queue has some; what else it can do stays.
 
@@ -414,7 +415,8 @@ def sharded(
         kind = JointShards
     elif isinstance(broker, Networked):
         kind = RemoteShards
-    return kind(broker, layouts or DeclaredLayouts(shards), poll_ceiling=poll_ceiling)
+    known = layouts or DeclaredLayouts(shards)
+    return kind(broker, known, poll_ceiling=poll_ceiling, clock=clock)
 
 
 class ShardInspector:
