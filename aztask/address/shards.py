@@ -195,8 +195,9 @@ class ShardLayout:
         return replace(self, former=None, kept=kept)
 
     def follows(self, other: ShardLayout) -> bool:
-        """True if `other` is this move, whenever it starts."""
-        return (self.epoch, self.sent, self.former) == (other.epoch, other.sent, other.former)
+        """True if `other` is this move, whenever it starts, and whether it has ended."""
+        same = self.former == other.former or None in (self.former, other.former)
+        return same and (self.epoch, self.sent) == (other.epoch, other.sent)
 
 
 def check_shards(name: str, value: Any) -> int:

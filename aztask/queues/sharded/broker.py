@@ -59,6 +59,7 @@ from aztask.queues.sharded.moves import ShardMoves
 from aztask.queues.sharded.positions import behind, inner_position, outer_position
 from aztask.queues.sharded.receiver import (
     SESSION_SLICE,
+    SLICE,
     ShardedReceiver,
     ShardedSessions,
     ShardReceivers,
@@ -309,7 +310,7 @@ class ShardedBroker:
             workers=self._workers,
             renewers=self._renewers,
             clock=self._clock,
-            **({} if session is None else {"slice_seconds": SESSION_SLICE}),
+            slice_seconds=SESSION_SLICE if session is not None and self._workers else SLICE,
         )
         if isinstance(found, ShardedSessions) and session is not ANY_SESSION:
             found.only = str(session)

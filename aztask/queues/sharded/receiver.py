@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 SLICE: Final = 0.1
 SESSION_SLICE: Final = 1.0
-"""Seconds of waiting in one shard; a service needs some time to give out a session."""
+"""Seconds of waiting in one shard; a remote service needs some time to give out a session."""
 MOST_FETCHED: Final = 1_000
 ACCEPT_SECONDS: Final = 0.1
 """Seconds of waiting for messages of a session that has none."""

@@ -107,6 +107,17 @@ def test_a_move_to_another_number_is_refused_in_between(app: App) -> None:
     assert again.announced["orders"] == before
 
 
+def test_a_move_that_ends_while_the_command_comes_back_is_no_error(app: App) -> None:
+    planned(app, 16).act()
+    again = planned(app, 16)
+    tools = shard_tools(app)
+    assert tools is not None
+    tools.rows.finish("orders", 2, 0)
+    again.act()
+    assert again.announced["orders"].former is None
+    assert look_after(app, "orders").ended
+
+
 def test_two_operators_who_planned_at_once(app: App) -> None:
     first, second = planned(app, 16), planned(app, 2)
     first.act()

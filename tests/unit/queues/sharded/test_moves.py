@@ -366,7 +366,10 @@ class Moving(Given):
 
 @pytest.mark.parametrize("make", [local, service_bus, storage_queues])
 @pytest.mark.parametrize("what", ["waiting", "leased", "delayed", "dead"])
-def test_a_move_ends_when_the_former_shards_hold_nothing(make: Any, what: str) -> None:
+def test_a_move_ends_when_the_former_shards_hold_nothing(
+    make: Any, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aztask.queues.sharded.moves.REST_NUMBER", 0.0)
     layouts = Moving()
     broker = ShardedBroker(make(), layouts)
     broker.declare("orders", QueueOptions(lease=30.0))
@@ -411,4 +414,63 @@ def test_a_receiver_takes_from_shards_that_come_later(make: Any) -> None:
     assert broker.stats("orders").living == 0
     receiver.close()
     assert receiver.receive(1, 0.0) == []
+    broker.close()
+
+
+def test_a_look_at_the_former_shards_is_not_repeated_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time, layouts = Time(), Moving()
+    broker = ShardedBroker(local(), layouts)
+    broker.declare("orders")
+    layouts.now = ShardLayout(ShardRange(0, 4)).moved(2, ordered=False)
+    looks: list[int] = []
+
+    def slow(self: Any, queue: str, number: int) -> bool:
+        looks.append(number)
+        time.pass_time(2.0)
+        return True
+
+    monkeypatch.setattr("aztask.queues.sharded.moves.ShardMoves._holds", slow)
+    with clock.replaced(time.clock):
+        for _ in range(30):
+            assert broker.moves.end("orders") is False
+            time.pass_time(1.0)
+    assert looks == [2, 2]
+    broker.close()
+
+
+def test_who_may_not_count_ends_a_move_by_peeks(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts = Moving()
+    broker = ShardedBroker(service_bus(), layouts)
+    broker.declare("orders", QueueOptions(lease=30.0))
+    layouts.now = ShardLayout(ShardRange(0, 4)).moved(2, ordered=False)
+    inner: Any = broker._broker
+
+    def refused(queue: str) -> Any:
+        raise ConfigurationError("not allowed to count")
+
+    monkeypatch.setattr(inner, "stats", refused)
+    assert broker.moves.end("orders") is True
+    assert layouts.kept == 4, "it may have dead letters"
+    broker.close()
+
+
+def test_where_nothing_is_shown_a_move_is_ended_by_who_may_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layouts = Moving()
+    broker = ShardedBroker(storage_queues(), layouts, poll_ceiling=0.05)
+    broker.declare("orders")
+    layouts.now = ShardLayout(ShardRange(0, 4)).moved(2, ordered=False)
+    inner: Any = broker._broker
+
+    def refused(queue: str) -> Any:
+        raise ConfigurationError("not allowed to count")
+
+    monkeypatch.setattr(inner, "stats", refused)
+    with pytest.raises(ConfigurationError):
+        broker.moves.end("orders")
+    receiver = broker.receiver("orders", lease=30.0)
+    assert receiver.receive(1, 0.05) == [], "it receives, although it cannot end the move"
     broker.close()
