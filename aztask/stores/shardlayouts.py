@@ -15,8 +15,9 @@ Rules
    store's own note of when it was written. One that a standing program wrote too late is as if it
    were not there, for all that read it, and the command makes another one.
 4. Workers receive from the former shards, too, until these are empty; of a queue with sessions,
-   from the former ones alone. These hold nothing new after `REFRESH_SECONDS` (with a session), or
-   `FREE_SECONDS` more. Then a worker or the command that finds them empty ends the move.
+   from the former ones alone. Twice `REFRESH_SECONDS` after the start, these get nothing new, for a
+   send takes no longer; sends without a session end `FREE_SECONDS` later. From then on a worker or
+   the command that finds them empty ends the move.
 5. Every change is compare-and-set. There is one move at a time.
 
 Crash windows
@@ -26,8 +27,8 @@ Crash windows
   workers end it.
 * A worker dies: its messages are in their shards. If it dies before it ends a move, another one
   does.
-* A sender stands still, for longer than `REFRESH_SECONDS`, between its look at the layout and the
-  send itself. If the move has ended by then, its message is in a shard that no worker receives
+* A sender stands still, for more than twice `REFRESH_SECONDS`, between its look at the layout and
+  the send itself. If the move has ended by then, its message is in a shard that no worker receives
   from: ``aztask doctor`` shows it. With a session, it may come after younger ones.
 """
 
@@ -66,6 +67,8 @@ LEAD_NUMBER: Final = 2.0
 """A move starts this many times R after its announcement."""
 NOTICE_NUMBER: Final = 1.0
 """The store must have the announcement so many times R before the start."""
+SEND_NUMBER: Final = 2.0
+"""So many times R a send takes at most: 60 s. Adapters give up after about 45 s."""
 LOOK_NUMBER: Final = 0.3
 """So many times R are between two checks that former shards are empty."""
 RETRY_NUMBER: Final = 0.1
@@ -466,7 +469,7 @@ class StoredLayouts:
 def last_sends(layout: ShardLayout) -> float:
     """So many seconds after the start of a move its former shards get messages at most."""
     free = not layout.ordered and layout.leaving()
-    return REFRESH_SECONDS + (FREE_SECONDS if free else 0.0)
+    return SEND_NUMBER * REFRESH_SECONDS + (FREE_SECONDS if free else 0.0)
 
 
 def _before(layout: ShardLayout) -> ShardLayout:

@@ -233,7 +233,7 @@ def test_workers_read_both_until_the_move_ends(world: World) -> None:
     assert program.layout("orders").reading(wish) == (0, 1, 2, 3)
     assert program.layout("orders").leaving() == (2, 3)
     assert program.unfinished("orders") is None
-    world.time.pass_time(R + FREE_SECONDS)
+    world.time.pass_time(2 * R + FREE_SECONDS)
     program.layout("orders")
     assert program.unfinished("orders") is None, "the last sends of old layouts may come"
     world.time.pass_time(R + 0.1)
@@ -249,8 +249,8 @@ def test_more_shards_leave_none(world: World) -> None:
     world.program().layout("orders")
     move = world.announce(16)
     assert move.leaving() == ()
-    assert last_sends(move) == R
-    assert last_sends(replace(move, sent=ShardRange(0, 2))) == R + FREE_SECONDS
+    assert last_sends(move) == 2 * R
+    assert last_sends(replace(move, sent=ShardRange(0, 2))) == 2 * R + FREE_SECONDS
 
 
 def test_of_a_queue_with_sessions_the_former_shards_come_first(world: World) -> None:
