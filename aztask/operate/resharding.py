@@ -244,6 +244,17 @@ def layouts(app: App) -> dict[str, ShardLayout | AztaskError]:
     return found
 
 
+def keep_layouts(app: App, known: Mapping[str, ShardLayout | AztaskError]) -> None:
+    """Store these layouts again where there is none, as after a move of all rows to another owner.
+
+    The queues of the old owner's broker have their shards still.
+    """
+    tools = shard_tools(app)
+    for queue, layout in known.items() if tools is not None else ():
+        if tools is not None and isinstance(layout, ShardLayout):
+            tools.rows.make(queue, layout)
+
+
 def layout_findings(app: App) -> Iterator[Finding]:
     """Queues whose shards are not those of the code, or are being changed, or not readable."""
     for queue, layout in layouts(app).items():

@@ -218,19 +218,22 @@ class ShardReceivers:
         found = self.opened.get(number)
         if found is not None:
             return found
+        # Fewer polls of each shard, so that all of them cost what two queues cost.
+        pause = self._poll_ceiling
+        if (count := len(self.numbers())) > 1:
+            pause *= count / IDLE_POLLS
+        options = replace(self._options, queue=shard_name(self.queue, number))
+        # Not under the lock: opening may wait for a file that another thread has locked.
+        made = open_receiver(self._broker, options, self._prefetch, pause)
         with self._lock:
             found = self.opened.get(number)
             if found is None:
-                options = replace(self._options, queue=shard_name(self.queue, number))
-                # Fewer polls of each shard, so that all of them cost what two queues cost.
-                pause = self._poll_ceiling
-                if (count := len(self.numbers())) > 1:
-                    pause *= count / IDLE_POLLS
-                found = open_receiver(self._broker, options, self._prefetch, pause)
+                found = made
                 self.opened = {**self.opened, number: found}
-                if self._closed:
-                    found.close()
-            return found
+            closed = self._closed
+        if closed or found is not made:
+            made.close()
+        return found
 
     def former_holders(self, session: str) -> Iterator[FormerHolder]:
         """A receiver for each former shard of a session, the last one first."""
