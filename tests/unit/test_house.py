@@ -212,7 +212,7 @@ GROWTH: dict[str, dict[str, int]] = {
         "files with one importer": 4,
     },
     "lists and credits": {"lines of code": 245},
-    "shards that change while programs run": {"files": 4, "lines of code": 940},
+    "shards that change while programs run": {"files": 4, "lines of code": 990},
 }
 CALLABLES = {
     "stores.payloads.payloads.Payloads(make)": "opens the store at its first use, in each process",
