@@ -20,11 +20,13 @@ from aztask.address.shards import (
     ShardLayout,
     ShardRange,
     check_shards,
+    read_shard_name,
     shard_name,
 )
 from aztask.app import App
 from aztask.errors import AztaskError, ConfigurationError, QueueNotFound
 from aztask.operate.action import Action, Progress, Subject
+from aztask.operate.findings import minute
 from aztask.queues.sharded.broker import ShardedBroker
 from aztask.stores.shardlayouts import LayoutRows, StoredLayouts
 from aztask.support.display import plural, visible
@@ -36,6 +38,9 @@ NO_STORE: Final = (
     "them: set AZTASK_RESULTS, or change the number in the code as docs/how-to/advanced/shards.md "
     "says"
 )
+
+
+MOST: Final = MOST_SHARDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,10 @@ def shard_tools(app: App) -> ShardTools | None:
 
 def reshard(
     app: App, queue: str, shards: int | None = None, *, former: int | None = None
-) -> Reshard | None:
-    """Plan the move of a queue, and of its priorities, to `shards` shards; None if it has as many.
+) -> Reshard:
+    """Plan the move of a queue, and of its priorities, to `shards` shards.
+
+    If it has as many, there is nothing to do: the count of the action is 0.
 
     * `shards`: by default what the code says.
     * `former`: how many it has now, if the entry that says so cannot be read.
@@ -89,8 +96,6 @@ def reshard(
             tools.rows.repair(name, given)
     moves = {name: _planned(tools, name, count, ordered=ordered) for name in names}
     wanted = {name: move for name, move in moves.items() if move is not None}
-    if not wanted:
-        return None
     held = delayed = 0
     for name in wanted:
         with suppress(QueueNotFound):
@@ -140,6 +145,8 @@ class Reshard(Action[None]):
     announced: dict[str, ShardLayout] = field(default_factory=dict, init=False)
 
     def __str__(self) -> str:
+        if not self.moves:
+            return f"leave queue {visible(self.queue)} as it is, with {self.shards} shards"
         layout = self.moves.get(self.queue) or next(iter(self.moves.values()))
         before = layout.former.count if layout.former else self.shards
         others = "" if self.count == 1 else f", with {plural(self.count - 1, 'other priority')}"
@@ -242,6 +249,38 @@ def layouts(app: App) -> dict[str, ShardLayout | AztaskError]:
             if entry is not None:
                 found[queue] = entry.layout
     return found
+
+
+def part_in_move(shard: str, layout: ShardLayout | AztaskError | None) -> str:
+    """Which part a shard has while a queue is moved, or after that; "" for an ordinary one."""
+    if not isinstance(layout, ShardLayout):
+        return ""
+    number = read_shard_name(shard)[1]
+    if layout.former is None:
+        return "" if number in layout.sent.numbers else "left"
+    if number not in layout.former.numbers:
+        return "new" if number in layout.sent.numbers else "left"
+    return "" if number in layout.sent.numbers else "former"
+
+
+def shard_notes(app: App, known: Mapping[str, ShardLayout | AztaskError]) -> Iterator[str]:
+    """Which queues are being moved, have other shards than the code says, or are damaged."""
+    for queue, layout in known.items():
+        name = visible(queue)
+        if isinstance(layout, AztaskError):
+            yield str(layout)
+            continue
+        if layout.former is not None:
+            yield (
+                f"queue {name} moves from {layout.former.count} to "
+                f"{plural(layout.sent.count, 'shard')}, which get messages from "
+                f"{minute(layout.starts_at)} on"
+            )
+        if layout.sent.count != (wish := app.queues.wish(queue)):
+            yield (
+                f"queue {name} has {plural(layout.sent.count, 'shard')}, and the code says {wish}; "
+                "see: aztask queues reshard --help"
+            )
 
 
 def keep_layouts(app: App, known: Mapping[str, ShardLayout | AztaskError]) -> None:

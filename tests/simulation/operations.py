@@ -117,9 +117,7 @@ def move_shards(world: World, sender: Sender, decision: Decision) -> None:
     """Move a queue to another number of shards, unless it is being moved."""
     queue, count = decision.what
     with suppress(ConfigurationError):
-        action = reshard(sender.app, queue, count)
-        if action is not None:
-            action.act(by="ann")
+        reshard(sender.app, queue, count).act(by="ann")
 
 
 def garbage(world: World, sender: Sender, decision: Decision) -> None:

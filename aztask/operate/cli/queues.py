@@ -10,7 +10,6 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from aztask.address.shards import MOST_SHARDS, ShardLayout, read_shard_name
 from aztask.app import App
 from aztask.errors import AztaskError, BrokerUnavailable
 from aztask.operate.cli.failures import one_line
@@ -46,7 +45,14 @@ from aztask.operate.queues import (
     purge,
     queues,
 )
-from aztask.operate.resharding import left_shards, look_after, reshard
+from aztask.operate.resharding import (
+    MOST,
+    left_shards,
+    look_after,
+    part_in_move,
+    reshard,
+    shard_notes,
+)
 from aztask.support.display import plural, visible
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -221,12 +227,10 @@ def purge_(queue: str, dry_run: bool, yes: bool) -> None:
 @command.command("reshard")
 @app_option
 @click.argument("queue")
-@click.option(
-    "--shards", type=click.IntRange(1, MOST_SHARDS), help="By default the number in the code."
-)
+@click.option("--shards", type=click.IntRange(1, MOST), help="By default the number in the code.")
 @click.option(
     "--former",
-    type=click.IntRange(1, MOST_SHARDS),
+    type=click.IntRange(1, MOST),
     help="Say how many it has now, if the entry in the result store is damaged.",
 )
 @click.option("--no-wait", is_flag=True, help="Return when the move is announced.")
@@ -248,7 +252,7 @@ def reshard_(
     """
     with open_app(required="aztask queues reshard") as app:
         action = reshard(app, queue, shards, former=former)
-        if action is None:
+        if not action.count:
             click.echo(f"queue {visible(queue)} has these shards already")
             return
         if not confirm(str(action), dry_run=dry_run, yes=yes):
@@ -317,8 +321,8 @@ def _print_once(app: App, *, as_json: bool, shards: bool) -> None:
             lease = found.leases.get(stats.queue)
             print_json({**_counts_record(stats, found), **(_lease_record(lease) if lease else {})})
         return
-    if shards:
-        _say_layouts(app, found)
+    for text in shard_notes(app, found.layouts) if shards else ():
+        click.echo(f"aztask: {text}", err=True)
     names = ["queue", "total", "active", "leased", "scheduled", "deferred", "dead"]
     rows: list[list[Any]] = [[stats.queue, stats.living, *_counts(stats)] for stats in found.queues]
     if found.timers:
@@ -337,44 +341,13 @@ def _with_shards(row: list[Any], found: QueueCounts, *, shown: bool) -> list[lis
     """The row of a queue, and one for each of its shards."""
     parts = found.shards.get(row[0], ()) if shown else ()
     layout = found.layouts.get(row[0])
-    below = [
-        [f"  {each.queue}{_part_of(each.queue, layout)}", each.living, *_counts(each)]
-        for each in parts
-    ]
+    below = [[f"  {_with_part(each.queue, layout)}", each.living, *_counts(each)] for each in parts]
     return [row, *([*each, *[None] * (len(row) - len(each))] for each in below)]
 
 
-def _part_of(shard: str, layout: ShardLayout | AztaskError | None) -> str:
-    """Which part a shard has while a queue is moved, or after that; "" for an ordinary one."""
-    if not isinstance(layout, ShardLayout):
-        return ""
-    number = read_shard_name(shard)[1]
-    if layout.former is None:
-        return "" if number in layout.sent.numbers else " (left)"
-    if number not in layout.former.numbers:
-        return " (new)" if number in layout.sent.numbers else " (left)"
-    return "" if number in layout.sent.numbers else " (former)"
-
-
-def _say_layouts(app: App, found: QueueCounts) -> None:
-    """Say on stderr which queues are being moved, or have other shards than the code says."""
-    for queue, layout in found.layouts.items():
-        if isinstance(layout, AztaskError):
-            click.echo(f"aztask: {layout}", err=True)
-            continue
-        if layout.former is not None:
-            click.echo(
-                f"aztask: queue {visible(queue)} moves from {layout.former.count} to "
-                f"{plural(layout.sent.count, 'shard')}, which get messages from "
-                f"{local_time(layout.starts_at)} on",
-                err=True,
-            )
-        if layout.sent.count != (wish := app.queues.wish(queue)):
-            click.echo(
-                f"aztask: queue {visible(queue)} has {plural(layout.sent.count, 'shard')}, and the "
-                f"code says {wish}; see: aztask queues reshard --help",
-                err=True,
-            )
+def _with_part(shard: str, layout: Any) -> str:
+    part = part_in_move(shard, layout)
+    return f"{shard} ({part})" if part else shard
 
 
 def _counts_record(stats: QueueStats, found: QueueCounts) -> dict[str, Any]:
@@ -382,7 +355,7 @@ def _counts_record(stats: QueueStats, found: QueueCounts) -> dict[str, Any]:
     shards = [{**asdict(each), "total": each.living} for each in found.shards.get(stats.queue, ())]
     record = {**asdict(stats), "total": stats.living, "timers": timers}
     layout = found.layouts.get(stats.queue)
-    if isinstance(layout, ShardLayout):
+    if layout is not None and not isinstance(layout, AztaskError):
         record["layout"] = asdict(layout)
     return {**record, "shards": shards} if shards else record
 

@@ -55,9 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(app: App, *given: Any, **named: Any) -> resharding.Reshard:
-    found = reshard(app, "orders", *given, **named)
-    assert found is not None
-    return found
+    return reshard(app, "orders", *given, **named)
 
 
 # -- what is refused -------------------------------------------------------------------------
@@ -130,7 +128,8 @@ def test_two_operators_who_planned_at_once(app: App) -> None:
 
 
 def test_the_number_of_the_code_is_the_default(tmp_path: Path, app: App) -> None:
-    assert reshard(app, "orders") is None
+    nothing = planned(app)
+    assert (nothing.count, str(nothing)) == (0, "leave queue orders as it is, with 4 shards")
     later = shop(tmp_path, shards=16)
     action = planned(later)
     assert str(action).startswith("move queue orders from 4 to 16 shards; its 0 messages stay")
