@@ -9,13 +9,15 @@ Rules
 3. A message belongs to the shard that a hash of its session says, else of its task id, else of its
    message id, else of its body. So all messages of a task, also of different senders, are in one
    shard, where its service recognises copies.
+4. With a result store, the numbers of the code are a wish. A row of the store says which shards the
+   queue has (`ShardLayout`), and ``aztask queues reshard`` changes the row.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Final
 
@@ -24,19 +26,25 @@ from aztask.message.envelope import Envelope
 from aztask.support.checks import shown
 
 MOST_SHARDS: Final = 64
+MOST_PAST: Final = 8
+"""So many earlier places of sessions are noted."""
 
 _NAME: Final = re.compile(r"(.+)-shard-([1-9][0-9]?)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCount:
-    """How many shards a queue has: for those that send, and for those that read; 1 is none."""
+    """How many shards a queue has in the code: for those that send, and for those that read.
+
+    declared: the code names a number, and be it 1: so the queue may get more while programs run.
+    """
 
     sent: int = 1
     read: int = 1
+    declared: bool = False
 
     def __bool__(self) -> bool:
-        return self.read > 1
+        return self.declared or self.read > 1
 
 
 UNSHARDED: Final = ShardCount()
@@ -62,12 +70,12 @@ def read_shard_name(name: str) -> tuple[str, int]:
 
 
 def shard_of_session(session: str, count: int) -> int:
-    """The shard of a session, also for its receiver."""
+    """The shard of a session among so many, also for its receiver."""
     return _shard(b"session", session.encode("utf-8", "surrogatepass"), count)
 
 
 def shard_of(envelope: Envelope, count: int) -> int:
-    """The shard that the message belongs to, see rule 3."""
+    """The shard among so many that the message belongs to, see rule 3."""
     if envelope.session is not None:
         return shard_of_session(envelope.session, count)
     name = envelope.headers.get("id") or envelope.message_id
@@ -79,6 +87,117 @@ def shard_of(envelope: Envelope, count: int) -> int:
 def _shard(kind: bytes, value: bytes, count: int) -> int:
     digest = sha256(kind + b"\0" + value).digest()
     return int.from_bytes(digest[:8], "big") % count
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRange:
+    """Shards that follow each other: `count` of them, the first one with the number `first`."""
+
+    first: int = 0
+    count: int = 1
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of its shards."""
+        return range(self.first, self.first + self.count)
+
+    def of(self, envelope: Envelope) -> int:
+        """The shard of a message."""
+        return self.first + shard_of(envelope, self.count)
+
+    def of_session(self, session: str) -> int:
+        """The shard of a session."""
+        return self.first + shard_of_session(session, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLayout:
+    """Which shards a queue has.
+
+    * `sent`: those that senders choose among, from `starts_at` on.
+    * `former`: those before, until they are empty; None: no move is under way.
+    * `starts_at`: the store's time, UTC epoch seconds.
+    * `epoch`: rises with each move; 0 is what the code says, where no row says anything.
+    * `ordered`: the queue has sessions: its messages are received from `former` alone while that
+      has some, so that no message of a session overtakes an older one.
+    * `kept`: shards below this number may hold dead letters.
+    * `past`: of a queue with sessions, the shards of earlier epochs, the newest first: the states
+      of sessions may still be there.
+    * `by`: who began the move.
+    """
+
+    sent: ShardRange = ShardRange()
+    former: ShardRange | None = None
+    starts_at: float = 0.0
+    epoch: int = 0
+    ordered: bool = False
+    kept: int = 0
+    past: tuple[ShardRange, ...] = ()
+    by: str = ""
+
+    @classmethod
+    def declared(cls, count: ShardCount) -> ShardLayout:
+        """The layout of an app whose code says so."""
+        sent, read = ShardRange(0, count.sent), ShardRange(0, count.read)
+        return cls(sent, read if count.read > count.sent else None)
+
+    def reading(self, wish: ShardCount) -> tuple[int, ...]:
+        """The shards that messages are received from.
+
+        wish: what the code says. Those shards are read, too: a program of the release before sends
+        to them. In a queue with sessions they are, if the code names an older and larger number.
+        """
+        if self.ordered:
+            also = wish.read if wish.read > wish.sent else 0
+            return tuple(sorted({*(self.former or self.sent).numbers, *range(also)}))
+        former = self.former.numbers if self.former else ()
+        return tuple(sorted({*self.sent.numbers, *former, *range(wish.read)}))
+
+    def leaving(self) -> tuple[int, ...]:
+        """The shards that get no messages after the move; they are left once they are empty."""
+        if self.former is None:
+            return ()
+        kept = () if self.ordered else self.sent.numbers
+        return tuple(number for number in self.former.numbers if number not in kept)
+
+    @property
+    def top(self) -> int:
+        """All messages and dead letters are in shards below this number."""
+        ends = [each.first + each.count for each in (self.sent, self.former) if each]
+        return max([self.kept, *ends])
+
+    def moved(self, count: int, *, ordered: bool) -> ShardLayout:
+        """The layout of the next epoch, with `count` shards. Its start is still to be set.
+
+        They are the first ones. In a queue with sessions, they are none that hold messages now: a
+        queue of the service then has messages of one epoch only. Raises ConfigurationError if there
+        is no room for that.
+        """
+        behind = self.sent.first + self.sent.count
+        first = 0 if not ordered or count <= self.sent.first else behind
+        if first + count > MOST_SHARDS:
+            raise ConfigurationError(
+                f"there is no room for {count} shards beside the present ones, which have the "
+                f"numbers {self.sent.first} to {behind - 1} of {MOST_SHARDS}: a queue with "
+                f"sessions needs others, at most {max(self.sent.first, MOST_SHARDS - behind)}"
+            )
+        return ShardLayout(
+            ShardRange(first, count),
+            former=self.sent,
+            epoch=self.epoch + 1,
+            ordered=ordered,
+            kept=self.top,
+            past=(self.sent, *self.past)[:MOST_PAST] if ordered else (),
+        )
+
+    def ended(self, kept: int) -> ShardLayout:
+        """The layout when the former shards are empty. kept: see there."""
+        return replace(self, former=None, kept=kept)
+
+    def follows(self, other: ShardLayout) -> bool:
+        """True if `other` is this move, whenever it starts, and whether it has ended."""
+        same = self.former == other.former or None in (self.former, other.former)
+        return same and (self.epoch, self.sent) == (other.epoch, other.sent)
 
 
 def check_shards(name: str, value: Any) -> int:

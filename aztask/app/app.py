@@ -412,7 +412,8 @@ class App:
         With ``priorities={"high": 4, "low": 1}`` the queue has priorities: a queue of its own for
         each one, and the weights by which workers take tasks from them, see
         docs/how-to/advanced/priorities.md. With ``shards=16`` its messages lie in 16 queues of the
-        service, see docs/how-to/advanced/shards.md; declare them before the app is used.
+        service, see docs/how-to/advanced/shards.md; declare them before the app is used. ``aztask
+        queues reshard`` changes the number later.
 
         `QueueSettings` describes the options. This creates nothing: run ``aztask queues create``.
         Raises ConfigurationError if an option is wrong or contradicts the app's settings.

@@ -156,7 +156,8 @@ class DeclaredQueues:
                 f"{name!r} is a shard of queue {whole!r} and has its settings; name the queue"
             )
         sent = settings.shards or 1
-        shards = ShardCount(sent, max(sent, settings.old_shards or 1))
+        read = max(sent, settings.old_shards or 1)
+        shards = ShardCount(sent, read, declared=settings.shards is not None)
         queues = [priority_queue(name, each) for each in settings.priorities or (NORMAL,)]
         for each in queues:
             for shard in shard_names(each, shards.read):
@@ -215,6 +216,10 @@ class DeclaredQueues:
             return name
         queue, number = read_shard_name(name)
         return queue if number < known.get(queue, UNSHARDED).read else name
+
+    def wish(self, name: str) -> int:
+        """How many shards the code says that the queue has; 1 for none."""
+        return self._connections.shards.get(name, UNSHARDED).sent
 
     def shards(self, name: str) -> tuple[str, ...]:
         """The queues of the service that hold the messages of a queue."""

@@ -36,6 +36,7 @@ from aztask.operate.orphans import payload_findings
 from aztask.operate.owners import owner_findings
 from aztask.operate.queuechecks import judge
 from aztask.operate.queues import LeftOut, all_queues
+from aztask.operate.resharding import layout_findings
 from aztask.operate.workers import Workers, lost_runs
 from aztask.queues.base import Broker, Inspectable, Inspector, Permission, QueueFacts
 from aztask.sending.queueplan import QueuePlan
@@ -256,7 +257,8 @@ def _of_queue(
 
 
 def _of_shards(app: App) -> Iterator[Finding]:
-    """Queues with messages that were shards of a queue when it had more of them."""
+    """The shards of queues, and former shards that hold messages."""
+    yield from layout_findings(app)
     named, listed = set(app.queue_names()), list[str]()
     with suppress(ConfigurationError):  # some may read their queues, but not list all
         listed = all_queues(app, LeftOut())

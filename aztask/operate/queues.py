@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+from aztask.address.shards import ShardLayout
 from aztask.app import App
 from aztask.errors import (
     AztaskError,
@@ -21,6 +22,7 @@ from aztask.errors import (
 )
 from aztask.message.message import TaskMessage
 from aztask.operate.action import Action, Progress, Subject
+from aztask.operate.resharding import layouts
 from aztask.queues.base import Capabilities, MessageState, Peeked, QueueStats, Sharded
 from aztask.stores.records.base import Provisioned
 from aztask.support.display import plural, visible
@@ -134,6 +136,7 @@ class QueueCounts:
     * `leases`: by queue; empty without queues, and if the app shares no lease advice.
     * `leases_shared`: whether it does.
     * `shards`: of the queues that have some, the counts of each shard.
+    * `layouts`: by queue, the layout that the result store has of it, or why it cannot be read.
     * `timers`: by queue, how many tasks wait inside their code: each has a message in the queue,
       most often a scheduled one, that is no work yet. At most `MOST_TIMERS` are counted.
     """
@@ -144,6 +147,7 @@ class QueueCounts:
     left_out: LeftOut
     timers: Mapping[str, int] = field(default_factory=dict)
     shards: Mapping[str, Sequence[QueueStats]] = field(default_factory=dict)
+    layouts: Mapping[str, ShardLayout | AztaskError] = field(default_factory=dict)
 
 
 def queues(app: App) -> QueueCounts:
@@ -168,7 +172,8 @@ def queues(app: App) -> QueueCounts:
             )
     waits = app.sends.signals.store
     timers = Counter(waits.queues(MOST_TIMERS)) if waits is not None else {}
-    return QueueCounts(found, leases, app.leases.enabled, left_out, timers, shards)
+    known = layouts(app) if shards else {}
+    return QueueCounts(found, leases, app.leases.enabled, left_out, timers, shards, known)
 
 
 # -- messages --------------------------------------------------------------------------------
@@ -370,7 +375,8 @@ class CreateQueues(Action[None]):
         broker = self.app.broker
         try:
             if isinstance(broker, Sharded):
-                return len(broker.shard_stats(queue)) == len(broker.names(queue))
+                found = {each.queue for each in broker.shard_stats(queue)}
+                return found.issuperset(broker.needed(queue))
             broker.stats(queue)
         except QueueNotFound:
             return False

@@ -327,7 +327,14 @@ class Sharded(Protocol):
     """A broker some of whose queues are several queues of the service."""
 
     def names(self, queue: str) -> tuple[str, ...]:
-        """The queues of the service that hold the messages of `queue`; itself without shards."""
+        """The queues of the service that hold the messages of `queue`; itself without shards.
+
+        Some of them need not exist.
+        """
+        ...
+
+    def needed(self, queue: str) -> tuple[str, ...]:
+        """Those of them that must exist."""
         ...
 
     def shard_stats(self, queue: str) -> list[QueueStats]:

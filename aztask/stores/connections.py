@@ -19,7 +19,9 @@ from aztask.queues.engine import Database
 from aztask.queues.kinds import kind_of
 from aztask.queues.sharded.broker import sharded
 from aztask.stores.records.base import ResultStore
+from aztask.stores.records.controls import controls_of
 from aztask.stores.records.local.store import LocalResults
+from aztask.stores.shardlayouts import StoredLayouts
 from aztask.support.forks import fork_safe_rlock
 from aztask.support.late import install_command
 
@@ -84,6 +86,7 @@ class Connections:
         self._pid = os.getpid()
         self._broker: Broker | None = None
         self._results: ResultStore | None = None
+        self._opening: Broker | None = None  # by the thread that has the lock
         self._databases: dict[str, Database] = {}
 
     def at(
@@ -167,7 +170,7 @@ class Connections:
             with self._lock:
                 self._check_process()
                 if self._broker is None:
-                    self._broker = self._open_broker()
+                    self._broker = self._open_sharded()
         return self._broker
 
     def results(self) -> ResultStore | None:
@@ -195,7 +198,7 @@ class Connections:
         kind = kind_of(target)
         if kind is not None and (name := kind.identity(target)) is not None:
             return Owner(name, self._app)
-        broker = self.broker()
+        broker = self._opening or self.broker()
         return Owner(broker.identity, self._app) if isinstance(broker, Identified) else NO_OWNER
 
     def replace(self, broker: Broker, results: ResultStore) -> Callable[[], None]:
@@ -238,12 +241,31 @@ class Connections:
         target = self._broker_target
         kind = kind_of(target)
         if kind is not None:
-            return sharded(kind.open(target, self), self._shards, poll_ceiling=self.poll_ceiling)
+            return kind.open(target, self)
         if isinstance(target, Broker):
-            return sharded(target, self._shards, poll_ceiling=self.poll_ceiling)
+            return target
         if target is None:
             raise ConfigurationError(NO_BROKER)
         raise ConfigurationError(f"{self._shown} is not a broker; give a URL or a Broker")
+
+    def _open_sharded(self) -> Broker:
+        """The broker; the result store, if there is one, knows which shards its queues have."""
+        stored = None
+        if self._shards and self._results_target is not None:
+            stored = StoredLayouts(self._shards)
+        opened = self._open_broker()
+        broker = sharded(opened, self._shards, stored, poll_ceiling=self.poll_ceiling)
+        if stored is not None:
+            # The owner of the store's rows may be what this broker is called.
+            self._opening = broker
+            try:
+                stored.attach(controls_of(self.results()))
+            except BaseException:
+                broker.close()
+                raise
+            finally:
+                self._opening = None
+        return broker
 
     def _open_results(self) -> ResultStore:
         target = self._results_target

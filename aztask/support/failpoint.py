@@ -76,6 +76,10 @@ The steps of a unique task's send: ``unique-taken`` (the key is taken, the messa
 The step of a clock probe of Service Bus, in any process that sends: ``probed`` (it is scheduled,
 not cancelled yet).
 
+The steps of a move to another number of shards: ``reshard-created`` (the new shards exist, nothing
+is announced), ``reshard-announced``, and ``reshard-empty`` (in the worker or the command: the
+former shards are empty, the layout does not say so).
+
 The step of a replay of dead letters: ``replayed`` (the new messages are sent, their dead letters
 not deleted yet). The steps of a move to another address: ``move-rows`` (its rows have the new
 owner), ``move-planned`` (start rows are given back), ``move-sent`` (messages are sent, and still at
@@ -151,6 +155,9 @@ STEPS = (
     "ended",
     "probed",
     "replayed",
+    "reshard-created",
+    "reshard-announced",
+    "reshard-empty",
     "move-rows",
     "move-planned",
     "move-sent",

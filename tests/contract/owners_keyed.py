@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aztask.address.shards import ShardLayout, ShardRange
 from aztask.config import Settings
 from aztask.leaseadvice import document
 from aztask.leaseadvice.advice import Advice, Evidence
@@ -27,6 +28,7 @@ from aztask.stores.connections import Connections
 from aztask.stores.records.controls import ControlStore, controls_of
 from aztask.stores.records.deadindex import DeadIndex, IndexedDeadLetter, Indexing
 from aztask.stores.records.uniques import uniques_of
+from aztask.stores.shardlayouts import LayoutRows
 from aztask.support.clock import SYSTEM_CLOCK
 from aztask.worker.pipeline.uniquekeys import unique_engine
 
@@ -61,6 +63,26 @@ def leases(mine: World, theirs: World) -> tuple[LeaseFile, LeaseFile, Path]:
     stores = (LeaseFile(path, mine.owner), LeaseFile(path, theirs.owner))
     assert publish_advice(stores[0], {"default": ADVICE}, stores[0].load())
     return *stores, path
+
+
+# -- shards ----------------------------------------------------------------------------------
+
+
+def shard_layouts(mine: World, theirs: World) -> None:
+    """My queue has my shards, whatever queue of that name another broker has."""
+    each = ShardLayout(ShardRange(0, 4), epoch=1), ShardLayout(ShardRange(0, 9), epoch=1)
+    rows = LayoutRows(controls(mine)), LayoutRows(controls(theirs))
+    for store, layout in zip(rows, each, strict=True):
+        assert store.read("parts") is None
+        store.make("parts", layout)
+    rows[1].announce("parts", each[1].moved(2, ordered=False), by="theirs")
+    found = rows[0].read("parts")
+    assert found is not None
+    assert found.layout == each[0]
+    rows[0].finish("parts", 2, 0)
+    moved = rows[1].read("parts")
+    assert moved is not None
+    assert moved.layout.former == each[1].sent
 
 
 # -- unique tasks ----------------------------------------------------------------------------
@@ -224,6 +246,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.limits.control.ControlDocument": pause_document,
     "aztask.limits.control.Controls": pauses,
     "aztask.limits.permits.Permits": held_permits,
+    "aztask.stores.shardlayouts.LayoutRows": shard_layouts,
     "aztask.limits.holders.usage_of": usage,
     "aztask.operate.findings.pause_findings": findings,
     "aztask.stores.records.deadindex.index_for": dead_letters,
@@ -233,6 +256,7 @@ EXEMPT: dict[str, str] = {
     "aztask.leaseadvice.document.DocumentCell": "passes the store to adopt",
     "aztask.spark.cli.recommend._work": "passes the store to publish_evidence",
     "aztask.limits.storeclock.StoreClock": "reads the store's clock only, which all share",
+    "aztask.stores.shardlayouts.StoredLayouts": "passes the store to LayoutRows",
     "aztask.stores.records.controls.EntryCell": "one entry of the caller's store",
     "aztask.stores.records.uniques.HolderCell": "one key of the caller's store",
     "aztask.uniqueness.engine.TakingCell": "one key of the caller's store",

@@ -8,7 +8,11 @@ import os
 from ledger_app import QUICK, note
 
 from aztask import App, Context, Retry
+from aztask.stores import shardlayouts
 
+if os.environ.get("SHARDS_REFRESH"):  # moves take a time that tests have
+    shardlayouts.REFRESH_SECONDS = float(os.environ["SHARDS_REFRESH"])
+    shardlayouts.FREE_SECONDS = 2 * shardlayouts.REFRESH_SECONDS
 options = json.loads(os.environ.get("SHARDS", '{"shards": 4}'))
 app = App(
     "shards",

@@ -147,6 +147,10 @@ COST_POINTS: Final = ("claimed", "sent", "start>", "record<", "recorded", "settl
 LONGEST_STORM: Final = 900.0
 """Seconds. While requests take long somewhere, time passes slowly for every worker."""
 
+SHARDS: Final = (0, 0, 1, 3)
+MOVE_POINTS: Final = ("reshard-created", "reshard-announced", "reshard-empty", "send<", "send>")
+"""Where actors die or freeze around moves of queues."""
+
 SLOW: Final = ("rated", "permitted", "step", "lapse")
 """Of these, many at once would take long."""
 
@@ -180,6 +184,7 @@ class Course:
     * `quiet_at`: from then on there are no faults.
     * `shuffled`: which actor steps next is drawn; else the first that can.
     * `skew`: seconds by which wall clocks of actors are ahead of the services', or behind, at most.
+    * `shards`: of two queues at the beginning; 0: they have none.
     * `keys`: one of `KEYS`; those of each app, which each version of its code has in another order.
     """
 
@@ -196,6 +201,7 @@ class Course:
     skew: float = 0.0
     pool: str = "processes"
     keys: str = ""
+    shards: int = 0
 
     def with_decisions(self, decisions: tuple[Decision, ...]) -> Course:
         """The same course with these decisions alone."""
@@ -211,6 +217,7 @@ class Course:
         store = "one file" if self.joint else "two files"
         store = store if self.kind == "local" else f"{self.kind} and tables"
         keys = f", {self.keys}" if self.keys else ""
+        store += f", {self.shards} shards at first" if self.shards else ""
         order = "" if self.shuffled else ", steps in their plain order"
         return (
             f"seed {self.seed}: apps {', '.join(self.apps)}, {self.workers} workers each with "
@@ -242,6 +249,9 @@ def draw(seed: int, *, flows: bool = True) -> Course:
         decisions += _flows(random.Random(f"{seed} flows"), apps, length)
         decisions += _costs(random.Random(f"{seed} costs"), apps, length)
         decisions += _streams(random.Random(f"{seed} streams"), apps, length)
+    shards = random.Random(f"{seed} shards").choice(SHARDS) if flows and kind == "local" else 0
+    if shards:
+        decisions += _moves(random.Random(f"{seed} moves"), apps, length)
     decisions.sort(key=lambda each: each.at)
     return Course(
         seed,
@@ -256,7 +266,18 @@ def draw(seed: int, *, flows: bool = True) -> Course:
         skew=skew,
         pool="threads" if dice.random() < (0.25 if slots < BULK else 0.75) else "processes",
         keys=random.Random(f"{seed} keys").choice(KEYS),
+        shards=shards,
     )
+
+
+def _moves(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:
+    """Moves of queues to another number of shards, and deaths on the way."""
+    for _ in range(dice.choice((1, 3, 8))):
+        at, app = _time(dice, length), dice.choice(apps)
+        what = (dice.choice(("default", "steps")), dice.choice((1, 2, 4, 16)))
+        yield Decision(at, "reshard", app, what)
+        if dice.random() < 0.4:
+            yield _strike(dice, app, at, MOVE_POINTS)
 
 
 def _storms(dice: random.Random, apps: tuple[str, ...], length: float) -> Iterator[Decision]:

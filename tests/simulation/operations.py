@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from aztask.errors import NotUnique
+from aztask.errors import ConfigurationError, NotUnique
 from aztask.limits.control import Controls, Scope
 from aztask.message.envelope import Envelope
 from aztask.operate.deadletters.view import DeadLetters, Selection
+from aztask.operate.resharding import reshard
 from aztask.taskoptions import SendOptions
 
 from . import flows, streams
@@ -111,6 +113,13 @@ def replay(world: World, sender: Sender, decision: Decision) -> None:
         letters.replay(Selection(task=f"{sender.label}.{task}"))
 
 
+def move_shards(world: World, sender: Sender, decision: Decision) -> None:
+    """Move a queue to another number of shards, unless it is being moved."""
+    queue, count = decision.what
+    with suppress(ConfigurationError):
+        reshard(sender.app, queue, count).act(by="ann")
+
+
 def garbage(world: World, sender: Sender, decision: Decision) -> None:
     """Send a message that no worker can read."""
     bodies = (b"\xff" * 40, b"", b"\x93\xa1", b"{}")
@@ -127,6 +136,7 @@ OPERATIONS: Final[dict[str, Callable[[World, Sender, Decision], None]]] = {
     "resume": resume,
     "replay": replay,
     "garbage": garbage,
+    "reshard": move_shards,
     "flow": flows.start,
     "signal": flows.signal,
     "stream": streams.start,

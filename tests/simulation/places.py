@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aztask.address.owner import Owner
+from aztask.address.shards import MOST_SHARDS, ShardCount, shard_names
 from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
+from aztask.queues.sharded.broker import sharded
+from aztask.queues.sharded.positions import STRIDE
 from aztask.stores.records.local.store import LocalResults
+from aztask.stores.shardlayouts import StoredLayouts
 
 from .services import (
     Blobs,
@@ -30,6 +34,9 @@ from .services import (
 if TYPE_CHECKING:
     from .actors import Actor
 
+
+SHARDED: Final = ("default", "steps")
+"""The queues that have shards in some courses."""
 
 _BOX: Final = "box = (SELECT id FROM queues WHERE name = :queue)"
 _NEXT: Final = f"""
@@ -93,14 +100,22 @@ class LocalSite:
     label: str
     queues: Database
     rows: Database
+    shards: int = 0
     remote = False
     owner = None
 
     def open(self, actor: Actor) -> tuple[Any, Any]:
         """The broker and the result store of one actor."""
-        broker = LocalBroker(self.queues, clock=actor.world.clock)
+        broker: Any = LocalBroker(self.queues, clock=actor.world.clock)
         owner = Owner(broker.identity, self.label)
-        return broker, LocalResults(self.rows, clock=actor.world.clock, owner=owner)
+        results = LocalResults(self.rows, clock=actor.world.clock, owner=owner)
+        count = actor.world.course.shards
+        if count:
+            shards = {name: ShardCount(count, count, declared=True) for name in SHARDED}
+            layouts = StoredLayouts(shards)
+            layouts.attach(results.controls)
+            broker = sharded(broker, shards, layouts, clock=actor.world.clock)
+        return broker, results
 
     def locked(self) -> bool:
         """Whether a transaction is open."""
@@ -129,6 +144,10 @@ class LocalSite:
 
     def next_change(self, queue: str, now: float, wall: float) -> float:
         """When a message of this queue, of which none can be received now, can be."""
+        names = shard_names(queue, MOST_SHARDS) if queue in SHARDED else (queue,)
+        return min(self._next_change(name, now, wall) for name in names)
+
+    def _next_change(self, queue: str, now: float, wall: float) -> float:
         with self.queues.read() as connection:
             rows = connection.execute(_NEXT, {"queue": queue, "now": now, "wall": now + wall})
             ((leased, scheduled, session),) = rows.fetchall()
@@ -143,7 +162,8 @@ class LocalSite:
         """Whether a message is there."""
         with self.queues.read() as connection:
             sql = "SELECT 1 FROM messages WHERE seq = ?"
-            return bool(connection.execute(sql, (int(position),)).fetchall())
+            number = int(position) // STRIDE if self.shards and queue in SHARDED else int(position)
+            return bool(connection.execute(sql, (number,)).fetchall())
 
     def close(self) -> None:
         """Close the files."""

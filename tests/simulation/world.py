@@ -100,7 +100,8 @@ class World:
             rows = memory_file(0)
             for number, label in enumerate(self.course.apps, 1):
                 joint = self.course.joint and label == "a"
-                sites[label] = LocalSite(label, rows if joint else memory_file(number), rows)
+                file = rows if joint else memory_file(number)
+                sites[label] = LocalSite(label, file, rows, self.course.shards)
             return sites
         clock = self.time.clock()
         tables, blobs = Tables(clock), Blobs(clock)

@@ -15,6 +15,7 @@ import pytest
 SUITES = Path(__file__).parents[1] / "integration"
 
 REASONS = {
+    "test_queues_are_moved_under_load": "in the contract: rows of layouts have their owner",
     "test_workers_that_are_stopped_under_load_lose_nothing": "workers are stopped, none is killed",
     "test_each_occurrence_is_sent_once_while_beats_of_two_versions_die": "no worker: beats alone",
     "test_nothing_that_was_accepted_vanishes_on_its_way": "the emulator alone: no worker, no store",

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from aztask.app import App
-from aztask.errors import BrokerUnavailable
+from aztask.errors import AztaskError, BrokerUnavailable
 from aztask.operate.cli.failures import one_line
 from aztask.operate.cli.group import CliGroup
 from aztask.operate.cli.options import (
@@ -45,11 +45,22 @@ from aztask.operate.queues import (
     purge,
     queues,
 )
+from aztask.operate.resharding import (
+    MOST,
+    left_shards,
+    look_after,
+    part_in_move,
+    reshard,
+    shard_notes,
+)
 from aztask.support.display import plural, visible
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 COLUMNS = ["id", "task", "state", "due", "enqueued", "deliveries", "retries"]
+
+MOVE_SECONDS: Final = 2.0
+"""Seconds between two looks at a move."""
 
 CLEAR: Final = "\x1b[H\x1b[J"
 """Moves to the first line and erases from there: unlike a cleared screen, it does not flicker."""
@@ -213,6 +224,73 @@ def purge_(queue: str, dry_run: bool, yes: bool) -> None:
                 click.echo(f"aztask: {plural(left, 'message')} left: leased or new", err=True)
 
 
+@command.command("reshard")
+@app_option
+@click.argument("queue")
+@click.option("--shards", type=click.IntRange(1, MOST), help="By default the number in the code.")
+@click.option(
+    "--former",
+    type=click.IntRange(1, MOST),
+    help="Say how many it has now, if the entry in the result store is damaged.",
+)
+@click.option("--no-wait", is_flag=True, help="Return when the move is announced.")
+@dry_run_option
+@yes_option
+def reshard_(
+    queue: str, shards: int | None, former: int | None, no_wait: bool, dry_run: bool, yes: bool
+) -> None:
+    """Move QUEUE to another number of shards while its programs run.
+
+    The app needs a result store, and its code a number of shards for the queue. The new shards are
+    created, and the move is announced. A minute later all senders use the new shards. Workers read
+    both until the former ones are empty. Of a queue with sessions they read the former ones first,
+    and the new ones when those are empty.
+
+    The command waits for the end and says how far it is. You may stop it: the move goes on, and the
+    same command waits again. Shards that are left over stay; it names them, so that you can delete
+    them.
+    """
+    with open_app(required="aztask queues reshard") as app:
+        action = reshard(app, queue, shards, former=former)
+        if not action.count:
+            click.echo(f"queue {visible(queue)} has these shards already")
+            return
+        if not confirm(str(action), dry_run=dry_run, yes=yes):
+            return
+        action.act()
+        for name, layout in action.announced.items():
+            click.echo(
+                f"queue {visible(name)}: messages go to {plural(layout.sent.count, 'shard')} from "
+                f"{local_time(layout.starts_at)} on"
+            )
+        if not no_wait:
+            for name in action.announced:
+                _wait_for_move(app, name)
+
+
+def _wait_for_move(app: App, queue: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Wait until a queue's former shards are empty, and say how far that is when it changes."""
+    shown = ""
+    while not (state := look_after(app, queue)).ended:
+        if state.starts_in:
+            text = "the move is announced, and has not started"
+        elif state.waiting:
+            text = f"{plural(state.waiting, 'message')} in former shards"
+        else:
+            text = "all is sent to the new shards; waiting for the last sends to former ones"
+        if text != shown:
+            click.echo(f"queue {visible(queue)}: {text}")
+            shown = text
+        sleep(MOVE_SECONDS)
+    click.echo(f"queue {visible(queue)} has {plural(state.layout.sent.count, 'shard')} now")
+    left = left_shards(app, state.layout, queue)
+    if left:
+        click.echo(
+            f"{plural(len(left), 'queue')} of the service {'is' if len(left) == 1 else 'are'} left "
+            f"over: {', '.join(map(visible, left))}. Delete each with: aztask queues delete NAME"
+        )
+
+
 def _print_queues(*, as_json: bool, interval: float | None, shards: bool = False) -> None:
     with open_app(reads=True, celery=True) as app:
         if interval is None:
@@ -243,6 +321,8 @@ def _print_once(app: App, *, as_json: bool, shards: bool) -> None:
             lease = found.leases.get(stats.queue)
             print_json({**_counts_record(stats, found), **(_lease_record(lease) if lease else {})})
         return
+    for text in shard_notes(app, found.layouts) if shards else ():
+        click.echo(f"aztask: {text}", err=True)
     names = ["queue", "total", "active", "leased", "scheduled", "deferred", "dead"]
     rows: list[list[Any]] = [[stats.queue, stats.living, *_counts(stats)] for stats in found.queues]
     if found.timers:
@@ -260,14 +340,23 @@ def _print_once(app: App, *, as_json: bool, shards: bool) -> None:
 def _with_shards(row: list[Any], found: QueueCounts, *, shown: bool) -> list[list[Any]]:
     """The row of a queue, and one for each of its shards."""
     parts = found.shards.get(row[0], ()) if shown else ()
-    below = [[f"  {each.queue}", each.living, *_counts(each)] for each in parts]
+    layout = found.layouts.get(row[0])
+    below = [[f"  {_with_part(each.queue, layout)}", each.living, *_counts(each)] for each in parts]
     return [row, *([*each, *[None] * (len(row) - len(each))] for each in below)]
+
+
+def _with_part(shard: str, layout: Any) -> str:
+    part = part_in_move(shard, layout)
+    return f"{shard} ({part})" if part else shard
 
 
 def _counts_record(stats: QueueStats, found: QueueCounts) -> dict[str, Any]:
     timers = found.timers.get(stats.queue, 0)
     shards = [{**asdict(each), "total": each.living} for each in found.shards.get(stats.queue, ())]
     record = {**asdict(stats), "total": stats.living, "timers": timers}
+    layout = found.layouts.get(stats.queue)
+    if layout is not None and not isinstance(layout, AztaskError):
+        record["layout"] = asdict(layout)
     return {**record, "shards": shards} if shards else record
 
 

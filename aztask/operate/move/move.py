@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from aztask.address.shards import ShardLayout
 from aztask.app import App
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.message.headers import SIGNATURES
@@ -35,6 +36,7 @@ from aztask.operate.move.journal import MoveJournal
 from aztask.operate.move.kinds import Counted, rows
 from aztask.operate.move.messages import POINTER, QueueMove, QueueMoved
 from aztask.operate.queues import LeftOut, all_queues
+from aztask.operate.resharding import layouts
 from aztask.queues.base import Inspectable, MessageState, QueueOptions, QueueStats
 from aztask.support.display import plural, visible
 
@@ -215,6 +217,12 @@ def _problems(old: App, new: App, queues: Sequence[OldQueue], left_out: LeftOut)
             "a job is open, and it names dead letters by their positions: let it end, or cancel it "
             "(aztask jobs list)"
         )
+    problems += [
+        f"queue {visible(queue)} is being moved to other shards: wait for the end of that (aztask "
+        f"queues reshard {visible(queue)})"
+        for queue, layout in layouts(old).items()
+        if isinstance(layout, ShardLayout) and layout.former is not None and layout.starts_at
+    ]
     can = new.broker.capabilities
     if not old.codec.signs and any(_signed(old, each.stats) for each in queues):
         problems.append(

@@ -19,6 +19,7 @@ from aztask.limits.control import Controls, Scope
 from aztask.operate.action import control_store, results_of
 from aztask.operate.move.journal import MoveJournal
 from aztask.operate.owners import adopt, owners_of
+from aztask.operate.resharding import keep_layouts, layouts
 from aztask.stores.payloads.store import PayloadStore
 from aztask.support.failpoint import hit
 
@@ -29,12 +30,16 @@ PAUSED_BY: Final = "aztask move to "
 def move_rows(old: App, new: App) -> int:
     """Make the old broker's rows the new one's, of every app that uses it; returns how many.
 
-    If the process dies in between, the next one goes on.
+    If the process dies in between, the next one goes on. The old broker keeps its notes of shards,
+    by which its messages are read. If the process dies after the rows have moved and before these
+    are back, messages in shards beyond the number in the code stay: give their number as
+    ``old_shards`` in the code then.
     """
     mine = old.owner
     if mine.broker == new.owner.broker:
         return 0
     release(old, mine)
+    shards = layouts(old)
     moved = 0
     known = {each for each in owners_of(new, results_of(new)) if each.broker == mine.broker}
     for name in sorted({each.app for each in known if each.app} | {mine.app}):
@@ -46,6 +51,7 @@ def move_rows(old: App, new: App) -> int:
             moved += adopt(beside, Owner(mine.broker, name))
         finally:
             beside.close()
+    keep_layouts(old, shards)
     hit("move-rows")
     return moved
 

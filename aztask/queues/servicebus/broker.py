@@ -304,6 +304,7 @@ class ServiceBusBroker(BrokerSkeleton):
         if session is None or dead_letter:
             receiver = BusReceiver(self._client, options, self.send, clock=self._clock, watch=watch)
         else:
+            self._peeking.note_sessions(queue)
             receiver = BusSessionReceiver(
                 self._client,
                 options,

@@ -66,6 +66,10 @@ class Peeking:
         self._sending = threading.Lock()
         self._searched: dict[str, tuple[int, float, int]] = {}
 
+    def note_sessions(self, queue: str) -> None:
+        """The queue has sessions: the first look at it need not find that out, for seconds."""
+        self._with_sessions.add(queue)
+
     def messages(
         self,
         queue: str,

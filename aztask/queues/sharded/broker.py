@@ -9,6 +9,8 @@ Rules
 4. An empty sharded queue is polled twice as often as another one, however many shards it has: each
    shard is polled that much less often. Receivers begin with different shards, so that several
    workers look at a shard at different times.
+5. Which shards a queue has may change at any moment, see `aztask.queues.sharded.layouts`. Nothing
+   here remembers it longer than for one call.
 """
 
 from __future__ import annotations
@@ -23,11 +25,10 @@ from typing import Final, TypeVar
 from aztask.address.owner import Identified
 from aztask.address.shards import (
     MOST_SHARDS,
-    UNSHARDED,
     ShardCounts,
     read_shard_name,
+    shard_name,
     shard_names,
-    shard_of,
 )
 from aztask.errors import BrokerError, CapabilityError, QueueNotFound, SendUnconfirmed
 from aztask.message.envelope import Envelope
@@ -50,10 +51,20 @@ from aztask.queues.base import (
     QueueOptions,
     QueueStats,
     Receiver,
+    ReceiverOptions,
     Transactional,
 )
+from aztask.queues.sharded.layouts import DeclaredLayouts, ShardLayouts
+from aztask.queues.sharded.moves import ShardMoves
 from aztask.queues.sharded.positions import behind, inner_position, outer_position
-from aztask.queues.sharded.receiver import SESSION_SLICE, ShardedReceiver, ShardedSessions
+from aztask.queues.sharded.receiver import (
+    SESSION_SLICE,
+    SLICE,
+    ShardedReceiver,
+    ShardedSessions,
+    ShardReceivers,
+    open_receiver,
+)
 from aztask.support import chance
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.finding import Finding
@@ -61,8 +72,6 @@ from aztask.support.threadpool import ThreadPool
 
 THREADS: Final = 16
 """ShardCount that are asked at the same time."""
-IDLE_POLLS: Final = 2.0
-"""How many times as often an empty sharded queue is polled as an unsharded one (rule 4)."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -74,14 +83,15 @@ class ShardedBroker:
     def __init__(
         self,
         broker: Broker,
-        shards: ShardCounts,
+        layouts: ShardLayouts,
         *,
         poll_ceiling: float = 1.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """shards: of the queues that have some. poll_ceiling: that of the broker."""
+        """poll_ceiling: that of the broker."""
         self._broker = broker
-        self._shards = shards
+        self.layouts = layouts
+        self.moves = ShardMoves(broker, layouts)
         self._poll_ceiling = poll_ceiling
         self._clock = clock
         self._closed = False
@@ -95,24 +105,34 @@ class ShardedBroker:
         return self._broker.capabilities
 
     def names(self, queue: str) -> tuple[str, ...]:
-        """The queues of the service that hold the messages of `queue`."""
-        return shard_names(queue, self._shards.get(queue, UNSHARDED).read)
+        """The queues of the service that may hold messages or dead letters of `queue`.
 
-    def _sent(self, queue: str) -> tuple[str, ...]:
-        """Those that senders choose among."""
-        return shard_names(queue, self._shards.get(queue, UNSHARDED).sent)
+        Some of them need not exist. Raises BrokerUnavailable if its shards are not known.
+        """
+        if not self.layouts.has(queue):
+            return (queue,)
+        top = self.layouts.layout(queue).top
+        return shard_names(queue, max(top, self.layouts.wish(queue).read))
+
+    def needed(self, queue: str) -> tuple[str, ...]:
+        """Those that must exist: messages are sent to them, or received from them."""
+        if not self.layouts.has(queue):
+            return (queue,)
+        layout = self.layouts.layout(queue)
+        numbers = {*layout.sent.numbers, *layout.reading(self.layouts.wish(queue))}
+        return tuple(shard_name(queue, number) for number in sorted(numbers))
 
     def check_name(self, queue: str) -> None:
         """Raise InvalidQueueName unless the service allows the name, and those of its shards."""
         if isinstance(self._broker, NameChecker):
-            for name in self.names(queue):
+            for name in shard_names(queue, self.layouts.wish(queue).read):
                 self._broker.check_name(name)
 
     # -- queues ------------------------------------------------------------------------------
 
     def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
         """Create the shards that are missing, or apply the options to those that exist."""
-        for name in self.names(queue):
+        for name in self.needed(queue):
             self._broker.declare(name, options)
 
     def delete(self, queue: str) -> None:
@@ -126,7 +146,9 @@ class ShardedBroker:
 
     def _whole(self, name: str) -> str:
         queue, number = read_shard_name(name)
-        return queue if number < self._shards.get(queue, UNSHARDED).read else name
+        if not number or not self.layouts.has(queue):
+            return name
+        return queue if number < len(self.names(queue)) else name
 
     def queues(self) -> list[str]:
         """The sorted names of the queues that aztask can use."""
@@ -152,9 +174,9 @@ class ShardedBroker:
 
         Where a service shows no positions, those of the first shards come first.
         """
-        names = self.names(queue)
-        if len(names) == 1:
+        if not self.layouts.has(queue):
             return self._broker.peek(queue, dead_letter=dead_letter, after=after, limit=limit)
+        names = self.names(queue)
 
         def peek_one(number: int) -> list[Peeked]:
             found = self._broker.peek(
@@ -187,14 +209,17 @@ class ShardedBroker:
         Raises what the service raises if nothing was stored, and SendUnconfirmed if something was
         or may be (rule 2).
         """
-        names = self._sent(queue)
-        if len(names) == 1 or len(envelopes) == 1:
-            name = names[shard_of(envelopes[0], len(names))] if len(names) > 1 else queue
-            self._broker.send(name, envelopes)
+        if not self.layouts.has(queue) or not envelopes:
+            self._broker.send(queue, envelopes)
+            return
+        session = any(each.session is not None for each in envelopes)
+        shards = self.layouts.sending(queue, session=session)
+        if shards.count == 1 or len(envelopes) == 1:
+            self._broker.send(shard_name(queue, shards.of(envelopes[0])), envelopes)
             return
         groups: dict[int, list[Envelope]] = {}
         for each in envelopes:
-            groups.setdefault(shard_of(each, len(names)), []).append(each)
+            groups.setdefault(shards.of(each), []).append(each)
         if len(groups) > 1:
             for each in envelopes:  # before some are stored and one is refused
                 self._broker.check(each, reserve=self.capabilities.headroom)
@@ -202,7 +227,7 @@ class ShardedBroker:
         def send_one(group: tuple[int, list[Envelope]]) -> BrokerError | None:
             number, some = group
             try:
-                self._broker.send(names[number], some)
+                self._broker.send(shard_name(queue, number), some)
             except BrokerError as error:
                 return error
             return None
@@ -248,18 +273,17 @@ class ShardedBroker:
 
     def send_timer(self, queue: str, envelope: Envelope) -> int:
         """Store one delayed message; returns the number by which `cancel_timer` removes it."""
-        if not self._shards.get(queue):
+        if not self.layouts.has(queue):
             return self._broker.send_timer(queue, envelope)
-        names = self._sent(queue)
-        shard = shard_of(envelope, len(names))
-        return self._broker.send_timer(names[shard], envelope) * MOST_SHARDS + shard
+        shard = self.layouts.sending(queue, session=envelope.session is not None).of(envelope)
+        return self._broker.send_timer(shard_name(queue, shard), envelope) * MOST_SHARDS + shard
 
     def cancel_timer(self, queue: str, number: int) -> bool:
         """Remove the scheduled message of this number; False if it is not there."""
-        names = self.names(queue)
-        if len(names) == 1:
+        if not self.layouts.has(queue):
             return self._broker.cancel_timer(queue, number)
         shard, inner = inner_position(number)
+        names = self.names(queue)
         return shard < len(names) and self._broker.cancel_timer(names[shard], int(inner))
 
     def receiver(
@@ -274,35 +298,19 @@ class ShardedBroker:
         poll_ceiling: float | None = None,
     ) -> Receiver:
         """A receiver of all shards whose leases last `lease` seconds."""
-        names = self.names(queue)
-        if len(names) > 1:
-            ceiling = self._poll_ceiling if poll_ceiling is None else poll_ceiling
-            poll_ceiling = ceiling * len(names) / IDLE_POLLS
-        made = [
-            self._broker.receiver(
-                name,
-                lease=lease,
-                prefetch=prefetch,
-                session=session,
-                dead_letter=dead_letter,
-                delete=delete,
-                poll_ceiling=poll_ceiling,
-            )
-            for name in names
-        ]
-        if len(made) == 1:
-            return made[0]
+        options = ReceiverOptions(queue, lease, session, dead_letter, delete)
+        if not self.layouts.has(queue):
+            return open_receiver(self._broker, options, prefetch, poll_ceiling)
+        ceiling = self._poll_ceiling if poll_ceiling is None else poll_ceiling
+        shards = ShardReceivers(self._broker, self.moves, options, prefetch, ceiling)
         kind = ShardedReceiver if session is None else ShardedSessions
         found = kind(
-            queue,
-            made,
-            names,
-            begin=int(chance.share() * len(made)),
+            shards,
+            begin=chance.share(),
             workers=self._workers,
             renewers=self._renewers,
-            sessions_in=len(self._sent(queue)),
             clock=self._clock,
-            **({} if session is None else {"slice_seconds": SESSION_SLICE}),
+            slice_seconds=SESSION_SLICE if session is not None and self._workers else SLICE,
         )
         if isinstance(found, ShardedSessions) and session is not ANY_SESSION:
             found.only = str(session)
@@ -389,8 +397,18 @@ class JointShards(ShardedBroker):
         return self._broker
 
 
-def sharded(broker: Broker, shards: ShardCounts, *, poll_ceiling: float = 1.0) -> Broker:
-    """The broker with shards, if any queue has some; what else it can do stays."""
+def sharded(
+    broker: Broker,
+    shards: ShardCounts,
+    layouts: ShardLayouts | None = None,
+    *,
+    poll_ceiling: float = 1.0,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Broker:
+    """The broker with shards, if any queue has some; what else it can do stays.
+
+    layouts: by default those of the code, `shards`.
+    """
     if not shards:
         return broker
     kind = ShardedBroker
@@ -398,7 +416,8 @@ def sharded(broker: Broker, shards: ShardCounts, *, poll_ceiling: float = 1.0) -
         kind = JointShards
     elif isinstance(broker, Networked):
         kind = RemoteShards
-    return kind(broker, shards, poll_ceiling=poll_ceiling)
+    known = layouts or DeclaredLayouts(shards)
+    return kind(broker, known, poll_ceiling=poll_ceiling, clock=clock)
 
 
 class ShardInspector:
@@ -410,7 +429,7 @@ class ShardInspector:
 
     def facts(self, queue: str) -> QueueFacts:
         """The settings of the first shard that is not as it should be: missing, or different."""
-        names = self._broker.names(queue)
+        names = self._broker.needed(queue)
         found = [self._inspector.facts(name) for name in names]
         first = replace(found[0], queue=queue)
         for each in found[1:]:
@@ -421,7 +440,7 @@ class ShardInspector:
     def rights(self, queue: str) -> Sequence[Permission]:
         """The permissions on the first shard where one is missing."""
         rights: Sequence[Permission] = ()
-        for name in self._broker.names(queue):
+        for name in self._broker.needed(queue):
             rights = self._inspector.rights(name)
             if any(each.error is not None for each in rights):
                 break

@@ -10,28 +10,42 @@ Rules
    asked for one shard, the answers of the others count: those of that shard are `Unknown`. In one
    file all shards fail together, as a transaction does.
 4. Where the service is asked over a network, shards are asked at the same time.
+5. Each receive asks which shards there are now. A shard that is new gets a receiver, one that is
+   left keeps it, for what may still be held of it. A receive also ends a move when the former
+   shards are empty: so it ends although the command that began it is gone.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
-from aztask.address.shards import shard_of_session
-from aztask.errors import AztaskError, BrokerError, ConfigurationError
+from aztask.address.shards import ShardLayout, ShardRange, shard_name
+from aztask.errors import (
+    AztaskError,
+    BrokerError,
+    BrokerUnavailable,
+    ConfigurationError,
+    LeaseLost,
+    QueueNotFound,
+)
 from aztask.message.envelope import Envelope
 from aztask.queues.base import (
+    Broker,
     Delivery,
     Lost,
     Position,
     Receiver,
+    ReceiverOptions,
     Renewed,
     SessionHolder,
     Settled,
     Unknown,
 )
+from aztask.queues.sharded.moves import ShardMoves
 from aztask.queues.sharded.positions import by_shard, outer_position
 from aztask.settlement import Settlement
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -41,12 +55,18 @@ logger = logging.getLogger(__name__)
 
 SLICE: Final = 0.1
 SESSION_SLICE: Final = 1.0
-"""Seconds of waiting in one shard; a service needs some time to give out a session."""
+"""Seconds of waiting in one shard; a remote service needs some time to give out a session."""
+MOST_FETCHED: Final = 1_000
+ACCEPT_SECONDS: Final = 0.1
+"""Seconds of waiting for messages of a session that has none."""
 GLANCE: Final = 0.0001
 """Seconds: a receiver that polls looks only if its next poll is due."""
 SHORTEST_REST: Final = 0.5
 LONGEST_REST: Final = 15.0
 """Seconds for which a shard that failed rests; they double with each failure in a row."""
+
+IDLE_POLLS: Final = 2.0
+"""How many times as often an empty sharded queue is polled as an unsharded one."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -98,8 +118,8 @@ def own_shard(delivery: Delivery) -> ShardDelivery:
 class Resting:
     """The shards that failed, until when each rests, and why. Any thread may call."""
 
-    def __init__(self, names: Sequence[str], clock: Clock) -> None:
-        self._names = names
+    def __init__(self, queue: str, clock: Clock) -> None:
+        self._queue = queue
         self._clock = clock
         self._failures: dict[int, tuple[int, float, AztaskError]] = {}
 
@@ -115,20 +135,157 @@ class Resting:
         seconds = min(LONGEST_REST, SHORTEST_REST * 2.0 ** min(count, 10))
         self._failures[number] = (count, self._clock.monotonic() + seconds, error)
         logger.warning(
-            "shard %s: cannot receive, retry in %.1f s: %s", self._names[number], seconds, error
+            "shard %s: cannot receive, retry in %.1f s: %s",
+            shard_name(self._queue, number),
+            seconds,
+            error,
         )
 
     def works(self, number: int) -> None:
         """A receive from the shard worked."""
         if self._failures and self._failures.pop(number, None) is not None:
-            logger.info("shard %s: receiving works again", self._names[number])
+            name = shard_name(self._queue, number)
+            logger.info("shard %s: receiving works again", name)
 
-    def raise_if_all(self) -> None:
-        """Raise the newest error if no shard may be asked now."""
-        if len(self._failures) == len(self._names):
-            found = sorted(self._failures.values(), key=lambda each: each[1])
-            if found[0][1] > self._clock.monotonic():
-                raise found[-1][2]
+    def raise_if_all(self, numbers: Sequence[int]) -> None:
+        """Raise the newest error if none of these shards may be asked now."""
+        if len(self._failures) < len(numbers):
+            return
+        found = [self._failures.get(number) for number in numbers]
+        failed = sorted((each for each in found if each is not None), key=lambda each: each[1])
+        if len(failed) == len(numbers) and failed[0][1] > self._clock.monotonic():
+            raise failed[-1][2]
+
+
+def open_receiver(
+    broker: Broker, options: ReceiverOptions, prefetch: int, poll_ceiling: float | None
+) -> Receiver:
+    """A receiver of one queue of the service."""
+    return broker.receiver(
+        options.queue,
+        lease=options.lease,
+        prefetch=prefetch,
+        session=options.session,
+        dead_letter=options.dead_letter,
+        delete=options.delete,
+        poll_ceiling=poll_ceiling,
+    )
+
+
+class ShardReceivers:
+    """The receivers of one queue's shards, each opened when it is first needed."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        moves: ShardMoves,
+        options: ReceiverOptions,
+        prefetch: int,
+        poll_ceiling: float,
+    ) -> None:
+        """broker: whose queues the shards are. options: for each of them, with the whole queue."""
+        self._broker, self._moves = broker, moves
+        self._options, self._prefetch, self._poll_ceiling = options, prefetch, poll_ceiling
+        self.opened: dict[int, Receiver] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self.queue = options.queue
+        for number in self.numbers():
+            self.get(number)
+
+    def numbers(self) -> tuple[int, ...]:
+        """The shards to receive from now. Raises BrokerUnavailable if they are not known."""
+        if self._options.dead_letter:
+            return tuple(range(self.top()))
+        return self._layout().reading(self._moves.layouts.wish(self.queue))
+
+    def top(self) -> int:
+        """All messages and dead letters are in shards below this number."""
+        return max(self._layout().top, self._moves.layouts.wish(self.queue).read)
+
+    def _layout(self) -> ShardLayout:
+        """Of sessions, one that is certainly no older than the last but one."""
+        session = self._options.session is not None
+        return self._moves.layouts.layout(self.queue, session=session)
+
+    def sessions(self) -> ShardRange:
+        """The shards among which a session has its one."""
+        layout = self._layout()
+        return layout.former if layout.ordered and layout.former else layout.sent
+
+    def get(self, number: int) -> Receiver:
+        """The receiver of a shard."""
+        found = self.opened.get(number)
+        if found is not None:
+            return found
+        # Fewer polls of each shard, so that all of them cost what two queues cost.
+        pause = self._poll_ceiling
+        if (count := len(self.numbers())) > 1:
+            pause *= count / IDLE_POLLS
+        options = replace(self._options, queue=shard_name(self.queue, number))
+        # Not under the lock: opening may wait for a file that another thread has locked.
+        made = open_receiver(self._broker, options, self._prefetch, pause)
+        with self._lock:
+            found = self.opened.get(number)
+            if found is None:
+                found = made
+                self.opened = {**self.opened, number: found}
+            closed = self._closed
+        if closed or found is not made:
+            made.close()
+        return found
+
+    def former_holders(self, session: str) -> Iterator[FormerHolder]:
+        """A receiver for each former shard of a session, the last one first."""
+        layout = self._layout()
+        present = self.sessions().of_session(session)
+        for number in dict.fromkeys(each.of_session(session) for each in layout.past):
+            if number != present:
+                name = shard_name(self.queue, number)
+                options = replace(self._options, queue=name, session=session)
+                found = open_receiver(self._broker, options, 0, None)
+                assert isinstance(found, FormerHolder)  # noqa: S101  # as every receiver of sessions
+                yield found
+
+    def set_lease(self, seconds: float) -> None:
+        """Set the lease, in seconds, for the next receives."""
+        with self._lock:
+            self._options = replace(self._options, lease=seconds)
+        for each in self.opened.values():
+            each.set_lease(seconds)
+
+    def end_move(self) -> None:
+        """End a move if that is due. What fails is tried again later."""
+        if self._options.dead_letter or self._closed:
+            return
+        try:
+            if self._moves.end(self.queue):
+                logger.info("queue %s: all messages are in its new shards", self.queue)
+        except AztaskError as error:
+            logger.debug("queue %s: its former shards cannot be looked at: %s", self.queue, error)
+
+    def close(self) -> None:
+        """Close all of them, and those that are opened later."""
+        with self._lock:
+            self._closed = True
+        for each in self.opened.values():
+            each.close()
+
+
+@runtime_checkable
+class FormerHolder(Receiver, SessionHolder, Protocol):
+    """A receiver of one session."""
+
+
+def _held_state(former: FormerHolder, session: str) -> bytes | None:
+    """The state that the session has there. Raises QueueNotFound, BrokerUnavailable."""
+    former.receive(1, ACCEPT_SECONDS)  # accepts the session; it has no messages there
+    try:
+        return former.session_state(session)
+    except LeaseLost:
+        raise BrokerUnavailable(
+            f"the former shard of session {session!r} is held by another receiver; try again"
+        ) from None
 
 
 class ShardedReceiver:
@@ -136,37 +293,36 @@ class ShardedReceiver:
 
     def __init__(
         self,
-        queue: str,
-        receivers: Sequence[Receiver],
-        names: Sequence[str],
+        shards: ShardReceivers,
         *,
-        begin: int = 0,
+        begin: float = 0.0,
         workers: ThreadPool | None = None,
         renewers: ThreadPool | None = None,
-        sessions_in: int = 1,
         slice_seconds: float = SLICE,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """receivers: one of each shard. begin: the shard that is looked at first.
+        """begin: which shard is looked at first, as a part of all: 0.0 to below 1.0.
 
         workers: threads for settlements. renewers: other threads, so renewals never wait. None: the
-        service is in this process, and all is done by the caller's thread. sessions_in: how many of
-        the shards sessions are spread over.
+        service is in this process, and all is done by the caller's thread.
         """
-        self._queue = queue
-        self._receivers = receivers
+        self._shards = shards
+        self._queue = shards.queue
         self._clock = clock
-        self._slice, self._sessions_in = slice_seconds, sessions_in
+        self._slice = slice_seconds
         self._workers, self._renewers = workers, renewers
-        self._resting = Resting(names, clock)
+        self._resting = Resting(shards.queue, clock)
         self._lock = threading.Lock()
-        self._next = begin % len(receivers)
+        self._next = int(begin * len(shards.numbers()))
         self._closed = False
+
+    @property
+    def _receivers(self) -> dict[int, Receiver]:
+        return self._shards.opened
 
     def set_lease(self, seconds: float) -> None:
         """Set the lease, in seconds, for the next receives."""
-        for each in self._receivers:
-            each.set_lease(seconds)
+        self._shards.set_lease(seconds)
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries of one shard, as soon as there is one; [] after `wait` seconds.
@@ -175,31 +331,35 @@ class ShardedReceiver:
         """
         until = self._clock.monotonic() + wait
         glance = GLANCE if wait > 0 else 0.0
-        first = self._next
-        for step in range(len(self._receivers)):
-            if found := self._look((first + step) % len(self._receivers), limit, glance):
+        self._shards.end_move()
+        numbers, first = self._shards.numbers(), self._next
+        for step in range(len(numbers)):
+            if found := self._look((first + step) % len(numbers), numbers, limit, glance):
                 return found
         while (left := until - self._clock.monotonic()) > 0 and not self._closed:
-            self._resting.raise_if_all()
-            if found := self._look(self._turn(), limit, min(left, self._slice)):
+            self._resting.raise_if_all(numbers)
+            if found := self._look(self._turn(numbers), numbers, limit, min(left, self._slice)):
                 return found
-        self._resting.raise_if_all()
+        self._resting.raise_if_all(numbers)
         return []
 
-    def _turn(self) -> int:
-        """The next shard to wait in. Threads that receive at the same time wait in different ones.
+    def _turn(self, numbers: Sequence[int]) -> int:
+        """The place of the next shard to wait in. Threads that receive at the same time wait in
+        different ones.
 
         A shard that rests is passed over; if all do, the caller finds out.
         """
         with self._lock:
-            for _ in self._receivers:
-                number = self._next
-                self._next = (number + 1) % len(self._receivers)
-                if self._resting.awake(number):
+            for _ in numbers:
+                place = self._next % len(numbers)
+                self._next = place + 1
+                if self._resting.awake(numbers[place]):
                     break
-            return number
+            return place
 
-    def _look(self, number: int, limit: int, wait: float) -> list[Delivery]:
+    def _look(self, place: int, numbers: Sequence[int], limit: int, wait: float) -> list[Delivery]:
+        """What the shard at this place of `numbers` has."""
+        number = numbers[place]
         if self._closed or not self._resting.awake(number):
             return []
         try:
@@ -208,22 +368,22 @@ class ShardedReceiver:
             self._resting.failed(number, error)
             return []
         except Exception:
-            self._next = (number + 1) % len(self._receivers)  # it keeps no other shard waiting
+            self._next = place + 1  # it keeps no other shard waiting
             raise
         self._resting.works(number)
         if found:
-            self._next = (number + 1) % len(self._receivers)
+            self._next = place + 1
         return found
 
     def _from(self, number: int, limit: int, wait: float) -> list[Delivery]:
-        found = self._receivers[number].receive(limit, wait)
+        found = self._shards.get(number).receive(limit, wait)
         return [ShardDelivery(self._queue, number, each) for each in found]
 
     def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
         """Lease deferred messages, or dead letters, by position; missing ones are skipped."""
         found: list[Delivery] = []
-        for number, inner in by_shard(positions, len(self._receivers)).items():
-            some = self._receivers[number].receive_deferred(inner)
+        for number, inner in by_shard(positions, self._shards.top()).items():
+            some = self._shards.get(number).receive_deferred(inner)
             found += [ShardDelivery(self._queue, number, each) for each in some]
         return found
 
@@ -233,7 +393,7 @@ class ShardedReceiver:
         """Extend each lease to `seconds` from now (the receiver's lease by default)."""
 
         def renew_some(number: int, some: Sequence[Delivery]) -> list[Renewed | Lost | Unknown]:
-            return self._receivers[number].renew(some, seconds)
+            return self._shards.get(number).renew(some, seconds)
 
         ours = [own_shard(each) for each in deliveries]
         return self._in_shards(
@@ -246,7 +406,7 @@ class ShardedReceiver:
     def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
         """Replace the message's content in place and renew its lease."""
         ours = own_shard(delivery)
-        return self._receivers[ours.shard].update(ours.inner, envelope)
+        return self._shards.get(ours.shard).update(ours.inner, envelope)
 
     def settle(
         self, pairs: Sequence[tuple[Delivery, Settlement]]
@@ -256,7 +416,7 @@ class ShardedReceiver:
         def settle_some(
             number: int, some: Sequence[tuple[Delivery, Settlement]]
         ) -> list[Settled | Lost | Unknown]:
-            return self._receivers[number].settle(some)
+            return self._shards.get(number).settle(some)
 
         ours = [(own_shard(delivery), how) for delivery, how in pairs]
         return self._in_shards(
@@ -298,8 +458,7 @@ class ShardedReceiver:
     def close(self) -> None:
         """Stop receiving. Leased messages stay leased until their leases end."""
         self._closed = True
-        for each in self._receivers:
-            each.close()
+        self._shards.close()
 
 
 class ShardedSessions(ShardedReceiver):
@@ -314,11 +473,12 @@ class ShardedSessions(ShardedReceiver):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._held: list[ShardDelivery] = []
+        self._fetched: set[str] = set()  # whose former shards hold no state
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries of one session; [] after `wait` seconds."""
         if self.only is not None:
-            number = shard_of_session(self.only, self._sessions_in)
+            number = self._shards.sessions().of_session(self.only)
             return self._taken(self._from(number, limit, wait))
         now = self._clock.monotonic()
         until = now + wait
@@ -326,11 +486,13 @@ class ShardedSessions(ShardedReceiver):
         if self._held:  # its error is the caller's, who would come again at once otherwise
             return self._taken(self._from(self._held[0].shard, limit, wait))
         while not self._closed:
-            self._resting.raise_if_all()
+            self._shards.end_move()
+            numbers = self._shards.numbers()
+            self._resting.raise_if_all(numbers)
             left = until - self._clock.monotonic()
-            number = self._turn()
-            if found := self._look(number, limit, max(0.0, min(left, self._slice))):
-                self._next = number  # as long as it has this session
+            place = self._turn(numbers)
+            if found := self._look(place, numbers, limit, max(0.0, min(left, self._slice))):
+                self._next = place  # as long as it has this session
                 return self._taken(found)
             if left <= 0:
                 break
@@ -356,23 +518,61 @@ class ShardedSessions(ShardedReceiver):
     def let_go(self) -> None:
         """Release the session and its leased messages now."""
         if self.only is None:
-            self._turn()  # the sessions of another shard come next
+            self._next += 1  # the sessions of another shard come next
         self._held = []
-        for number in range(len(self._receivers)):
+        for number in self._receivers:
             self._holder(number).let_go()
 
     def session_state(self, session: str) -> bytes | None:
-        """The bytes that were last stored with the session. Raises LeaseLost, BrokerUnavailable."""
-        return self._of(session).session_state(session)
+        """The bytes that were last stored with the session. Raises LeaseLost, BrokerUnavailable.
+
+        If the queue had other shards before, they may still be there, and come along now.
+        """
+        holder = self._of(session)
+        state = holder.session_state(session)
+        return self._fetch(session, holder) if state is None else state
 
     def set_session_state(self, session: str, state: bytes | None) -> None:
         """Store bytes with the session; None removes them. Raises as `session_state`."""
-        self._of(session).set_session_state(session, state)
+        holder = self._of(session)
+        if state is None:
+            self._fetch(session, None)  # or an older state would come back
+        holder.set_session_state(session, state)
+
+    def _fetch(self, session: str, holder: SessionHolder | None) -> bytes | None:
+        """The state that the session has in a former shard, moved to its holder; None: removed.
+
+        Crash window: if the process dies before the former state is removed, it is found again only
+        when there is no newer one; a removal removes it, too.
+        """
+        if session in self._fetched:
+            return None
+        found: bytes | None = None
+        for former in self._shards.former_holders(session):
+            try:
+                state = _held_state(former, session)
+                if state is not None and found is None and holder is not None:
+                    holder.set_session_state(session, found := state)
+                if state is not None:
+                    former.set_session_state(session, None)
+            except QueueNotFound:
+                continue  # nothing is left of this shard
+            finally:
+                former.let_go()
+                former.close()
+        if len(self._fetched) >= MOST_FETCHED:
+            self._fetched.clear()
+        self._fetched.add(session)
+        return found
 
     def _of(self, session: str) -> SessionHolder:
-        return self._holder(shard_of_session(session, self._sessions_in))
+        """The receiver that holds the session: that of its messages here."""
+        for each in self._held:
+            if each.session == session:
+                return self._holder(each.shard)
+        return self._holder(self._shards.sessions().of_session(session))
 
     def _holder(self, number: int) -> SessionHolder:
-        receiver = self._receivers[number]
+        receiver = self._shards.get(number)
         assert isinstance(receiver, SessionHolder)  # noqa: S101  # every receiver of sessions is one
         return receiver

@@ -218,6 +218,17 @@ class ControlStore:
         signature = _signature(self._signer, place, change.data)
         return Change(place, {"data": change.data, "signature": signature}, before)
 
+    def written_before(self, name: str, tag: str, at: float) -> bool:
+        """True if this version of an entry is the current one, and was written before `at`.
+
+        The store's own clock says so, which no writer that stands still can deceive.
+
+        * `at`: UTC epoch seconds.
+        """
+        place = self._place(name)
+        found = self._rows.of_owner(place.owner, place.partition, at)
+        return any(row.tag == tag and row.place.partition == place.partition for row in found)
+
     def remove(self, name: str, tag: str) -> bool:
         """Delete an entry; False if the tag is not the current one."""
         place = self._place(name)

@@ -23,6 +23,7 @@ from aztask.operate import (
     orphans,
     owners,
     queues,
+    resharding,
     schedules,
     steps,
     tasks,
@@ -130,6 +131,17 @@ def delete_queue(shop):
 def purge_queue(shop):
     shop.app.send("shop.add", [1, 2], task_id="a")
     return Case(queues.purge(shop.app, "default"), 1, shop.waiting, ["a"], [])
+
+
+def move_to_more_shards(shop):
+    place = f"local://{shop.folder}/queues.db"
+    app = App("shop", broker=place, results=place, events=str(shop.folder / "events"))
+    shop.opened.append(app)
+    app.queue("parts", shards=2)
+    app.broker.declare("parts")
+    action = resharding.reshard(app, "parts", 3)
+    look = lambda: app.broker.layouts.rows.read("parts").layout.sent.count  # noqa: E731
+    return Case(action, 1, look, 2, 3)
 
 
 # -- tasks -----------------------------------------------------------------------------------
@@ -425,6 +437,7 @@ CASES = {
     "queues.create": create_queues,
     "queues.delete": delete_queue,
     "queues.purge": purge_queue,
+    "resharding.reshard": move_to_more_shards,
     "schedules.backfill": backfill_schedule,
     "schedules.pause": pause_schedule,
     "schedules.resume": resume_schedule,

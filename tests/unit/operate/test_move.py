@@ -12,6 +12,7 @@ import msgpack
 import pytest
 
 from aztask import App, RetryPolicy
+from aztask.address.shards import ShardLayout
 from aztask.errors import ConfigurationError, LeaseLost
 from aztask.message.envelope import DEAD_DESCRIPTION, DEAD_REASON, Envelope
 from aztask.operate.action import audit
@@ -21,6 +22,7 @@ from aztask.operate.move import journal as journals
 from aztask.operate.move.journal import MoveJournal, MoveTaken
 from aztask.operate.move.messages import QueueMove, Ready
 from aztask.operate.move.move import move, plan
+from aztask.operate.resharding import layouts, reshard
 from aztask.settlement import DeadLetter, moved_dead_letter
 from aztask.steps.waits import ParkedRun, waits_of
 from aztask.stores.records.base import Start, WorkerRecord
@@ -86,6 +88,32 @@ def test_nothing_moves_while_a_program_has_set_a_message_aside(old: App, new: Ap
     with old.receive("inbox", deferred=position) as lease:
         lease.complete()
     assert plan(old, new).problems == []
+
+
+def test_all_shards_of_a_queue_are_moved(tmp_path: Path) -> None:
+    """Also those beyond the number in the code, and also after the note was read again."""
+    old = app_in(tmp_path)
+    old.queue("parts", shards=2)
+    new = old.at(f"local://{tmp_path}/new.db")
+    broker: Any = old.broker
+    broker.declare("parts")
+    reshard(old, "parts", 6).act()
+    assert "queue parts is being moved to other shards" in plan(old, new).problems[0]
+    broker.layouts.rows.finish("parts", 2, 0)
+    broker.layouts._queues["parts"].known = None
+    for number in range(60):
+        old.send("shop.add", [number], queue="parts")
+    assert all(each.living for each in broker.shard_stats("parts"))
+    old.close()
+    moving = move(old, new)
+    moving.act()
+    assert old.broker.stats("parts").living == 0
+    assert new.broker.stats("parts").living == 60
+    found = layouts(old)["parts"]
+    assert isinstance(found, ShardLayout)
+    assert found.sent.count == 6
+    old.close()
+    new.close()
 
 
 def test_one_address_is_not_moved_to_itself(old: App, tmp_path: Path) -> None:
