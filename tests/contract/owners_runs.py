@@ -213,6 +213,8 @@ def list_runs(mine: World, theirs: World) -> None:
         page = search.find_runs(world.app, search.RunFilter(text="A"))
         assert {run.key.task_id: run.broker for run in page.runs}["a"] == mine.owner.broker
         assert search._unreadable(world.store, search.RunFilter(), 10, "").runs == []
+        listed = search._listed(world.store, search.RunFilter(), 10, math.inf)
+        assert {run.broker for run in listed.runs} == {mine.owner.broker, theirs.owner.broker}
         assert search.newest_figures(world.app).runs == 2
     (found,) = stepcheck._records(theirs.store, iter(["a"]))
     assert isinstance(found[1], ForeignId)
@@ -410,6 +412,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aztask.spark.submission.results.LookUp": table_results,
     "aztask.operate.draining.wait_until_idle": drain,
     "aztask.operate.tasks._readable": list_recent,
+    "aztask.operate.search._listed": list_runs,
     "aztask.operate.search._unreadable": list_runs,
     "aztask.operate.stepcheck._records": list_runs,
     "aztask.operate.workers._records": list_workers,
