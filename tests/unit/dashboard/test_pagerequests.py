@@ -96,7 +96,10 @@ def fill(app: App, now: float) -> None:
         running = tuple(
             RunningTask(f"busy-{number}-{each}", "shop.task1", "queue1", now) for each in range(4)
         )
-        app.results.heartbeat(WorkerRecord(name, now - 7200, now, ("queue1",), 4, 9, tasks=running))
+        # Seen in an hour: on a slow machine, they would be silent before the last page was asked.
+        seen_at = now + 3600
+        worker = WorkerRecord(name, now - 7200, seen_at, ("queue1",), 4, 9, tasks=running)
+        app.results.heartbeat(worker)
         for begins in (int(now / HOUR) * HOUR - HOUR, int(now / HOUR) * HOUR):
             hour = Hour(Author(name, int(now - 7200), "1.0"))
             slots = hour.series.setdefault(("queue1", f"shop.task{number % TASKS}"), {})
