@@ -39,8 +39,8 @@ NO_STORE: Final = (
     "says"
 )
 
-
 MOST: Final = MOST_SHARDS
+"""For the command, which knows the operations alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +238,9 @@ def layouts(app: App) -> dict[str, ShardLayout | AztaskError]:
     """
     tools = shard_tools(app)
     found: dict[str, ShardLayout | AztaskError] = {}
-    for queue in app.queue_names() if tools is not None else ():
-        if tools is None or not tools.layouts.has(queue):
-            continue
+    if tools is None:
+        return found
+    for queue in filter(tools.layouts.has, app.queue_names()):
         try:
             entry = tools.rows.read(queue)
         except AztaskError as error:
@@ -289,8 +289,10 @@ def keep_layouts(app: App, known: Mapping[str, ShardLayout | AztaskError]) -> No
     The queues of the old owner's broker have their shards still.
     """
     tools = shard_tools(app)
-    for queue, layout in known.items() if tools is not None else ():
-        if tools is not None and isinstance(layout, ShardLayout):
+    if tools is None:
+        return
+    for queue, layout in known.items():
+        if isinstance(layout, ShardLayout):
             tools.rows.make(queue, layout)
 
 

@@ -188,11 +188,9 @@ class RowSigner:
         if not is_encrypted(value):
             return outcome
         try:
-            data = self.cipher.decrypt(value, _OUTCOME, *_place_of(key))
+            data = self.decrypted(value, _OUTCOME, *_place_of(key))
         except (KeyMissing, Locked):
             return replace(outcome, error=LOCKED) if outcome.error_type else outcome
-        except DecodeError as changed:
-            raise Damaged(str(changed)) from None
         match unpacked(data, "value"):
             case [bytes() | None as inner, str() as error, str() as traceback]:
                 return _with(outcome, inner, error, traceback)

@@ -332,7 +332,7 @@ def test_a_store_that_stays_too_slow_is_an_error(
     program = world.program()
     assert program.sending("orders", session=True) == FOUR
     world.time.pass_time(3 * R)
-    assert program.sending("orders", session=True) == FOUR, "nobody follows it, ever"
+    assert program.sending("orders", session=True) == FOUR, "no program ever follows it"
     assert program.unfinished("orders") is None
 
 

@@ -217,7 +217,7 @@ def test_nothing_is_lost_or_overtaken_whatever_happens(
     assert world.moves >= 3
     for session, count in world.sent.items():
         found = world.done[session]
-        # A message whose sender died may be stored although nobody counted it.
+        # A message whose sender died may be stored even though nobody has counted it.
         assert len(found) - count in (0, 1)
         assert sorted(found) == list(range(len(found))), "lost, or done twice"
         if ordered:
