@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from configparser import ConfigParser
+from configparser import ConfigParser, RawConfigParser
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -208,3 +208,20 @@ def test_every_package_that_is_installed_has_a_licence_that_allows_it() -> None:
     given = {name: licences(package) for name, package in sorted(found.items())}
     wrong = {name: each for name, each in given.items() if not each or not each <= FREE}
     assert wrong == {}
+
+
+def test_an_environment_whose_tests_call_pip_has_it() -> None:
+    """An environment that uv makes has none."""
+    tox = RawConfigParser()
+    tox.read(ROOT / "tox.ini")
+    calling: dict[str, bool] = {}
+    for name in tox.sections():
+        if not name.startswith("testenv:") or not tox.has_option(name, "deps"):
+            continue  # the others have pip from the section that all share
+        found = re.findall(r"\btests[./][\w./]+", tox.get(name, "commands"))
+        places = [ROOT / each.replace(".", "/") for each in found if not each.endswith(".py")]
+        places += [ROOT / each for each in found if each.endswith(".py")]
+        files = [file for each in places for file in (each, *each.rglob("*.py")) if file.is_file()]
+        if any('"-m", "pip"' in file.read_text() for file in files):
+            calling[name] = "pip" in tox.get(name, "deps").split()
+    assert len(calling) >= 3 and all(calling.values()), calling
