@@ -100,7 +100,8 @@ class Run:
 class Life:
     """One task, from its acceptance to its end.
 
-    * `forgotten`: how often it ran again after its row was purged.
+    * `forgotten`: how often it ran again after its row was purged. `given_up`: an at-most-once run
+      whose worker was gone before its end was recorded.
     * `order`: in its session, by acceptance; `place`: by the service's number, once it is received.
     """
 
@@ -121,6 +122,7 @@ class Life:
     forgotten: int = 0
     states: list[State] = field(default_factory=list)
     ended_at: float | None = None
+    given_up: bool = False
     events: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -494,6 +496,7 @@ class Book:
             self.note(actor.name, f"buried: {record.outcome.error_type}", key[0])
             if key[0] in self.lives:
                 self.lives[key[0]].struck = True  # its event is one of a dead letter alone
+                self.lives[key[0]].given_up |= record.outcome.error_type == LOST
             if run.outcome is not None and run.outcome != record.outcome:
                 self.complain("one-outcome", f"{key} has two recorded outcomes", key[0])
             lost = record.outcome.error_type == MEMBER_LOST and not actor.site.remote

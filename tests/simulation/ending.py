@@ -137,8 +137,7 @@ def _events(world: World) -> None:
         final = sum(life.events.values())
         # The end of an at-most-once run that its worker could not record is told twice: as it was,
         # and as lost when another worker gives the run up.
-        given_up = life.kind == "once" and life.struck
-        if final > 1 + life.generation + life.forgotten + given_up:
+        if final > 1 + life.generation + life.forgotten + life.given_up:
             raise Violation(
                 "events-agree", f"{life.task_id} has ended {dict(life.events)}", life.task_id
             )
