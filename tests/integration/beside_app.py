@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -715,10 +716,10 @@ def events() -> str:
     app.control.enable_events()
     kinds: list[str] = []
     ready = threading.Event()
-    sent: list[Any] = []
+    task_id = str(uuid.uuid4())  # before it is sent: its first event may be there before its result
 
     def on_event(event: dict[str, Any]) -> None:
-        if sent and event.get("uuid") == sent[0].id:
+        if event.get("uuid") == task_id:
             kinds.append(event["type"])
 
     def listen() -> None:
@@ -730,8 +731,7 @@ def events() -> str:
     threading.Thread(target=listen, daemon=True).start()
     ready.wait(10)
     time.sleep(12)  # a worker on Storage queues may take so long to notice who listens
-    sent.append(add.delay(1, 2))
-    sent[0].get(timeout=SECONDS)
+    add.apply_async((1, 2), task_id=task_id).get(timeout=SECONDS)
     until(lambda: "task-succeeded" in kinds, 20)
     return ", ".join(each.removeprefix("task-") for each in kinds)
 
