@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
+from hashlib import blake2b
 from typing import Any
 
 import msgpack
@@ -175,14 +176,16 @@ class HostileStream:
         self.dice = random.Random(f"hostile {seed}")
         self._codec = codec
         self._task = task
-        self._prefix = f"h{self.dice.getrandbits(40):010x}"
+        self._prefix = f"{self.dice.getrandbits(40):010x}"
         self._room = room
         self._number = 0
 
     @property
     def _mark(self) -> str:
-        """Of one length: one that was cut off is none, and not that of another message."""
-        return f"{self._prefix}-{self._number:04}"
+        """No damage makes it that of another message: they have one length, for what is cut off,
+        and no two are alike, for a bit that is changed."""
+        digest = blake2b(f"{self._prefix}-{self._number}".encode(), digest_size=5)
+        return f"h{digest.hexdigest()}-{self._number:04}"
 
     def original(self) -> Envelope:
         """The next message before it is changed, under an id of its own."""

@@ -12,7 +12,16 @@ import fuzzing
 import pytest
 from azure.servicebus import ServiceBusReceivedMessage
 from hostileamqp import payload_of
-from hostilestream import Hostile, HostileStream, _covered, garbled, packed_local, packed_storage
+from hostilestream import (
+    Hostile,
+    HostileStream,
+    _covered,
+    garbled,
+    mark_of,
+    packed_local,
+    packed_storage,
+    sent_mark,
+)
 
 from aztask.errors import CodecError, EncodeError
 from aztask.message.bounds import MessageLimits
@@ -110,3 +119,14 @@ def test_no_changed_message_is_accepted_with_a_key():
             with pytest.raises(CodecError):
                 codec.from_envelope(local_envelope(payload), "default")
     assert forged > MESSAGES
+
+
+def test_a_damaged_mark_is_that_of_its_own_message():
+    stream = HostileStream(Codec(), "shop.add", fuzzing.seed())
+    sent = {stream.next().mark for _ in range(MESSAGES)}
+    assert len(sent) == MESSAGES
+    for mark in sent:
+        for at, bit in ((at, bit) for at in range(len(mark)) for bit in range(7)):
+            damaged = bytearray(mark.encode())
+            damaged[at] ^= 1 << bit
+            assert sent_mark(mark_of(bytes(damaged)), sent) in (mark, "")
