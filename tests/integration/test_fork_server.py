@@ -39,7 +39,8 @@ def program(name):
     return program.wait()
 def sleeps(ready):
     ready.send("ready")
-    time.sleep(60)
+    for _ in range(1200):
+        time.sleep(0.05)  # a signal between Python's last look and a sleep is noticed after it
 @app.task
 def process(name):
     receiving, sending = multiprocessing.Pipe(duplex=False)
