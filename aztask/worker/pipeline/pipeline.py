@@ -167,13 +167,16 @@ class Pipeline:
         except BrokerError as error:
             self._try_again("deferred messages could not be received", items, error)
             return
-        items = self._turns.check([item for item in items if self._still_ours(item)])
+        items = self._turns.check(self._in_time(items))
         if any(item.place is not None for item in items):
             self.following.prepare(items)
             self._unique.prepare(items)
         self._embedding.prepare(items)
         hit("checked", len(items))
         answers = self._started(items)
+        answered = {item.number: answer for item, answer in zip(items, answers, strict=True)}
+        items = self._in_time(items)
+        answers = [answered[item.number] for item in items]
         if any(item.waits is not None for item in items):
             self.put_offs.answered(items, answers)
         for item, answer in zip(items, answers, strict=True):
@@ -186,6 +189,25 @@ class Pipeline:
         self._unique.started(items)
         self._complete_first([item for item in items if item.stage is Stage.READY])
         hit("claimed", sum(item.claimed is not None for item in items))
+
+    def _in_time(self, items: Sequence[WorkItem]) -> list[WorkItem]:
+        """Those whose leases are held. The others end, and give back what they may have claimed.
+
+        The worker may have stood still since the leases were checked, or the store may have
+        answered late. By then another worker can have put the message off: the copy that follows is
+        no redelivery of this one, and is completed as long as the row is claimed for this one.
+
+        Crash window: such a copy meets the claimed row, too, if it is received between the store's
+        answer and here.
+        """
+        now = self._clock.monotonic()
+        late = [item for item in items if not (item.settled or item.lease.alive(now))]
+        asked = [(item.key, item.owner) for item in late if item.numbered]
+        if asked and self._results is not None:
+            self._results.disown(asked)  # if that fails, all of them come again
+        for item in late:
+            self._still_ours(item)
+        return [item for item in items if item not in late] if late else list(items)
 
     def _started(self, items: Sequence[WorkItem]) -> Sequence[StartAnswer]:
         """The store's answers to these starts; without a store, the service's delivery counts."""

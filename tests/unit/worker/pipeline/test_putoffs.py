@@ -105,6 +105,45 @@ def test_a_redelivered_one_that_has_a_start_row_is_admitted_later(make: Make) ->
     assert clone.claimed.starts == 2
 
 
+@pytest.mark.parametrize("away", [False, True])
+def test_a_worker_that_claims_too_late_keeps_no_copy_from_running(
+    make: Make, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    """It stood still before its request; by then another one had put the message off."""
+    bench = make()
+    bench.send("a")
+    (late,) = bench.receive()
+    store = bench.app.results
+    start, disown, errors = store.start, store.disown, [BrokerUnavailable("away")] * away
+
+    def start_late(starts: Any) -> Any:
+        monkeypatch.setattr(store, "start", start)
+        bench.clock.now += 61.0  # the lease ends
+        put_off(bench)
+        return start(starts)
+
+    def disown_some(runs: Any) -> None:
+        if late.stage is not Stage.ENDED and runs == [(late.key, late.owner)] and errors:
+            raise errors.pop()
+        disown(runs)
+
+    monkeypatch.setattr(store, "start", start_late)
+    monkeypatch.setattr(store, "disown", disown_some)
+    bench.pipeline.claim([late])
+    if away:
+        assert (late.stage, late.tries, errors) == (Stage.RECEIVED, 1, [])
+        bench.pipeline.claim([late])
+    assert (late.stage, late.settled) == (Stage.ENDED, False)
+    assert [kind for kind, _ in late.notes] == ["lease_lost"]
+    bench.clock.now += 5.1
+    (clone,) = bench.receive()
+    bench.pipeline.claim([clone])
+    assert clone.stage is Stage.READY
+    record = store.get("a")
+    assert record is not None
+    assert record.starts == 1, "the late start does not count"
+
+
 def test_of_both_copies_with_a_start_row_one_runs(make: Make) -> None:
     bench = make()
     bench.claimed("a")
