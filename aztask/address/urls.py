@@ -23,8 +23,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from aztask.address import connection_strings
@@ -64,6 +65,8 @@ _HINTS = {
     "file": "local:///absolute/path.db",
     "memory": "local://:memory:",
 }
+_BETWEEN = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*(?:://|=)|\Z)")
+"""Between two addresses: an address begins with a scheme, or with the key of its first part."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NAMESPACE = re.compile(r"[A-Za-z][A-Za-z0-9-]{4,48}[A-Za-z0-9]")
@@ -79,6 +82,11 @@ _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 def parse_broker(text: str) -> BrokerAddress:
     """The broker that `text` names. Raises ConfigurationError, which says what to write instead."""
     text = _checked(text, "broker", _BROKER_FORMS)
+    if _BETWEEN.search(text):
+        raise wrong(
+            "several broker addresses are given where one is used",
+            "name one; App(broker=[...]) and the AZTASK_BROKER of an app take several",
+        )
     scheme, rest = _scheme_of(text)
     if scheme is None:
         parts = _parts_of(text, "broker", _BROKER_FORMS)
@@ -91,6 +99,36 @@ def parse_broker(text: str) -> BrokerAddress:
     if scheme == "tables":
         raise wrong("tables:// is a result store, not a broker", "write storagequeue://ACCOUNT")
     raise _unknown_scheme(scheme, "broker", tuple(SCHEMES), _BROKER_FORMS)
+
+
+def split_brokers(given: Any) -> list[str] | None:
+    """The addresses that a list, or a text with commas between them, names; None for one broker.
+
+    A comma at the end makes a list of one. Raises ConfigurationError for an empty list.
+    """
+    if isinstance(given, str):
+        if not _BETWEEN.search(given):
+            return None
+        return [each for each in _BETWEEN.split(given) if each]
+    if not isinstance(given, list | tuple):
+        return None
+    if not given:
+        raise wrong("the list of broker addresses is empty", "name at least one, or leave it out")
+    return [found for each in given for found in split_brokers(each) or [each]]
+
+
+def parse_brokers(given: Sequence[str]) -> list[BrokerAddress]:
+    """The addresses of one app, which are of one kind. Raises ConfigurationError."""
+    found = [parse_broker(each) for each in given]
+    schemes = sorted({each.scheme for each in found})
+    if len(schemes) > 1:
+        raise wrong(
+            f"the app has broker addresses of several kinds: {', '.join(schemes)}",
+            "give all of one kind, or make an app for each",
+        )
+    if any(isinstance(each, LocalAddress) and each.in_memory for each in found):
+        raise wrong("local://:memory: cannot be one of several addresses", "name a file")
+    return found
 
 
 def parse_results(text: str) -> ResultsAddress:

@@ -110,7 +110,7 @@ class App:
         self,
         name: str,
         *unexpected: Never,
-        broker: str | Broker | None = None,
+        broker: str | Sequence[str] | Broker | None = None,
         results: str | ResultStore | None = None,
         events: str | None = None,
         retry: RetryPolicy = RetryPolicy(),
@@ -122,7 +122,8 @@ class App:
         * `name`: a short text, such as "shop".
         * `broker`: a URL, a connection string (docs/reference/urls.md) or a `Broker`. Default:
           AZTASK_BROKER. Without either, the first send and a starting worker raise
-          ConfigurationError.
+          ConfigurationError. A list of addresses of one kind spreads the queues over them
+          (docs/how-to/advanced/addresses.md), as does a text with commas between them.
         * `results`: a URL, a connection string or a `ResultStore`. Default: AZTASK_RESULTS, else no
           results are kept.
         * `events`: a directory for lifecycle events. Default: AZTASK_EVENTS, else none are written.
@@ -145,8 +146,9 @@ class App:
         given = {"broker": broker, "results": results, "events": events, **options}
         self.overruled = [] if for_tests else overruled_variables(Settings, given, VARIABLES)
         cipher = _cipher_from_settings(self.settings)
+        not_named = broker is None or broker == ""  # an empty list is refused
         self._connections = places = Connections(
-            for_tests or broker or read_environment(VARIABLES["broker"]),
+            for_tests or (read_environment(VARIABLES["broker"]) if not_named else broker),
             for_tests or results or read_environment(VARIABLES["results"]),
             poll_ceiling=self.settings.poll_ceiling_seconds,
             app=self.name,

@@ -20,7 +20,13 @@ from typing import Final
 
 from aztask.address.shards import read_shard_name
 from aztask.app import App
-from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
+from aztask.errors import (
+    AztaskError,
+    BrokerUnavailable,
+    ConfigurationError,
+    QueueDisabled,
+    QueueNotFound,
+)
 from aztask.handler import Handler
 from aztask.operate.exposed import exposed_findings
 from aztask.operate.findings import (
@@ -266,7 +272,10 @@ def _of_shards(app: App) -> Iterator[Finding]:
         queue, number = read_shard_name(name)
         if not number or queue not in named or name in named:
             continue
-        held = app.broker.stats(name)
+        try:
+            held = app.broker.stats(name)
+        except QueueNotFound:  # left at an address where the shard of this number is not
+            continue
         if held.living or held.dead:
             yield warning(
                 f"queue {queue}",

@@ -22,7 +22,7 @@ from aztask.errors import (
 )
 from aztask.message.message import TaskMessage
 from aztask.operate.action import Action, Progress, Subject
-from aztask.operate.resharding import layouts
+from aztask.operate.resharding import addresses_of, layouts
 from aztask.queues.base import Capabilities, MessageState, Peeked, QueueStats, Sharded
 from aztask.stores.records.base import Provisioned
 from aztask.support.display import plural, visible
@@ -68,10 +68,12 @@ class LeftOut:
 
     * `foreign`: queues of other programs, whose names aztask cannot use.
     * `refused`: queues that refuse, such as disabled ones, and why.
+    * `several`: of several addresses, one may not answer; its queues refuse, the others do not.
     """
 
     foreign: Sequence[str] = ()
     refused: dict[str, str] = field(default_factory=dict)
+    several: bool = False
 
     @contextmanager
     def reading(self, queue: str) -> Iterator[None]:
@@ -85,7 +87,8 @@ class LeftOut:
         except QueueNotFound:
             return
         except BrokerError as error:
-            if isinstance(error, BrokerUnavailable) and not isinstance(error, QueueDisabled):
+            unavailable = isinstance(error, BrokerUnavailable)
+            if unavailable and not self.several and not isinstance(error, QueueDisabled):
                 raise
             self.refused[queue] = str(error)
 
@@ -136,6 +139,7 @@ class QueueCounts:
     * `leases`: by queue; empty without queues, and if the app shares no lease advice.
     * `leases_shared`: whether it does.
     * `shards`: of the queues that have some, the counts of each shard.
+    * `homes`: of an app with several addresses, that of each shard, by its name.
     * `layouts`: by queue, the layout that the result store has of it, or why it cannot be read.
     * `timers`: by queue, how many tasks wait inside their code: each has a message in the queue,
       most often a scheduled one, that is no work yet. At most `MOST_TIMERS` are counted.
@@ -148,15 +152,17 @@ class QueueCounts:
     timers: Mapping[str, int] = field(default_factory=dict)
     shards: Mapping[str, Sequence[QueueStats]] = field(default_factory=dict)
     layouts: Mapping[str, ShardLayout | AztaskError] = field(default_factory=dict)
+    homes: Mapping[str, str] = field(default_factory=dict)
 
 
 def queues(app: App) -> QueueCounts:
     """Count the messages of all queues. Raises BrokerUnavailable."""
-    left_out = LeftOut()
+    addresses = addresses_of(app)
+    left_out = LeftOut(several=addresses is not None)
     found, shards = [], {}
     for name in all_queues(app, left_out):
         with left_out.reading(name):
-            if isinstance(app.broker, Sharded) and len(app.broker.names(name)) > 1:
+            if isinstance(app.broker, Sharded) and (addresses or len(app.broker.names(name)) > 1):
                 shards[name] = app.broker.shard_stats(name)
                 found.append(QueueStats.sum(name, shards[name]))
             else:
@@ -173,7 +179,9 @@ def queues(app: App) -> QueueCounts:
     waits = app.sends.signals.store
     timers = Counter(waits.queues(MOST_TIMERS)) if waits is not None else {}
     known = layouts(app) if shards else {}
-    return QueueCounts(found, leases, app.leases.enabled, left_out, timers, shards, known)
+    parts = [each.queue for some in shards.values() for each in some] if addresses else []
+    homes = {each: addresses.home_of(each) for each in parts if addresses}
+    return QueueCounts(found, leases, app.leases.enabled, left_out, timers, shards, known, homes)
 
 
 # -- messages --------------------------------------------------------------------------------

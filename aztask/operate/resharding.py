@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,12 +25,13 @@ from aztask.address.shards import (
     shard_name,
 )
 from aztask.app import App
-from aztask.errors import AztaskError, ConfigurationError, QueueNotFound
+from aztask.errors import AztaskError, ConfigurationError, QueueNotFound, did_you_mean
 from aztask.operate.action import Action, Progress, Subject
 from aztask.operate.findings import minute
+from aztask.queues.sharded.addresses import AddressBroker
 from aztask.queues.sharded.broker import ShardedBroker
 from aztask.stores.shardlayouts import LayoutRows, StoredLayouts
-from aztask.support.display import plural, visible
+from aztask.support.display import mask, plural, visible
 from aztask.support.failpoint import hit
 from aztask.support.finding import Finding, failed, fine, warning
 
@@ -61,15 +63,27 @@ def shard_tools(app: App) -> ShardTools | None:
     return None if rows is None else ShardTools(broker, broker.layouts, rows)
 
 
+def addresses_of(app: App) -> AddressBroker | None:
+    """What knows the addresses of an app with a list of them; None for another app."""
+    broker = app.broker
+    return broker.addresses if isinstance(broker, ShardedBroker) else None
+
+
 def reshard(
-    app: App, queue: str, shards: int | None = None, *, former: int | None = None
+    app: App,
+    queue: str,
+    shards: int | None = None,
+    *,
+    former: int | None = None,
+    without: str = "",
 ) -> Reshard:
     """Plan the move of a queue, and of its priorities, to `shards` shards.
 
-    If it has as many, there is nothing to do: the count of the action is 0.
+    If it has as many, and each address its part, there is nothing to do: the count is 0.
 
     * `shards`: by default what the code says.
     * `former`: how many it has now, if the entry that says so cannot be read.
+    * `without`: an address that is to get no more messages, because it is to leave the app.
 
     Raises ConfigurationError without a result store, for a queue without a number in the code, and
     while another move is under way; BrokerUnavailable; UnreadableLayout.
@@ -83,6 +97,7 @@ def reshard(
             f"the code names no number of shards for queue {visible(queue)}: declare it with "
             f"app.queue({queue!r}, shards=1) in all its programs, deploy them, and come back"
         )
+    without = _leaving_address(tools, without)
     wish = tools.layouts.wish(queue)
     count = wish.sent if shards is None else check_shards("--shards", shards)
     ordered = app.queues.has_sessions(queue)
@@ -90,11 +105,15 @@ def reshard(
         raise ConfigurationError(
             f"the code names old_shards for queue {visible(queue)}, which has sessions: remove that"
         )
+    if former is not None and tools.layouts.addresses:
+        raise ConfigurationError(
+            "--former is for an app with one address: no number says at which address a shard is"
+        )
     if former is not None:
         given = ShardLayout(ShardRange(0, check_shards("--former", former)), epoch=1)
         for name in names:
             tools.rows.repair(name, given)
-    moves = {name: _planned(tools, name, count, ordered=ordered) for name in names}
+    moves = {name: _planned(tools, name, count, without, ordered=ordered) for name in names}
     wanted = {name: move for name, move in moves.items() if move is not None}
     held = delayed = 0
     for name in wanted:
@@ -105,18 +124,40 @@ def reshard(
     return Reshard(app, len(wanted), queue, count, wanted, held, delayed)
 
 
-def _planned(tools: ShardTools, name: str, count: int, *, ordered: bool) -> ShardLayout | None:
+def _leaving_address(tools: ShardTools, given: str) -> str:
+    """The name of the address that is to leave. Raises ConfigurationError unless the app has it."""
+    names = tools.layouts.addresses.names if tools.layouts.addresses.several else ()
+    if not given or (given in names and len(names) > 1):
+        return given
+    if given in names:
+        raise ConfigurationError(f"{given} is the only address of the app: add another one first")
+    raise ConfigurationError(
+        f"{visible(mask(given))} is not an address of the app.{did_you_mean(given, names)} It has: "
+        f"{', '.join(names) or 'one address only'}"
+    )
+
+
+def _planned(
+    tools: ShardTools, name: str, count: int, without: str, *, ordered: bool
+) -> ShardLayout | None:
     """The move to make, or to go on with; None if the queue has so many shards."""
     entry = tools.rows.read(name)
-    layout = ShardLayout.declared(tools.layouts.wish(name)) if entry is None else entry.layout
+    places = tools.layouts.addresses
+    layout = (
+        ShardLayout.declared(tools.layouts.wish(name), places) if entry is None else entry.layout
+    )
     if layout.former is not None and not layout.starts_at:
         # Made from `old_shards` of the code: these go on being read as the code says.
         layout = layout.ended(layout.top)
         if entry is not None:
             tools.rows.finish(name, layout.epoch, layout.top)
+    homes = tuple(layout.home(number, places) for number in layout.sent.numbers)
+    wanted = layout.spread(count, places, without) if places else homes
     if layout.former is None:
-        return None if layout.sent.count == count else layout.moved(count, ordered=ordered)
-    if layout.sent.count == count:
+        if layout.sent.count == count and homes == wanted:
+            return None
+        return layout.moved(count, ordered=ordered, addresses=places, without=without)
+    if layout.sent.count == count and homes == wanted:
         return layout
     raise ConfigurationError(
         f"queue {visible(name)} is being moved from {layout.former.count} to {layout.sent.count} "
@@ -149,11 +190,15 @@ class Reshard(Action[None]):
             return f"leave queue {visible(self.queue)} as it is, with {self.shards} shards"
         layout = self.moves.get(self.queue) or next(iter(self.moves.values()))
         before = layout.former.count if layout.former else self.shards
+        to = ""
+        if layout.homes:
+            homes = Counter(layout.homes[number] for number in layout.sent.numbers)
+            to = " at " + ", ".join(f"{visible(home)} ({homes[home]})" for home in sorted(homes))
         others = "" if self.count == 1 else f", with {plural(self.count - 1, 'other priority')}"
         return (
             f"move queue {visible(self.queue)} from {before} to {plural(self.shards, 'shard')}"
-            f"{others}; its {plural(self.held, 'message')} stay where they are until workers take "
-            f"them{self._waits()}"
+            f"{to}{others}; its {plural(self.held, 'message')} stay where they are until workers "
+            f"take them{self._waits()}"
         )
 
     def _waits(self) -> str:
@@ -310,6 +355,18 @@ def layout_findings(app: App) -> Iterator[Finding]:
                 f"{layout.by or 'a program'}"
             )
             yield fine(subject, "reshard", text)
+        places = addresses_of(app)
+        if places is not None and layout.former is None:
+            names = places.layouts.addresses
+            homes = tuple(layout.home(number, names) for number in layout.sent.numbers)
+            if homes != layout.spread(layout.sent.count, names):
+                yield warning(
+                    subject,
+                    "addresses",
+                    "its shards are not spread over all addresses of the app",
+                    f"move them: aztask queues reshard {queue}; an address that is to leave may "
+                    "get none",
+                )
         if layout.sent.count != wish:
             yield warning(
                 subject,
@@ -324,7 +381,7 @@ def _unread(app: App, queue: str, layout: ShardLayout) -> Iterator[Finding]:
     tools = shard_tools(app)
     assert tools is not None  # noqa: S101  # it has a layout
     read = {*layout.sent.numbers, *layout.reading(tools.layouts.wish(queue))}
-    for number in range(layout.kept):
+    for number in range(max(layout.kept, len(layout.homes))):
         name = shard_name(queue, number)
         if number not in read and (held := tools.broker.moves.messages(queue, [number])):
             yield warning(

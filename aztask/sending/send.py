@@ -16,12 +16,20 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from aztask.context import current_context
-from aztask.errors import BrokerError, CodecError, EncodeError, NotUnique, SendUnconfirmed
+from aztask.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    CodecError,
+    EncodeError,
+    NotUnique,
+    SendUnconfirmed,
+)
 from aztask.hooks import Hooks, Sending
 from aztask.leaseadvice.advisor import LeaseAdvisor
 from aztask.message.codec import Codec
 from aztask.message.message import CALLER, HISTORY, MESSAGE_DEFAULTS, TaskMessage, build
 from aztask.queues.base import Broker
+from aztask.queues.sharded.broker import ShardedBroker
 from aztask.sending.publisher import (
     EventWriters,
     Publication,
@@ -54,17 +62,21 @@ class _Plan(NamedTuple):
     * `own_id`: the task id, if the caller gave one.
     * `delay`: seconds from the send until the task may start.
     * `fields`: the fields of a `TaskMessage` beside its call and its id.
+    * `spread`: the broker of an app with several addresses: new ids avoid those that do not answer.
     """
 
     queue: str
     own_id: str | None
     delay: float
     fields: dict[str, Any]
+    spread: ShardedBroker | None = None
 
     def ids(self, count: int) -> list[str]:
         """The task ids of `count` messages."""
         if self.own_id is not None:
             return [self.own_id] * count
+        if self.spread is not None:
+            return self.spread.fresh_ids(self.queue, count)
         return new_ids(count) if count > 1 else [new_id()]
 
 
@@ -125,7 +137,14 @@ class Sender:
                 note = sent.note
             else:
                 messages = self._messages(plan, batch)
-                self._publish(plan, messages)
+                try:
+                    self._publish(plan, messages)
+                except BrokerUnavailable:
+                    if plan.spread is None or plan.own_id or plan.fields["session"] is not None:
+                        raise
+                    # Nothing was stored: under ids of another address it is another first send.
+                    messages = self._messages(plan, batch)
+                    self._publish(plan, messages)
             if plan.own_id:
                 self._expect(messages, plan.delay, note)
             self.events.emit("enqueued", messages)
@@ -298,11 +317,13 @@ class Sender:
             fields |= {"argsrepr": MASK, "kwargsrepr": MASK}
         if headers:
             fields["extra"] = dict(headers)
-        return _Plan(queue, own_id, delay, fields)
+        broker = self._connections.broker() if self._connections.several else None
+        spread = broker if isinstance(broker, ShardedBroker) else None
+        return _Plan(queue, own_id, delay, fields, spread)
 
     def _messages(self, plan: _Plan, calls: Sequence[Invocation]) -> list[TaskMessage]:
         if len(calls) == 1:
-            return self._single(plan.fields, calls[0], plan.own_id or new_id())
+            return self._single(plan.fields, calls[0], plan.ids(1)[0])
         parts = zip(calls, plan.ids(len(calls)), strict=True)
         return self._stored(self._message(plan.fields, *each) for each in parts)
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aztask.address.addresses import LocalAddress, TablesAddress
+from aztask.address.addresses import BrokerAddress, LocalAddress, TablesAddress
 from aztask.address.owner import NO_OWNER, Identified, Owner
-from aztask.address.shards import UNSHARDED, ShardCount, ShardCounts
+from aztask.address.shards import UNSHARDED, AddressNames, ShardCount, ShardCounts
+from aztask.address.urls import parse_brokers, split_brokers
 from aztask.config import mask, parse_broker, parse_results
-from aztask.errors import ConfigurationError
+from aztask.errors import AztaskError, ConfigurationError
 from aztask.message.rowsignatures import RowSignatures
 from aztask.queues.base import Broker, NameChecker
 from aztask.queues.engine import Database
 from aztask.queues.kinds import kind_of
+from aztask.queues.sharded.addresses import AddressBroker, Home
 from aztask.queues.sharded.broker import sharded
+from aztask.queues.sharded.layouts import DeclaredLayouts
 from aztask.stores.records.base import ResultStore
 from aztask.stores.records.controls import controls_of
 from aztask.stores.records.local.store import LocalResults
-from aztask.stores.shardlayouts import StoredLayouts
+from aztask.stores.records.owners import OwnedRows, parts_of
+from aztask.stores.shardlayouts import LayoutRows, StoredLayouts
 from aztask.support.forks import fork_safe_rlock
 from aztask.support.late import install_command
 
@@ -46,7 +50,7 @@ class Connections:
 
     def __init__(
         self,
-        broker: str | Broker | None,
+        broker: str | Sequence[str] | Broker | None,
         results: str | ResultStore | None,
         *,
         poll_ceiling: float = 1.0,
@@ -68,18 +72,22 @@ class Connections:
         self._signatures = signatures
         self._app = app
         self._owner_name = owner
-        self._broker_target = self.broker_target = (
+        texts = split_brokers(broker)
+        self._addresses = () if texts is None else tuple(parse_brokers(texts))
+        self._broker_target: Any = self._addresses or (
             parse_broker(broker) if isinstance(broker, str) else broker
         )
+        self.broker_target: object = self._broker_target
         self._results_target = parse_results(results) if isinstance(results, str) else results
-        self.broker_text = broker if isinstance(broker, str) else None
+        self.broker_text = broker if isinstance(broker, str) and texts is None else None
         self._shown = (
-            mask(broker)
-            if isinstance(broker, str)
+            ", ".join(map(mask, texts or [str(broker)]))
+            if texts or isinstance(broker, str)
             else "none"
             if broker is None
             else type(broker).__name__
         )
+        self._check_several()
         self.poll_ceiling = poll_ceiling
         self._shards: dict[str, ShardCount] = {}
         self._lock = fork_safe_rlock()
@@ -90,7 +98,11 @@ class Connections:
         self._databases: dict[str, Database] = {}
 
     def at(
-        self, broker: str | Broker | None, results: str | ResultStore | None, *, app: str
+        self,
+        broker: str | Sequence[str] | Broker | None,
+        results: str | ResultStore | None,
+        *,
+        app: str,
     ) -> Connections:
         """Connections to other addresses, with the same settings; None: to the same."""
         made = Connections(
@@ -103,6 +115,33 @@ class Connections:
         )
         made.shard(self._shards)
         return made
+
+    @property
+    def several(self) -> bool:
+        """Whether the queues are spread over a list of addresses, and be it of one."""
+        return bool(self._addresses) and self._broker_target is self.broker_target
+
+    def _check_several(self) -> None:
+        """Refuse two equal addresses, and several without an owner or a result store."""
+        if not self._addresses:
+            return
+        names = [_name_of(each) for each in self._addresses]
+        if twice := next((each for each in names if names.count(each) > 1), None):
+            raise ConfigurationError(f"broker address {twice} is named twice; name it once")
+        if self._owner_name is None:
+            first = self._addresses[0]
+            kind = kind_of(first)
+            known = kind.identity(first) if kind else None
+            same = f", or {known!r} to go on with the rows of that address" if known else ""
+            raise ConfigurationError(
+                "an app with a list of broker addresses needs a name for its rows in the result "
+                f"store: write App(owner={self._app or 'shop'!r}){same}; or set AZTASK_OWNER"
+            )
+        if self._results_target is None:
+            raise ConfigurationError(
+                "an app with a list of broker addresses needs a result store, which knows at which "
+                "of them a queue is: set AZTASK_RESULTS, or give App(results=...)"
+            )
 
     @property
     def shards(self) -> ShardCounts:
@@ -135,22 +174,22 @@ class Connections:
 
         Without a broker, or with one of a kind that is refused when it is opened, any name passes.
         """
-        target = self._broker_target
+        target = self._addresses[0] if self.several else self._broker_target
         checker = kind_of(target) or target
         if isinstance(checker, NameChecker):
             checker.check_name(queue)
 
     def missing_file(self) -> str | None:
-        """The queue file of ``local://`` if it does not exist; opening the broker would make it."""
-        target = self._broker_target
-        if not isinstance(target, LocalAddress) or target.in_memory:
-            return None
-        try:
-            Path(target.path).stat()
-        except FileNotFoundError:
-            return target.path
-        except (OSError, ValueError):
-            pass  # it may be there; opening it says what is wrong
+        """A queue file of ``local://`` that does not exist; opening the broker would make it."""
+        for target in self._addresses if self.several else (self._broker_target,):
+            if not isinstance(target, LocalAddress) or target.in_memory:
+                continue
+            try:
+                Path(target.path).stat()
+            except FileNotFoundError:
+                return target.path
+            except (OSError, ValueError):
+                pass  # it may be there; opening it says what is wrong
         return None
 
     def local_files(self) -> list[tuple[str, LocalAddress]]:
@@ -158,7 +197,7 @@ class Connections:
         found = {}
         for what, target in (
             ("the result file", self._results_target),
-            ("the queue file", self._broker_target),
+            *(("the queue file", each) for each in self._addresses or (self._broker_target,)),
         ):
             if isinstance(target, LocalAddress) and not target.in_memory:
                 found[target.path] = (what, target)
@@ -250,22 +289,113 @@ class Connections:
 
     def _open_sharded(self) -> Broker:
         """The broker; the result store, if there is one, knows which shards its queues have."""
+        homes = self._homes()
+        names = self._names(homes)
         stored = None
-        if self._shards and self._results_target is not None:
-            stored = StoredLayouts(self._shards)
-        opened = self._open_broker()
-        broker = sharded(opened, self._shards, stored, poll_ceiling=self.poll_ceiling)
-        if stored is not None:
+        if (self._shards or homes) and self._results_target is not None:
+            stored = StoredLayouts(self._shards, names)
+        layouts = stored or DeclaredLayouts(self._shards, names)
+        opened = AddressBroker(homes, layouts) if homes else self._open_broker()
+        broker = sharded(opened, self._shards, layouts, poll_ceiling=self.poll_ceiling)
+        if stored is None:
+            self._check_one_address()
+        else:
             # The owner of the store's rows may be what this broker is called.
             self._opening = broker
             try:
                 stored.attach(controls_of(self.results()))
+                if homes:
+                    self._pin(stored.rows, homes, names)
+                else:
+                    self._check_one_address()
             except BaseException:
                 broker.close()
                 raise
             finally:
                 self._opening = None
         return broker
+
+    # -- several addresses -------------------------------------------------------------------
+
+    def _homes(self) -> list[Home]:
+        """The addresses of a list, none of them opened yet; [] for one broker."""
+        found = []
+        for each in self._addresses if self.several else ():
+            kind = kind_of(each)
+            assert kind is not None  # noqa: S101  # it was parsed by its kind
+            found.append(Home(_name_of(each), kind, each, self))
+        return found
+
+    def _names(self, homes: Sequence[Home]) -> AddressNames:
+        """What the layouts call the addresses, and where the queues were when there was one."""
+        if not homes:
+            target = self._broker_target
+            names = (_name_of(target),) if kind_of(target) is not None else ()
+            return AddressNames(names, home=names[0] if names else "")
+        names = tuple(each.name for each in homes)
+        before = next((each for each in homes if self._identity(each) == self._owner_name), None)
+        return AddressNames(names, home=before.name if before else names[0], several=True)
+
+    def _identity(self, home: Home) -> str | None:
+        """The owner of an app that had this address alone; None if it cannot be known."""
+        target = self._addresses[[_name_of(each) for each in self._addresses].index(home.name)]
+        name = home.kind.identity(target)
+        if name is not None or not isinstance(target, LocalAddress):
+            return name
+        try:
+            there = Path(target.path).stat().st_size > 0
+            return home.broker.identity if there and isinstance(home.broker, Identified) else None
+        except (AztaskError, OSError, ValueError):
+            return None  # it says so when it is used
+
+    def _pin(self, rows: LayoutRows | None, homes: Sequence[Home], names: AddressNames) -> None:
+        """Note that there is a list of addresses, or refuse rows of another owner.
+
+        Raises ConfigurationError if the rows of an app that had one of them alone would be left
+        behind: workers would refuse the messages that they belong to.
+        """
+        if rows is None:
+            raise ConfigurationError(
+                "this result store cannot note at which address a queue is; use Azure Tables or a "
+                "local file"
+            )
+        if rows.pinned() is not None:
+            return
+        results = self.results()
+        owners = {
+            each.broker
+            for part in parts_of(results)
+            if isinstance(part, OwnedRows)
+            for each in part.owners()
+        }
+        left = sorted(owners & {self._identity(each) for each in homes} - {self._owner_name})
+        if left and self._owner_name not in owners:
+            raise ConfigurationError(
+                f"the result store has rows of {left[0]}, and none of {self._owner_name}: write "
+                f"owner={left[0]!r}, or run aztask doctor --adopt {left[0]!r} first; if they are "
+                "those of another app, use another result store"
+            )
+        rows.pin(names)
+
+    def _check_one_address(self) -> None:
+        """Refuse to be the program of an app with several addresses that knows one of them.
+
+        Only where the code names the owner, as such an app does; others ask nothing here. If the
+        store does not answer, the program goes on: it may be the only thing that still works.
+        """
+        if self._owner_name is None or kind_of(self._broker_target) is None:
+            return
+        try:
+            controls = controls_of(self.results())
+            pinned = LayoutRows(controls).pinned() if controls is not None else None
+        except AztaskError:
+            return
+        if pinned is not None:
+            raise ConfigurationError(
+                f"the queues of owner {self._owner_name!r} are spread over {', '.join(pinned)}, "
+                "and this program names one address: write broker=[...] with all of them, or end "
+                "AZTASK_BROKER with a comma if only one is left"
+            )
 
     def _open_results(self) -> ResultStore:
         target = self._results_target
@@ -295,6 +425,14 @@ class Connections:
             )
             self._databases[address.path] = database
         return database
+
+
+def _name_of(address: BrokerAddress) -> str:
+    """The name of an address without credentials. That of a file is its path: its id is inside."""
+    if isinstance(address, LocalAddress):
+        return f"local://{address.path}"
+    kind = kind_of(address)
+    return (kind.identity(address) if kind is not None else None) or str(address)
 
 
 def _tables() -> Any:

@@ -19,6 +19,9 @@ Rules
    send takes no longer; sends without a session end `FREE_SECONDS` later. From then on a worker or
    the command that finds them empty ends the move.
 5. Every change is compare-and-set. There is one move at a time.
+6. With several addresses every queue has an entry, which also says where each shard lives. A
+   program that does not know one of these addresses neither sends nor receives. One more entry, the
+   pin, tells programs of the same owner that know one address only.
 
 Crash windows
 * A sender dies: its message is stored or not, in the shard of its layout. Sent again under its id,
@@ -44,6 +47,8 @@ from typing import Any, Final
 
 from aztask.address.shards import (
     MOST_SHARDS,
+    ONE_ADDRESS,
+    AddressNames,
     ShardCount,
     ShardCounts,
     ShardLayout,
@@ -80,7 +85,11 @@ TRIES: Final = 5
 """How often an announcement that came too late is repeated."""
 
 VERSION: Final = 1
+HOMES_VERSION: Final = 2
+"""Of a layout with several addresses: a release that knows one only must not go by it."""
 PREFIX: Final = "shards-"
+PIN: Final = "addresses"
+"""The entry that says that an owner's queues are spread over several addresses, and which."""
 
 
 class UnreadableLayout(AztaskError):
@@ -134,6 +143,22 @@ class LayoutRows:
     def time(self) -> StoreTime:
         """Read the store's clock, see `ControlStore.time`."""
         return self._store.time()
+
+    def pinned(self) -> list[str] | None:
+        """The addresses that this owner's queues were spread over at first; None: they are not."""
+        (entry,) = self._store.read([PIN])
+        if entry is None:
+            return None
+        try:
+            return [str(each) for each in json.loads(entry.data)["addresses"]]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return []
+
+    def pin(self, addresses: AddressNames) -> None:
+        """Note that this owner's queues are spread over several addresses."""
+        record = {"v": VERSION, "write": chance.token(), "addresses": addresses.names}
+        data = json.dumps(record, separators=(",", ":")).encode()
+        self._store.write([EntryChange(PIN, data)])
 
     def make(self, queue: str, layout: ShardLayout) -> None:
         """Store the layout of the code as the first one, if there is none."""
@@ -199,8 +224,9 @@ class LayoutRows:
 
 
 def _data_of(queue: str, layout: ShardLayout) -> bytes:
+    homes = {"homes": layout.homes} if layout.homes else {}
     record = {
-        "v": VERSION,
+        "v": HOMES_VERSION if homes else VERSION,
         "write": chance.token(),  # no two writers write the same bytes
         "queue": queue,  # an entry that was copied to the name of another queue is refused
         "epoch": layout.epoch,
@@ -211,18 +237,20 @@ def _data_of(queue: str, layout: ShardLayout) -> bytes:
         "kept": layout.kept,
         "past": [_packed(each) for each in layout.past],
         "by": layout.by,
+        **homes,
     }
     return json.dumps(record, separators=(",", ":")).encode()
 
 
-def _packed(shards: ShardRange) -> list[int]:
-    return [shards.first, shards.count]
+def _packed(shards: ShardRange) -> list[Any]:
+    chosen = [shards.chosen] if shards.chosen else []
+    return [shards.first, shards.count, *chosen]
 
 
 def _layout_of(queue: str, entry: Entry) -> ShardLayout:
     try:
         record = json.loads(entry.data)
-        if record["v"] != VERSION:
+        if record["v"] not in (VERSION, HOMES_VERSION):
             raise UnreadableLayout(
                 f"a newer release of aztask wrote which shards queue {queue!r} has; update aztask "
                 "here"
@@ -241,6 +269,7 @@ def _layout_of(queue: str, entry: Entry) -> ShardLayout:
             _number(record["kept"], MOST_SHARDS),
             tuple(_range_of(each) for each in record["past"]),
             str(record["by"]),
+            tuple(map(str, record.get("homes", ()))),
         )
     except (ValueError, TypeError, KeyError, RecursionError):
         raise UnreadableLayout(
@@ -251,8 +280,13 @@ def _layout_of(queue: str, entry: Entry) -> ShardLayout:
 
 
 def _range_of(record: Any) -> ShardRange:
-    first, count = record
+    first, count, *chosen = record
     made = ShardRange(_number(first, MOST_SHARDS - 1), _number(count, MOST_SHARDS))
+    if chosen:
+        numbers = tuple(_number(each, MOST_SHARDS - 1) for each in chosen[0])
+        if len(set(numbers)) != made.count or numbers[0] != made.first:
+            raise ValueError
+        return replace(made, chosen=numbers)
     if not made.count or made.first + made.count > MOST_SHARDS:
         raise ValueError
     return made
@@ -300,9 +334,10 @@ class StoredLayouts:
     store keeps no entries, the numbers of the code apply.
     """
 
-    def __init__(self, shards: ShardCounts) -> None:
+    def __init__(self, shards: ShardCounts, addresses: AddressNames = ONE_ADDRESS) -> None:
         """shards: those of the code."""
-        self._declared = DeclaredLayouts(shards)
+        self._declared = DeclaredLayouts(shards, addresses)
+        self.addresses = addresses
         self._rows: LayoutRows | None = None
         self._queues = {name: _Queue() for name in shards}
 
@@ -316,8 +351,8 @@ class StoredLayouts:
         return self._rows
 
     def has(self, queue: str) -> bool:
-        """True if the code names a number of shards."""
-        return queue in self._queues
+        """True if the code names a number of shards; with several addresses, for every queue."""
+        return queue in self._queues or self._declared.has(queue)
 
     def wish(self, queue: str) -> ShardCount:
         """The numbers that the code names."""
@@ -375,7 +410,7 @@ class StoredLayouts:
 
     def _current(self, queue: str, oldest: float) -> _Known:
         """What was read of the queue in the last `oldest` seconds. Raises BrokerUnavailable."""
-        found = self._queues[queue]
+        found = self._queues.get(queue) or self._queues.setdefault(queue, _Queue())
         known, now = found.known, clock.monotonic()
         if known is not None and now - known.read_at <= REFRESH_SECONDS / 2:
             return known
@@ -393,6 +428,8 @@ class StoredLayouts:
             self._refresh(queue, found)
         known = found.known
         if known is None or clock.monotonic() - known.read_at > oldest:
+            if isinstance(found.error, ConfigurationError):  # waiting does not help
+                raise ConfigurationError(str(found.error)) from found.error
             raise BrokerUnavailable(
                 f"nothing was sent or received: it is not known which shards queue {queue!r} has "
                 f"now, because the result store cannot be read ({found.error}). Try again when it "
@@ -427,18 +464,25 @@ class StoredLayouts:
         read_at = clock.monotonic()
         entry = self._rows.read(queue)
         if entry is None:
-            layout = replace(ShardLayout.declared(self.wish(queue)), epoch=1)
+            layout = replace(ShardLayout.declared(self.wish(queue), self.addresses), epoch=1)
             try:
                 self._rows.make(queue, layout)
             except BrokerUnavailable:
                 raise
             except AztaskError as error:  # it may not write: the code's numbers apply, as before
+                if self.addresses:
+                    raise  # another program may have its addresses in another order
                 logger.debug("the shards of queue %s are not noted: %s", visible(queue), error)
                 return _Known(layout, read_at)
             entry = self._rows.read(queue)
         if entry is None:
             raise BrokerUnavailable(f"the entry of queue {queue!r} was removed; try again")
         layout = entry.layout
+        if unknown := layout.unknown_homes(self.addresses):
+            raise ConfigurationError(
+                f"queue {queue!r} also lives at {', '.join(unknown)}, which this program does not "
+                "know: name all addresses in broker=[...] or AZTASK_BROKER"
+            )
         if not entry.counts:
             return _Known(layout, read_at, math.inf, math.inf)
         if layout.former is None or not layout.starts_at:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
@@ -233,13 +233,25 @@ def purge_(queue: str, dry_run: bool, yes: bool) -> None:
     type=click.IntRange(1, MOST),
     help="Say how many it has now, if the entry in the result store is damaged.",
 )
+@click.option(
+    "--without",
+    default="",
+    metavar="ADDRESS",
+    help="Use no shard at this address of the app, because it is to leave.",
+)
 @click.option("--no-wait", is_flag=True, help="Return when the move is announced.")
 @dry_run_option
 @yes_option
 def reshard_(
-    queue: str, shards: int | None, former: int | None, no_wait: bool, dry_run: bool, yes: bool
+    queue: str,
+    shards: int | None,
+    former: int | None,
+    without: str,
+    no_wait: bool,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
-    """Move QUEUE to another number of shards while its programs run.
+    """Move QUEUE to another number of shards, or to other addresses, while its programs run.
 
     The app needs a result store, and its code a number of shards for the queue. The new shards are
     created, and the move is announced. A minute later all senders use the new shards. Workers read
@@ -251,7 +263,7 @@ def reshard_(
     them.
     """
     with open_app(required="aztask queues reshard") as app:
-        action = reshard(app, queue, shards, former=former)
+        action = reshard(app, queue, shards, former=former, without=without)
         if not action.count:
             click.echo(f"queue {visible(queue)} has these shards already")
             return
@@ -341,18 +353,26 @@ def _with_shards(row: list[Any], found: QueueCounts, *, shown: bool) -> list[lis
     """The row of a queue, and one for each of its shards."""
     parts = found.shards.get(row[0], ()) if shown else ()
     layout = found.layouts.get(row[0])
-    below = [[f"  {_with_part(each.queue, layout)}", each.living, *_counts(each)] for each in parts]
+    below = [
+        [f"  {_with_part(each.queue, layout, found.homes)}", each.living, *_counts(each)]
+        for each in parts
+    ]
     return [row, *([*each, *[None] * (len(row) - len(each))] for each in below)]
 
 
-def _with_part(shard: str, layout: Any) -> str:
+def _with_part(shard: str, layout: Any, homes: Mapping[str, str]) -> str:
     part = part_in_move(shard, layout)
-    return f"{shard} ({part})" if part else shard
+    home = f" at {visible(homes[shard])}" if shard in homes else ""
+    return f"{shard}{home} ({part})" if part else f"{shard}{home}"
 
 
 def _counts_record(stats: QueueStats, found: QueueCounts) -> dict[str, Any]:
     timers = found.timers.get(stats.queue, 0)
-    shards = [{**asdict(each), "total": each.living} for each in found.shards.get(stats.queue, ())]
+    shards = [
+        {**asdict(each), "total": each.living}
+        | ({"address": found.homes[each.queue]} if each.queue in found.homes else {})
+        for each in found.shards.get(stats.queue, ())
+    ]
     record = {**asdict(stats), "total": stats.living, "timers": timers}
     layout = found.layouts.get(stats.queue)
     if layout is not None and not isinstance(layout, AztaskError):

@@ -9,7 +9,9 @@ Rules
 4. An empty sharded queue is polled twice as often as another one, however many shards it has: each
    shard is polled that much less often. Receivers begin with different shards, so that several
    workers look at a shard at different times.
-5. Which shards a queue has may change at any moment, see `aztask.queues.sharded.layouts`. Nothing
+5. A new task's id is drawn again while its shard is at an address that does not answer. All else
+   goes to its shard, and fails with it.
+6. Which shards a queue has may change at any moment, see `aztask.queues.sharded.layouts`. Nothing
    here remembers it longer than for one call.
 """
 
@@ -30,7 +32,13 @@ from aztask.address.shards import (
     shard_name,
     shard_names,
 )
-from aztask.errors import BrokerError, CapabilityError, QueueNotFound, SendUnconfirmed
+from aztask.errors import (
+    AztaskError,
+    BrokerError,
+    CapabilityError,
+    QueueNotFound,
+    SendUnconfirmed,
+)
 from aztask.message.envelope import Envelope
 from aztask.queues.base import (
     ANY_SESSION,
@@ -54,6 +62,7 @@ from aztask.queues.base import (
     ReceiverOptions,
     Transactional,
 )
+from aztask.queues.sharded.addresses import AddressBroker
 from aztask.queues.sharded.layouts import DeclaredLayouts, ShardLayouts
 from aztask.queues.sharded.moves import ShardMoves
 from aztask.queues.sharded.positions import behind, inner_position, outer_position
@@ -66,6 +75,7 @@ from aztask.queues.sharded.receiver import (
     open_receiver,
 )
 from aztask.support import chance
+from aztask.support.chance import new_id, new_ids
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.finding import Finding
 from aztask.support.threadpool import ThreadPool
@@ -95,6 +105,7 @@ class ShardedBroker:
         self._poll_ceiling = poll_ceiling
         self._clock = clock
         self._closed = False
+        self.addresses = broker if isinstance(broker, AddressBroker) else None
         remote = broker.capabilities.remote
         self._workers = ThreadPool("shards", THREADS) if remote else None
         self._renewers = ThreadPool("shard-renewals", THREADS) if remote else None
@@ -111,8 +122,11 @@ class ShardedBroker:
         """
         if not self.layouts.has(queue):
             return (queue,)
-        top = self.layouts.layout(queue).top
-        return shard_names(queue, max(top, self.layouts.wish(queue).read))
+        layout, wish = self.layouts.layout(queue), self.layouts.wish(queue)
+        if self.addresses is not None:
+            numbers = [each for each in range(layout.top) if self.addresses.has(queue, each)]
+            return tuple(shard_name(queue, number) for number in numbers)
+        return shard_names(queue, max(layout.top, wish.read))
 
     def needed(self, queue: str) -> tuple[str, ...]:
         """Those that must exist: messages are sent to them, or received from them."""
@@ -148,7 +162,7 @@ class ShardedBroker:
         queue, number = read_shard_name(name)
         if not number or not self.layouts.has(queue):
             return name
-        return queue if number < len(self.names(queue)) else name
+        return queue if name in self.names(queue) else name
 
     def queues(self) -> list[str]:
         """The sorted names of the queues that aztask can use."""
@@ -176,18 +190,18 @@ class ShardedBroker:
         """
         if not self.layouts.has(queue):
             return self._broker.peek(queue, dead_letter=dead_letter, after=after, limit=limit)
-        names = self.names(queue)
 
-        def peek_one(number: int) -> list[Peeked]:
+        def peek_one(name: str) -> list[Peeked]:
+            number = read_shard_name(name)[1]
             found = self._broker.peek(
-                names[number],
+                name,
                 dead_letter=dead_letter,
                 after=behind(after, number),
                 limit=limit,
             )
             return [replace(each, position=outer_position(number, each.position)) for each in found]
 
-        pages = self._there(peek_one, range(len(names)))
+        pages = self._there(peek_one, self.names(queue))
         if self.capabilities.paged_peek:
             # The positions of one service are all numbers.
             return list(islice(merge(*pages, key=lambda each: each.position), limit))
@@ -256,6 +270,33 @@ class ShardedBroker:
             missing,
         ) from error
 
+    def fresh_ids(self, queue: str, count: int) -> list[str]:
+        """New task ids, none of which has its shard at an address that does not answer.
+
+        So a task that no program knows yet is sent where it can be, and all that is sent to it
+        later follows its id. If no address answers, or it is not known which shards there are, the
+        ids are any, and the send says what is wrong.
+        """
+        found = new_ids(count)
+        if self.addresses is None or not self.layouts.has(queue):
+            return found
+        try:
+            shards = self.layouts.sending(queue, session=False)
+        except AztaskError:
+            return found
+        silent = [each for each in shards.numbers if not self._answers(queue, each)]
+        if not silent or len(silent) == shards.count:
+            return found
+        for place in range(count):
+            while shards.of_id(found[place]) in silent:
+                found[place] = new_id()
+        return found
+
+    def _answers(self, queue: str, number: int) -> bool:
+        assert self.addresses is not None  # noqa: S101  # the caller has looked
+        name = shard_name(queue, number)
+        return self.addresses.outages.answers(self.addresses.home_of(name), name)
+
     def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
         """Raise EncodeError or MessageTooLarge if the service could not store the envelope."""
         self._broker.check(envelope, reserve=reserve)
@@ -283,8 +324,8 @@ class ShardedBroker:
         if not self.layouts.has(queue):
             return self._broker.cancel_timer(queue, number)
         shard, inner = inner_position(number)
-        names = self.names(queue)
-        return shard < len(names) and self._broker.cancel_timer(names[shard], int(inner))
+        name = shard_name(queue, shard)
+        return name in self.names(queue) and self._broker.cancel_timer(name, int(inner))
 
     def receiver(
         self,
@@ -302,7 +343,7 @@ class ShardedBroker:
         if not self.layouts.has(queue):
             return open_receiver(self._broker, options, prefetch, poll_ceiling)
         ceiling = self._poll_ceiling if poll_ceiling is None else poll_ceiling
-        shards = ShardReceivers(self._broker, self.moves, options, prefetch, ceiling)
+        shards = ShardReceivers(self._broker, self.moves, options, prefetch, ceiling, self._clock)
         kind = ShardedReceiver if session is None else ShardedSessions
         found = kind(
             shards,
@@ -409,7 +450,7 @@ def sharded(
 
     layouts: by default those of the code, `shards`.
     """
-    if not shards:
+    if not shards and not isinstance(broker, AddressBroker):
         return broker
     kind = ShardedBroker
     if isinstance(broker, Transactional) and isinstance(broker, Identified):

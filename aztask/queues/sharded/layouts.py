@@ -7,14 +7,26 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from aztask.address.shards import UNSHARDED, ShardCount, ShardCounts, ShardLayout, ShardRange
+from aztask.address.shards import (
+    ONE_ADDRESS,
+    UNSHARDED,
+    AddressNames,
+    ShardCount,
+    ShardCounts,
+    ShardLayout,
+    ShardRange,
+    read_shard_name,
+)
 
 
 class ShardLayouts(Protocol):
     """The layouts of all queues. Any thread may call."""
 
+    addresses: AddressNames
+    """Those of the app."""
+
     def has(self, queue: str) -> bool:
-        """True if the queue may have shards. Asks nothing."""
+        """True if the queue may have shards, or several addresses. Asks nothing."""
         ...
 
     def layout(self, queue: str, *, session: bool = False) -> ShardLayout:
@@ -50,17 +62,18 @@ class ShardLayouts(Protocol):
 class DeclaredLayouts:
     """The numbers of the code, for apps without a result store: they stay while programs run."""
 
-    def __init__(self, shards: ShardCounts) -> None:
+    def __init__(self, shards: ShardCounts, addresses: AddressNames = ONE_ADDRESS) -> None:
         """shards: of the queues that have some."""
         self._shards = shards
+        self.addresses = addresses
 
     def has(self, queue: str) -> bool:
-        """True if the queue has shards."""
-        return bool(self.wish(queue))
+        """True if the queue has shards; with several addresses, so has every queue."""
+        return bool(self.wish(queue)) or (self.addresses.several and not read_shard_name(queue)[1])
 
     def layout(self, queue: str, *, session: bool = False) -> ShardLayout:
         """The layout of the code."""
-        return ShardLayout.declared(self.wish(queue))
+        return ShardLayout.declared(self.wish(queue), self.addresses)
 
     def wish(self, queue: str) -> ShardCount:
         """The numbers that the code names."""

@@ -10,7 +10,10 @@ Rules
    asked for one shard, the answers of the others count: those of that shard are `Unknown`. In one
    file all shards fail together, as a transaction does.
 4. Where the service is asked over a network, shards are asked at the same time.
-5. Each receive asks which shards there are now. A shard that is new gets a receiver, one that is
+5. All shards of an address that does not answer rest together: see
+   `aztask.queues.sharded.addresses`. Until it answers, nothing is asked there, and leases are
+   `Unknown`, as they may still be held.
+6. Each receive asks which shards there are now. A shard that is new gets a receiver, one that is
    left keeps it, for what may still be held of it. A receive also ends a move when the former
    shards are empty: so it ends although the command that began it is gone.
 """
@@ -20,7 +23,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from functools import partial
+from time import monotonic
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from aztask.address.shards import ShardLayout, ShardRange, shard_name
@@ -30,6 +37,7 @@ from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,
     LeaseLost,
+    QueueDisabled,
     QueueNotFound,
 )
 from aztask.message.envelope import Envelope
@@ -45,6 +53,7 @@ from aztask.queues.base import (
     Settled,
     Unknown,
 )
+from aztask.queues.sharded.addresses import AddressBroker
 from aztask.queues.sharded.moves import ShardMoves
 from aztask.queues.sharded.positions import by_shard, outer_position
 from aztask.settlement import Settlement
@@ -64,6 +73,12 @@ GLANCE: Final = 0.0001
 SHORTEST_REST: Final = 0.5
 LONGEST_REST: Final = 15.0
 """Seconds for which a shard that failed rests; they double with each failure in a row."""
+
+SHORTEST_PATIENCE: Final = 1.0
+LONGEST_PATIENCE: Final = 10.0
+PATIENCE_NUMBER: Final = 0.15
+"""Renewals wait for an address for this part of a lease, between these seconds."""
+SILENT: Final = "its address does not answer; it is tried again when that does"
 
 IDLE_POLLS: Final = 2.0
 """How many times as often an empty sharded queue is polled as an unsharded one."""
@@ -118,18 +133,42 @@ def own_shard(delivery: Delivery) -> ShardDelivery:
 class Resting:
     """The shards that failed, until when each rests, and why. Any thread may call."""
 
-    def __init__(self, queue: str, clock: Clock) -> None:
+    def __init__(self, queue: str, clock: Clock, addresses: AddressBroker | None) -> None:
+        """addresses: None for one, which rests with its shards."""
         self._queue = queue
         self._clock = clock
+        self._addresses = addresses
         self._failures: dict[int, tuple[int, float, AztaskError]] = {}
 
     def awake(self, number: int) -> bool:
         """Whether the shard may be asked now."""
         found = self._failures.get(number)
-        return found is None or found[1] <= self._clock.monotonic()
+        rested = found is None or found[1] <= self._clock.monotonic()
+        return rested and self.answers(number)
+
+    def answers(self, number: int) -> bool:
+        """Whether the address of the shard answered when it was last asked."""
+        if self._addresses is None:
+            return True
+        name = shard_name(self._queue, number)
+        return self._addresses.outages.answers(self._addresses.home_of(name), name)
+
+    def silent(self, number: int, error: AztaskError) -> bool:
+        """Whether the error is that of an address; then all its shards rest."""
+        if (
+            self._addresses is None
+            or not isinstance(error, BrokerUnavailable)
+            or isinstance(error, QueueDisabled)
+        ):
+            return False
+        home = self._addresses.home_of(shard_name(self._queue, number))
+        self._addresses.outages.failed(home, error)
+        return True
 
     def failed(self, number: int, error: AztaskError) -> None:
         """A receive from the shard raised an error."""
+        if self.silent(number, error):
+            return
         before = self._failures.get(number)
         count = 0 if before is None else before[0] + 1
         seconds = min(LONGEST_REST, SHORTEST_REST * 2.0 ** min(count, 10))
@@ -149,12 +188,21 @@ class Resting:
 
     def raise_if_all(self, numbers: Sequence[int]) -> None:
         """Raise the newest error if none of these shards may be asked now."""
+        if self._addresses is not None:
+            self._raise_if_none_answers(numbers)
         if len(self._failures) < len(numbers):
             return
         found = [self._failures.get(number) for number in numbers]
         failed = sorted((each for each in found if each is not None), key=lambda each: each[1])
         if len(failed) == len(numbers) and failed[0][1] > self._clock.monotonic():
             raise failed[-1][2]
+
+    def _raise_if_none_answers(self, numbers: Sequence[int]) -> None:
+        assert self._addresses is not None  # noqa: S101  # the caller has looked
+        names = [shard_name(self._queue, number) for number in numbers]
+        errors = [self._addresses.outages.error(self._addresses.home_of(name)) for name in names]
+        if errors and None not in errors:
+            raise errors[0] or BrokerUnavailable("no address answers")
 
 
 def open_receiver(
@@ -182,6 +230,7 @@ class ShardReceivers:
         options: ReceiverOptions,
         prefetch: int,
         poll_ceiling: float,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """broker: whose queues the shards are. options: for each of them, with the whole queue."""
         self._broker, self._moves = broker, moves
@@ -190,14 +239,30 @@ class ShardReceivers:
         self._lock = threading.Lock()
         self._closed = False
         self.queue = options.queue
+        self.addresses = broker if isinstance(broker, AddressBroker) else None
+        self.resting = Resting(self.queue, clock, self.addresses)
         for number in self.numbers():
+            self._open(number)
+
+    def _open(self, number: int) -> None:
+        """Open the receiver of a shard, unless its address does not answer: then `get` does it."""
+        if self.addresses is None:
             self.get(number)
+        elif self.resting.answers(number):
+            try:
+                self.get(number)
+            except BrokerUnavailable as error:
+                self.resting.failed(number, error)
 
     def numbers(self) -> tuple[int, ...]:
         """The shards to receive from now. Raises BrokerUnavailable if they are not known."""
         if self._options.dead_letter:
-            return tuple(range(self.top()))
-        return self._layout().reading(self._moves.layouts.wish(self.queue))
+            numbers = tuple(range(self.top()))
+        else:
+            numbers = self._layout().reading(self._moves.layouts.wish(self.queue))
+        if self.addresses is None:
+            return numbers
+        return tuple(each for each in numbers if self.addresses.has(self.queue, each))
 
     def top(self) -> int:
         """All messages and dead letters are in shards below this number."""
@@ -311,7 +376,7 @@ class ShardedReceiver:
         self._clock = clock
         self._slice = slice_seconds
         self._workers, self._renewers = workers, renewers
-        self._resting = Resting(shards.queue, clock)
+        self._resting = shards.resting
         self._lock = threading.Lock()
         self._next = int(begin * len(shards.numbers()))
         self._closed = False
@@ -376,7 +441,11 @@ class ShardedReceiver:
         return found
 
     def _from(self, number: int, limit: int, wait: float) -> list[Delivery]:
-        found = self._shards.get(number).receive(limit, wait)
+        try:
+            found = self._shards.get(number).receive(limit, wait)
+        except BrokerUnavailable as error:
+            self._resting.silent(number, error)
+            raise
         return [ShardDelivery(self._queue, number, each) for each in found]
 
     def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
@@ -399,9 +468,21 @@ class ShardedReceiver:
         return self._in_shards(
             [(each.shard, each.inner) for each in ours],
             renew_some,
-            lambda error: Unknown(str(error), untouched=True),
+            # Of an address that answers late, the renewal may still be under way.
+            lambda error, asked: Unknown(str(error), untouched=not asked),
             self._renewers,
+            self._patience(deliveries),
         )
+
+    def _patience(self, deliveries: Sequence[Delivery]) -> float | None:
+        """Seconds after which renewals at one address stop waiting for another; None for one.
+
+        A lease is renewed when 30 % of it are left: the leases of the others need most of that.
+        """
+        if self._shards.addresses is None or not deliveries:
+            return None
+        shortest = min(each.lease_seconds for each in deliveries)
+        return max(SHORTEST_PATIENCE, min(LONGEST_PATIENCE, PATIENCE_NUMBER * shortest))
 
     def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
         """Replace the message's content in place and renew its lease."""
@@ -422,7 +503,7 @@ class ShardedReceiver:
         return self._in_shards(
             [(each.shard, (each.inner, how)) for each, how in ours],
             settle_some,
-            lambda error: Unknown(str(error)),
+            lambda error, asked: Unknown(str(error)),
             self._workers,
         )
 
@@ -430,10 +511,15 @@ class ShardedReceiver:
         self,
         items: Sequence[tuple[int, Item]],
         ask: Callable[[int, Sequence[Item]], list[Answer]],
-        unknown: Callable[[AztaskError], Answer],
+        unknown: Callable[[AztaskError, bool], Answer],
         pool: ThreadPool | None,
+        patience: float | None = None,
     ) -> list[Answer]:
-        """The answers for the items, each asked of its shard, in order (rules 3 and 4)."""
+        """The answers for the items, each asked of its shard, in order (rules 3, 4 and 5).
+
+        * `unknown`: the answer after this error; True: the shard has been asked all the same.
+        * `patience`: seconds to wait for a shard; the answer of a later one is unknown.
+        """
         groups: dict[int, list[int]] = {}
         for place, (number, _) in enumerate(items):
             groups.setdefault(number, []).append(place)
@@ -441,15 +527,34 @@ class ShardedReceiver:
         def ask_one(group: tuple[int, list[int]]) -> list[Answer]:
             number, places = group
             some = [items[place][1] for place in places]
+            if not self._resting.answers(number):
+                return [unknown(BrokerUnavailable(SILENT), False)] * len(some)
             try:
                 return ask(number, some)
             except BrokerError as error:
+                self._resting.silent(number, error)
                 if len(groups) == 1 or pool is None:  # in one file it fails for all, or for none
                     raise
-                return [unknown(error)] * len(some)
+                return [unknown(error, False)] * len(some)
+
+        def waited(group: tuple[int, list[int]], asked: Future[list[Answer]]) -> list[Answer]:
+            number, places = group
+            try:
+                return asked.result(max(0.0, until - monotonic()))
+            except FutureTimeout:
+                late = BrokerUnavailable(f"no answer after {patience:.0f} s")
+                self._resting.silent(number, late)
+                return [unknown(late, True)] * len(places)
 
         wanted = list(groups.items())
-        answered = map(ask_one, wanted) if pool is None else pool.map(ask_one, wanted)
+        if pool is None:
+            answered = list(map(ask_one, wanted))
+        elif patience is None:
+            answered = pool.map(ask_one, wanted)
+        else:
+            until = monotonic() + patience
+            asked = [pool.submit(partial(ask_one, group)) for group in wanted]
+            answered = [waited(*each) for each in zip(wanted, asked, strict=True)]
         found: dict[int, Answer] = {}
         for (_, places), answers in zip(wanted, answered, strict=True):
             found.update(zip(places, answers, strict=True))

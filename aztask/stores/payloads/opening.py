@@ -186,7 +186,8 @@ def payloads_for(
 ) -> Payloads | None:
     """The payloads of an app; None if it stores none.
 
-    * `broker`: the broker's address, a `Broker`, or None.
+    * `broker`: the broker's address, a tuple of several, a `Broker`, or None. Beside several files
+      there is no folder, for each of them may leave.
     * `testing`: True to use the folder beside the queues, whatever the settings name.
     * `owner`: whose payloads these are.
     * `cipher`: encrypts and decrypts them.
@@ -195,7 +196,7 @@ def payloads_for(
     if make is None:
         return None
     given = settings.payload_threshold
-    kind = kind_of(broker)
+    kind = kind_of(broker[0] if isinstance(broker, tuple) else broker)
     can = kind.capabilities if kind else UNKNOWN
     threshold = given or can.inline_bytes - cipher.added_bytes
     return Payloads(

@@ -1,0 +1,360 @@
+"""A broker over several addresses of one kind: each queue of the service lives at one of them.
+
+Rules
+1. Which one, the layout of the queue says (`aztask.address.shards`): a shard never moves. All that
+   is done with a queue of the service is done at its address.
+2. An address that does not answer rests. Its failing is logged once, and a thread of its own asks
+   it until it answers: no thread that receives or sends waits for that. Meanwhile other addresses
+   are used as ever, and ids of new tasks are drawn for them.
+3. Only what is certain to be unsent is refused: a send to an address that rests is tried all the
+   same, for another thread's failure says nothing about this one.
+4. An address is opened when it is first used, so a damaged file does not keep the others closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from aztask.address.shards import read_shard_name, shard_name
+from aztask.errors import (
+    AztaskError,
+    BrokerUnavailable,
+    CapabilityError,
+    QueueDisabled,
+    QueueNotFound,
+)
+from aztask.message.envelope import Envelope
+from aztask.queues.base import (
+    AnySession,
+    Broker,
+    Capabilities,
+    Inspectable,
+    Inspector,
+    Listing,
+    Networked,
+    Peeked,
+    Permission,
+    Position,
+    QueueFacts,
+    QueueOptions,
+    QueueStats,
+    Receiver,
+)
+from aztask.queues.kinds import BrokerKind, Opening
+from aztask.queues.sharded.layouts import ShardLayouts
+from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.finding import Finding, problem
+from aztask.support.threadpool import ThreadPool
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_REST: Final = 0.5
+LONGEST_REST: Final = 15.0
+"""Seconds between two questions whether an address answers again; they double each time."""
+
+Answer = TypeVar("Answer")
+
+
+class Home:
+    """One address: its name without credentials, and its broker, opened when it is first used."""
+
+    def __init__(self, name: str, kind: BrokerKind, target: object, opening: Opening) -> None:
+        self.name = name
+        self.kind = kind
+        self._target, self._opening = target, opening
+        self._broker: Broker | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def broker(self) -> Broker:
+        """Its broker. Raises what opening it raises, each time."""
+        found = self._broker
+        if found is None:
+            with self._lock:
+                found = self._broker = self._broker or self.kind.open(self._target, self._opening)
+        return found
+
+    def close(self) -> None:
+        """Close its broker, if it was opened."""
+        if self._broker is not None:
+            self._broker.close()
+
+
+class Outages:
+    """Which addresses do not answer. Any thread may call."""
+
+    def __init__(self, homes: Sequence[Home], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._homes = {each.name: each for each in homes}
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._down: dict[str, tuple[float, float, BrokerUnavailable]] = {}
+        self._askers = ThreadPool("addresses", len(homes))
+
+    def answers(self, name: str, queue: str) -> bool:
+        """False while the address rests; a thread asks for one of its queues then and when."""
+        found = self._down.get(name)
+        if found is None:
+            return True
+        asks_at, seconds, error = found
+        now = self._clock.monotonic()
+        with self._lock:
+            due = self._down.get(name) is found and now >= asks_at
+            if due:  # no other thread asks until this answer is there
+                self._down[name] = (float("inf"), seconds, error)
+        if due:
+            self._askers.submit(lambda: self._ask(name, queue))
+        return False
+
+    def failed(self, name: str, error: BrokerUnavailable) -> None:
+        """A call to the address found that it does not answer."""
+        with self._lock:
+            if name in self._down:
+                return
+            self._down[name] = (self._clock.monotonic() + SHORTEST_REST, SHORTEST_REST, error)
+        logger.warning(
+            "broker address %s does not answer; its shards rest, and the others go on: %s",
+            name,
+            error,
+        )
+
+    def error(self, name: str) -> BrokerUnavailable | None:
+        """Why the address rests; None if it does not."""
+        found = self._down.get(name)
+        return None if found is None else found[2]
+
+    def _ask(self, name: str, queue: str) -> None:
+        try:
+            self._homes[name].broker.stats(queue)
+        except BrokerUnavailable as error:
+            if not isinstance(error, QueueDisabled):
+                with self._lock:
+                    seconds = min(LONGEST_REST, 2.0 * self._down[name][1])
+                    self._down[name] = (self._clock.monotonic() + seconds, seconds, error)
+                return
+        except AztaskError:
+            pass  # it answers, whatever it says
+        with self._lock:
+            self._down.pop(name, None)
+        logger.info("broker address %s answers again", name)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._askers.close()
+
+
+class AddressBroker:
+    """The broker of an app with several addresses, under a `ShardedBroker`. Any thread may call."""
+
+    def __init__(
+        self, homes: Sequence[Home], layouts: ShardLayouts, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """homes: of one kind, in the order of the code."""
+        self.homes = {each.name: each for each in homes}
+        self.layouts = layouts
+        self.outages = Outages(homes, clock)
+        first = homes[0].kind.capabilities
+        # Calls may wait for one file while others are free, as for a service.
+        self._capabilities = replace(first, remote=True)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the service can do, and its limits."""
+        return self._capabilities
+
+    @property
+    def server(self) -> tuple[str, int | None]:
+        """The host name of the first address that has one."""
+        for home in self.homes.values():
+            if isinstance(home.broker, Networked):
+                return home.broker.server
+        return ("localhost", None)
+
+    def home_of(self, name: str) -> str:
+        """The address at which a queue of the service lives, if it exists."""
+        queue, number = read_shard_name(name)
+        return self.layouts.layout(queue).home(number, self.layouts.addresses)
+
+    def has(self, queue: str, number: int) -> bool:
+        """Whether the address of a shard is one of the app's."""
+        return self.home_of(shard_name(queue, number)) in self.homes
+
+    def _at(self, name: str) -> Broker:
+        """Raises QueueNotFound for one that was left at an address that the app no longer has."""
+        home = self.home_of(name)
+        if home not in self.homes:
+            raise QueueNotFound(f"queue {name!r} was at {home}, which this app no longer names")
+        return self.homes[home].broker
+
+    def check_name(self, queue: str) -> None:
+        """Raise InvalidQueueName unless the service allows the name."""
+        next(iter(self.homes.values())).kind.check_name(queue)
+
+    # -- queues ------------------------------------------------------------------------------
+
+    def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
+        """Create the queue at its address, or apply the options to the existing one."""
+        self._at(queue).declare(queue, options)
+
+    def delete(self, queue: str) -> None:
+        """Delete the queue. Raises QueueNotFound."""
+        self._at(queue).delete(queue)
+
+    def listing(self) -> Listing:
+        """The queues of all addresses. Those of one that does not answer are missing."""
+        found: list[Listing] = []
+        errors: list[BrokerUnavailable] = []
+        for home in self.homes.values():
+            try:
+                found.append(home.broker.listing())
+            except BrokerUnavailable as error:
+                self.outages.failed(home.name, error)
+                errors.append(error)
+        if not found:
+            raise errors[0]
+        names, foreign = ({name for each in found for name in some} for some in zip_listings(found))
+        return Listing(tuple(sorted(names)), tuple(sorted(foreign - names)))
+
+    def queues(self) -> list[str]:
+        """The sorted names of the queues that aztask can use."""
+        return list(self.listing().queues)
+
+    def stats(self, queue: str) -> QueueStats:
+        """The queue's counts. Raises QueueNotFound."""
+        return self._at(queue).stats(queue)
+
+    def peek(
+        self,
+        queue: str,
+        *,
+        dead_letter: bool = False,
+        after: Position | None = None,
+        limit: int = 100,
+    ) -> list[Peeked]:
+        """Read messages without leasing them, in order of position, starting behind `after`."""
+        return self._at(queue).peek(queue, dead_letter=dead_letter, after=after, limit=limit)
+
+    def purge(self, queue: str, *, dead_letter: bool = False) -> int:
+        """Delete the queue's messages, or its dead letters; returns how many were deleted."""
+        return self._at(queue).purge(queue, dead_letter=dead_letter)
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Store all envelopes at the queue's address; see `Broker.send`."""
+        self._watched(queue, lambda broker: broker.send(queue, envelopes))
+
+    def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
+        """Raise EncodeError or MessageTooLarge if the service could not store the envelope."""
+        for home in self.homes.values():  # they have equal limits: one that can be opened says
+            try:
+                broker = home.broker
+            except AztaskError:
+                continue
+            broker.check(envelope, reserve=reserve)
+            return
+
+    def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
+        """Remove scheduled messages by message id; returns how many were removed."""
+        return self._at(queue).cancel_scheduled(queue, message_ids)
+
+    def send_timer(self, queue: str, envelope: Envelope) -> int:
+        """Store one delayed message; returns the number by which `cancel_timer` removes it."""
+        return self._watched(queue, lambda broker: broker.send_timer(queue, envelope))
+
+    def cancel_timer(self, queue: str, number: int) -> bool:
+        """Remove the scheduled message of this number: one request; False if it is not there."""
+        return self._at(queue).cancel_timer(queue, number)
+
+    def _watched(self, queue: str, call: Callable[[Broker], Answer]) -> Answer:
+        """The answer of the queue's address; if there is none, the next ids avoid it."""
+        home = self.home_of(queue)
+        try:
+            return call(self._at(queue))
+        except BrokerUnavailable as error:
+            if not isinstance(error, QueueDisabled):
+                self.outages.failed(home, error)
+            raise
+
+    def receiver(
+        self,
+        queue: str,
+        *,
+        lease: float,
+        prefetch: int = 0,
+        session: str | AnySession | None = None,
+        dead_letter: bool = False,
+        delete: bool = False,
+        poll_ceiling: float | None = None,
+    ) -> Receiver:
+        """A receiver of the queue at its address."""
+        return self._at(queue).receiver(
+            queue,
+            lease=lease,
+            prefetch=prefetch,
+            session=session,
+            dead_letter=dead_letter,
+            delete=delete,
+            poll_ceiling=poll_ceiling,
+        )
+
+    def inspector(self) -> Inspector:
+        """The inspector of all addresses' queues. Raises CapabilityError if there is none."""
+        return AddressInspector(self)
+
+    def close(self) -> None:
+        """Close the connections of all addresses."""
+        self.outages.close()
+        for home in self.homes.values():
+            home.close()
+
+
+def zip_listings(found: Sequence[Listing]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """The usable names, and the foreign ones, of each."""
+    return [each.queues for each in found], [each.foreign for each in found]
+
+
+class AddressInspector:
+    """Inspects each queue of the service at its address."""
+
+    def __init__(self, broker: AddressBroker) -> None:
+        self._broker = broker
+
+    def _at(self, queue: str) -> Inspector:
+        return _inspector_of(self._broker.homes[self._broker.home_of(queue)])
+
+    def facts(self, queue: str) -> QueueFacts:
+        """The queue's settings."""
+        return self._at(queue).facts(queue)
+
+    def rights(self, queue: str) -> Sequence[Permission]:
+        """Which permissions we have on the queue."""
+        return self._at(queue).rights(queue)
+
+    def clock_offset(self, queue: str) -> float | None:
+        """Seconds that the clock of the queue's service is ahead of ours; None if unknown."""
+        return self._at(queue).clock_offset(queue)
+
+    def surroundings(self) -> Sequence[Finding]:
+        """The findings of each address, and which does not answer."""
+        found: list[Finding] = []
+        for home in self._broker.homes.values():
+            try:
+                found += _inspector_of(home).surroundings()
+                home.broker.listing()
+            except BrokerUnavailable as error:
+                text = f"{home.name} does not answer: {error}"
+                advice = "check that address; messages for its shards wait, and those in it too"
+                found.append(problem("broker", "address", text, advice, error))
+            except AztaskError:
+                continue  # some may use their queues, but not list all
+        return found
+
+
+def _inspector_of(home: Home) -> Inspector:
+    if not isinstance(home.broker, Inspectable):
+        raise CapabilityError("the queues of this broker cannot be inspected")
+    return home.broker.inspector()
