@@ -330,8 +330,8 @@ class Connections:
         """What the layouts call the addresses, and where the queues were when there was one."""
         if not homes:
             target = self._broker_target
-            names = (_name_of(target),) if kind_of(target) is not None else ()
-            return AddressNames(names, home=names[0] if names else "")
+            one = _name_of(target) if kind_of(target) is not None else ""
+            return AddressNames((one,) if one else (), home=one)
         names = tuple(each.name for each in homes)
         before = next((each for each in homes if self._identity(each) == self._owner_name), None)
         return AddressNames(names, home=before.name if before else names[0], several=True)

@@ -20,14 +20,16 @@ from services import ServiceBus, StorageQueues, service_bus_broker, storage_queu
 from simulated import line
 
 from aztask.address.addresses import ServiceBusAddress, StorageQueueAddress
-from aztask.address.shards import ShardCount
+from aztask.address.shards import AddressNames, ShardCount
 from aztask.address.urls import parse_broker
 from aztask.message.envelope import Envelope
 from aztask.queues.base import Broker, Delivery, Peeked, QueueOptions, Receiver
 from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
 from aztask.queues.servicebus.broker import ServiceBusBroker
+from aztask.queues.sharded.addresses import AddressBroker, Home
 from aztask.queues.sharded.broker import sharded
+from aztask.queues.sharded.layouts import DeclaredLayouts
 from aztask.queues.storagequeue.broker import StorageQueueBroker
 from aztask.settlement import Settlement
 from aztask.support.clock import Clock
@@ -45,7 +47,8 @@ class Subject:
     it. lease: seconds, as short as the service takes it. patience: how long to wait for what must
     come; silence: for what must not come. coarse: seconds that the service's times may be off.
     ordered: whether messages without a session come in the order in which they were sent. shards:
-    how many queues of the service one queue is.
+    how many queues of the service one queue is. counts_on: whether a later message is behind all
+    earlier ones in a listing; each of several addresses counts by itself.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Subject:
     coarse: float = 0.5
     ordered: bool = True
     shards: int = 1
+    counts_on: bool = True
     opened: list[Receiver] = field(default_factory=list)
 
     @property
@@ -313,6 +317,51 @@ def in_shards(make: Callable[[Path], AbstractContextManager[Subject]]) -> Any:
     return made
 
 
+def at_two_addresses(make: Callable[[Path], AbstractContextManager[Subject]]) -> Any:
+    """Two such subjects as one, whose queues have two shards at each of the two."""
+
+    @contextmanager
+    def made(directory: Path) -> Iterator[Subject]:
+        for name in ("a", "b"):
+            (directory / name).mkdir()
+        with make(directory / "a") as found, make(directory / "b") as second:
+            layouts = DeclaredLayouts(
+                Everywhere(all=ShardCount(4, 4)), AddressNames(("a", "b"), "a", several=True)
+            )
+
+            def joined(*brokers: Any) -> Broker:
+                homes = [given_home(*each) for each in zip("ab", brokers, strict=True)]
+                return sharded(AddressBroker(homes, layouts), {}, layouts, poll_ceiling=0.05)
+
+            pass_first, another = found.pass_time, found.another
+            others: list[Broker] = []
+
+            def other() -> Broker:
+                if not others:
+                    others.append(joined(another(), second.another()))
+                return others[0]
+
+            def pass_time(seconds: float) -> None:
+                pass_first(seconds)
+                second.pass_time(seconds)
+
+            found.name = f"addresses-{found.name}"
+            found.broker = joined(found.broker, second.broker)
+            found.another, found.pass_time = other, pass_time
+            found.patience *= 2
+            found.ordered, found.shards, found.counts_on = False, 4, False
+            yield found
+
+    return made
+
+
+def given_home(name: str, broker: Any) -> Home:
+    """The address with this broker, which is open."""
+    made = Home(name, broker._kind, None, broker)
+    made._broker = broker
+    return made
+
+
 FACTORIES: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "local": local_file,
     "local-memory": local_memory,
@@ -324,4 +373,7 @@ FACTORIES: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "sharded-local": in_shards(local_file),
     "sharded-simulated-servicebus": in_shards(simulated_service_bus),
     "sharded-simulated-storagequeue": in_shards(simulated_storage_queue),
+    "addresses-local": at_two_addresses(local_file),
+    "addresses-simulated-servicebus": at_two_addresses(simulated_service_bus),
+    "addresses-simulated-storagequeue": at_two_addresses(simulated_storage_queue),
 }

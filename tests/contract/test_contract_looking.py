@@ -53,8 +53,9 @@ def test_a_page_goes_on_behind_a_position_whose_message_is_gone(subject):
         settle(receiver, how, delivery)
     assert bodies(subject.peek(queue, after=first[-1].position, limit=10)) == left
     subject.send(queue, b"e")  # no later message gets the position of an earlier one
-    found = bodies(subject.peek(queue, after=first[-1].position, limit=10))
-    subject.assert_all(found, [*left, b"e"])
+    if subject.counts_on:
+        found = bodies(subject.peek(queue, after=first[-1].position, limit=10))
+        subject.assert_all(found, [*left, b"e"])
 
 
 def test_a_remembered_position_of_a_deferred_message_that_is_gone_finds_nothing(subject):

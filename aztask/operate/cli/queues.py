@@ -366,6 +366,16 @@ def _with_part(shard: str, layout: Any, homes: Mapping[str, str]) -> str:
     return f"{shard}{home} ({part})" if part else f"{shard}{home}"
 
 
+def _without_addresses(record: Any) -> Any:
+    """The record of a layout without what only an app with several addresses has."""
+    if isinstance(record, list | tuple):
+        return [_without_addresses(each) for each in record]
+    if not isinstance(record, dict):
+        return record
+    kept = ((key, each) for key, each in record.items() if each or key not in ("chosen", "homes"))
+    return {key: _without_addresses(each) for key, each in kept}
+
+
 def _counts_record(stats: QueueStats, found: QueueCounts) -> dict[str, Any]:
     timers = found.timers.get(stats.queue, 0)
     shards = [
@@ -376,7 +386,7 @@ def _counts_record(stats: QueueStats, found: QueueCounts) -> dict[str, Any]:
     record = {**asdict(stats), "total": stats.living, "timers": timers}
     layout = found.layouts.get(stats.queue)
     if layout is not None and not isinstance(layout, AztaskError):
-        record["layout"] = asdict(layout)
+        record["layout"] = _without_addresses(asdict(layout))
     return {**record, "shards": shards} if shards else record
 
 

@@ -215,7 +215,8 @@ class AddressBroker:
                 errors.append(error)
         if not found:
             raise errors[0]
-        names, foreign = ({name for each in found for name in some} for some in zip_listings(found))
+        names = {name for each in found for name in each.queues}
+        foreign = {name for each in found for name in each.foreign}
         return Listing(tuple(sorted(names)), tuple(sorted(foreign - names)))
 
     def queues(self) -> list[str]:
@@ -312,11 +313,6 @@ class AddressBroker:
             home.close()
 
 
-def zip_listings(found: Sequence[Listing]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """The usable names, and the foreign ones, of each."""
-    return [each.queues for each in found], [each.foreign for each in found]
-
-
 class AddressInspector:
     """Inspects each queue of the service at its address."""
 
@@ -343,7 +339,8 @@ class AddressInspector:
         found: list[Finding] = []
         for home in self._broker.homes.values():
             try:
-                found += _inspector_of(home).surroundings()
+                around = _inspector_of(home).surroundings()
+                found += [replace(each, text=f"{home.name}: {each.text}") for each in around]
                 home.broker.listing()
             except BrokerUnavailable as error:
                 text = f"{home.name} does not answer: {error}"

@@ -389,7 +389,7 @@ def test_a_program_that_knows_no_layout_does_not_guess(world: World) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"v": 2},
+        {"v": 3},
         {"queue": "others"},
         {"sent": [0, 65]},
         {"sent": [0, 0]},
