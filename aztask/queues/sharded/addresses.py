@@ -225,7 +225,7 @@ class AddressBroker:
 
     def stats(self, queue: str) -> QueueStats:
         """The queue's counts. Raises QueueNotFound."""
-        return self._at(queue).stats(queue)
+        return self.watched(queue, lambda broker: broker.stats(queue))
 
     def peek(
         self,
@@ -246,7 +246,7 @@ class AddressBroker:
 
     def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
         """Store all envelopes at the queue's address; see `Broker.send`."""
-        self._watched(queue, lambda broker: broker.send(queue, envelopes))
+        self.watched(queue, lambda broker: broker.send(queue, envelopes))
 
     def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
         """Raise EncodeError or MessageTooLarge if the service could not store the envelope."""
@@ -264,13 +264,13 @@ class AddressBroker:
 
     def send_timer(self, queue: str, envelope: Envelope) -> int:
         """Store one delayed message; returns the number by which `cancel_timer` removes it."""
-        return self._watched(queue, lambda broker: broker.send_timer(queue, envelope))
+        return self.watched(queue, lambda broker: broker.send_timer(queue, envelope))
 
     def cancel_timer(self, queue: str, number: int) -> bool:
         """Remove the scheduled message of this number: one request; False if it is not there."""
         return self._at(queue).cancel_timer(queue, number)
 
-    def _watched(self, queue: str, call: Callable[[Broker], Answer]) -> Answer:
+    def watched(self, queue: str, call: Callable[[Broker], Answer]) -> Answer:
         """The answer of the queue's address; if there is none, the next ids avoid it."""
         home = self.home_of(queue)
         try:
@@ -320,19 +320,23 @@ class AddressInspector:
         self._broker = broker
 
     def _at(self, queue: str) -> Inspector:
-        return _inspector_of(self._broker.homes[self._broker.home_of(queue)])
+        # One that has just not answered is not waited for again.
+        home = self._broker.home_of(queue)
+        if error := self._broker.outages.error(home):
+            raise error
+        return _inspector_of(self._broker.homes[home])
 
     def facts(self, queue: str) -> QueueFacts:
         """The queue's settings."""
-        return self._at(queue).facts(queue)
+        return self._broker.watched(queue, lambda _: self._at(queue).facts(queue))
 
     def rights(self, queue: str) -> Sequence[Permission]:
         """Which permissions we have on the queue."""
-        return self._at(queue).rights(queue)
+        return self._broker.watched(queue, lambda _: self._at(queue).rights(queue))
 
     def clock_offset(self, queue: str) -> float | None:
         """Seconds that the clock of the queue's service is ahead of ours; None if unknown."""
-        return self._at(queue).clock_offset(queue)
+        return self._broker.watched(queue, lambda _: self._at(queue).clock_offset(queue))
 
     def surroundings(self) -> Sequence[Finding]:
         """The findings of each address, and which does not answer."""
@@ -346,6 +350,7 @@ class AddressInspector:
                 text = f"{home.name} does not answer: {error}"
                 advice = "check that address; messages for its shards wait, and those in it too"
                 found.append(problem("broker", "address", text, advice, error))
+                self._broker.outages.failed(home.name, error)
             except AztaskError:
                 continue  # some may use their queues, but not list all
         return found

@@ -17,7 +17,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from heapq import merge
@@ -35,6 +35,7 @@ from aztask.address.shards import (
 from aztask.errors import (
     AztaskError,
     BrokerError,
+    BrokerUnavailable,
     CapabilityError,
     QueueNotFound,
     SendUnconfirmed,
@@ -470,8 +471,7 @@ class ShardInspector:
 
     def facts(self, queue: str) -> QueueFacts:
         """The settings of the first shard that is not as it should be: missing, or different."""
-        names = self._broker.needed(queue)
-        found = [self._inspector.facts(name) for name in names]
+        found = [facts for _, facts in self._asked(queue, self._inspector.facts)]
         first = replace(found[0], queue=queue)
         for each in found[1:]:
             if replace(each, queue=queue) != first:
@@ -481,15 +481,34 @@ class ShardInspector:
     def rights(self, queue: str) -> Sequence[Permission]:
         """The permissions on the first shard where one is missing."""
         rights: Sequence[Permission] = ()
-        for name in self._broker.needed(queue):
-            rights = self._inspector.rights(name)
+        for _, rights in self._asked(queue, self._inspector.rights):
             if any(each.error is not None for each in rights):
                 break
         return rights
 
+    def _asked(self, queue: str, ask: Callable[[str], Answer]) -> Iterator[tuple[str, Answer]]:
+        """The answer for each shard. Of several addresses, one that does not answer is passed over:
+        `surroundings` says which; raises its error if none answers.
+        """
+        error, answered = None, False
+        for name in self._broker.needed(queue):
+            try:
+                answer = ask(name)
+            except BrokerUnavailable as unavailable:
+                if self._broker.addresses is None:
+                    raise
+                error = unavailable
+            else:
+                answered = True
+                yield name, answer
+        if error is not None and not answered:
+            raise error
+
     def clock_offset(self, queue: str) -> float | None:
         """Seconds that the service's clock is ahead of ours; None if unknown."""
-        return self._inspector.clock_offset(queue)
+        for _, offset in self._asked(queue, self._inspector.clock_offset):
+            return offset
+        return None
 
     def surroundings(self) -> Sequence[Finding]:
         """Findings that concern all queues."""
