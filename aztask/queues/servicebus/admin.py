@@ -6,7 +6,8 @@ Rules
 2. A queue that aztask creates gets a delivery limit far above aztask's own, which gives a clearer
    reason. Its expired messages become dead letters.
 3. The emulator's administration has its own port: `ADMIN_VARIABLE` names it, or the usual one is
-   used.
+   used. Of several emulators, the variable ends with the port of each, as in
+   ``AZTASK_SERVICEBUS_ADMIN_5673``.
 """
 
 from __future__ import annotations
@@ -253,12 +254,17 @@ class Administration:
         """How to name an emulator's administration, to append; "" for a namespace in Azure."""
         if not self._address.emulator:
             return ""
-        if self._admin or os.environ.get(ADMIN_VARIABLE):
+        if self._admin or self._named():
             return f"; the emulator's administration is where {ADMIN_VARIABLE} says"
         return (
             f"; if the emulator's administration has another port than {ADMIN_PORT}, set "
             f"{ADMIN_VARIABLE} as aztask emulator prints it"
         )
+
+    def _named(self) -> str | None:
+        """What the environment says of this emulator."""
+        own = os.environ.get(f"{ADMIN_VARIABLE}_{self._address.port}")
+        return own or os.environ.get(ADMIN_VARIABLE)
 
     def _open(self) -> ServiceBusAdministrationClient:
         with self._lock:
@@ -270,8 +276,7 @@ class Administration:
         address = self._address
         options: dict[str, Any] = {"retry_total": 1, "connection_timeout": 5}
         if address.emulator:
-            admin = self._admin or os.environ.get(ADMIN_VARIABLE)
-            return _emulators_client(admin or _usual_admin(address))
+            return _emulators_client(self._admin or self._named() or _usual_admin(address))
         if address.uses_entra:
             credential = credential_of(address, self._credential)
             return ServiceBusAdministrationClient(address.host, credential, **options)

@@ -1,0 +1,275 @@
+"""An app with two addresses: two files, two Azurites, two emulators.
+
+Senders and workers are killed, one address fails and comes back, and queues are moved between the
+addresses meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import azurite
+import pytest
+from bus import address_at
+from harness import HERE, Site
+from proxy import Proxy
+from waiting import wait_until
+
+from aztask import App
+from aztask.address.shards import ShardLayout
+from aztask.errors import BrokerUnavailable
+from aztask.operate.resharding import addresses_of, layouts
+from aztask.queues.servicebus.admin import ADMIN_VARIABLE
+from aztask.queues.sharded.broker import ShardedBroker
+from aztask.stores import shardlayouts
+from aztask.testing import emulator
+
+REFRESH = 3.0
+WORKER = ("--pool", "processes", "-c", "2", "--max-lease", "60s")
+KEY = "a signing key with enough characters"
+KILLS = 4
+TASKS = 200
+
+
+class Pair:
+    """A site on two addresses. `proxies`: in front of them; none before files."""
+
+    def __init__(self, site: Site, texts: list[str], proxies: list[Proxy]) -> None:
+        self.site, self.proxies = site, proxies
+        self.log = (site.folder / "programs.log").open("ab")
+        self.senders: dict[str, subprocess.Popen[bytes]] = {}
+        self.app = App(
+            "shards",
+            broker=texts,
+            results=site.results,
+            lease=5.0,
+            signing_keys=[KEY],
+            owner=site.extra["AZTASK_OWNER"],
+        )
+        self.app.queue("default", shards=4)
+        self.app.broker.declare("default", self.app.queue_options("default"))
+        addresses = addresses_of(self.app)
+        assert addresses is not None
+        self.names = list(addresses.homes)
+        self._held: sqlite3.Connection | None = None
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**self.site.environment, **environment},
+            cwd=self.site.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+        )
+
+    def send(self, name: str) -> None:
+        self.senders[name] = self.start(str(HERE / "shards_sender.py"), name)
+
+    def kill_a_sender(self, name: str) -> None:
+        """Kill it if it has sent something since its start, and start another one."""
+        sender = self.senders[name]
+        if any(line.pid == sender.pid for line in self.site.lines("sent")):
+            sender.kill()
+            sender.wait()
+            self.send(name)
+
+    def kill_a_worker(self) -> None:
+        worker = next(each for each in self.site.workers if each.process.poll() is None)
+        before = len(self.site.lines())
+        wait_until(lambda: len(self.site.lines()) > before, 60, "the workers work")
+        worker.kill()
+        worker.process.wait()
+        self.site.worker(*WORKER)
+
+    def fail(self) -> None:
+        """The second address does not answer any more."""
+        if self.proxies:
+            self.proxies[1].set("reset")
+            return
+        self._held = sqlite3.connect(self.names[1].removeprefix("local://"), isolation_level=None)
+        self._held.execute("BEGIN EXCLUSIVE")
+
+    def recover(self) -> None:
+        if self.proxies:
+            self.proxies[1].set("pass")
+        elif self._held is not None:
+            self._held.close()
+
+    def reshard(self, *arguments: str) -> int:
+        """Run the command while a sender is killed again and again; its exit code."""
+        command = self.start(
+            "-m", "aztask", "queues", "reshard", "-A", "shards_app:app", "default", "--yes",
+            *arguments,
+        )  # fmt: skip
+        until = time.monotonic() + 240
+        while command.poll() is None:
+            assert time.monotonic() < until, "the move does not end"
+            time.sleep(0.7)
+            self.kill_a_sender(random.choice(list(self.senders)))
+        return command.returncode
+
+    def layout(self) -> ShardLayout:
+        found = layouts(self.app)["default"]
+        assert isinstance(found, ShardLayout)
+        return found
+
+    def homes(self) -> list[int]:
+        """How many shards get messages at each address."""
+        layout, names = self.layout(), self.names
+        homes = [layout.homes[number] for number in layout.sent.numbers]
+        return [homes.count(name) for name in names]
+
+    def ended(self) -> dict[str, int]:
+        return self.site.counts("end")
+
+    def close(self) -> None:
+        self.recover()
+        for each in self.senders.values():
+            each.kill()
+            each.wait()
+        self.app.close()
+        self.log.close()
+
+
+@pytest.fixture(params=["files", "storage queues", "service bus"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Pair]:
+    monkeypatch.setattr(shardlayouts, "REFRESH_SECONDS", REFRESH)
+    monkeypatch.setattr(shardlayouts, "FREE_SECONDS", 2 * REFRESH)
+    extra = {"SHARDS_REFRESH": str(REFRESH), "AZTASK_OWNER": "pair"}
+    texts: list[str] = []
+    proxies: list[Proxy] = []
+    with ExitStack() as stack:
+        for name in ("a", "b"):
+            if request.param == "files":
+                texts.append(f"local://{tmp_path}/{name}.db")
+                continue
+            if request.param == "storage queues":
+                server = stack.enter_context(azurite.running(tmp_path / name, service="queue"))
+                proxies.append(Proxy(server.port))
+                texts.append(server.connection_string_at(proxies[-1].port))
+            else:
+                bus = stack.enter_context(emulator())
+                proxies.append(Proxy(bus.port))
+                texts.append(address_at(bus, proxies[-1].port))
+                extra[f"{ADMIN_VARIABLE}_{proxies[-1].port}"] = bus.admin_connection_string
+            stack.callback(proxies[-1].close)
+        for key, value in extra.items():
+            monkeypatch.setenv(key, value)
+        site = Site(
+            tmp_path / "site", ",".join(texts), joint=False, module="shards_app", extra=extra
+        )
+        stack.callback(site.close)
+        made = Pair(site, texts, proxies)
+        stack.callback(made.close)
+        yield made
+
+
+def check(pair: Pair, sent: set[str], twice: int) -> None:
+    """All have ended, and no more than so many ran twice."""
+    wait_until(lambda: sent <= pair.ended().keys(), 120, "all tasks end")
+    wait_until(lambda: not pair.app.broker.stats("default").living, 60, "the queue is empty")
+    assert pair.app.broker.stats("default").dead == 0
+    assert sum(count - 1 for count in pair.ended().values()) <= twice
+    results = pair.app.results
+    assert results is not None
+    states = {results.get(key).state.value for key in sent}  # type: ignore[union-attr]
+    assert states == {"succeeded"}
+
+
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_while_workers_and_senders_are_killed(pair: Pair) -> None:
+    assert pair.homes() == [2, 2]
+    pair.send("a")
+    for _ in range(2):
+        pair.site.worker(*WORKER)
+    keys = [f"k{number}" for number in range(TASKS)]
+    for first in range(0, TASKS, TASKS // KILLS):
+        for number, key in enumerate(keys[first : first + TASKS // KILLS]):
+            pair.app.send("shards.again" if number % 5 == 0 else "shards.work", [key], task_id=key)
+        pair.kill_a_worker()
+        pair.kill_a_sender("a")
+    (pair.site.folder / "stop").touch()
+    assert pair.senders["a"].wait(60) == 0
+    sent = {line.key for line in pair.site.lines("sent")} | set(keys)
+    check(pair, sent, twice=KILLS * 2 * 10)
+
+
+@pytest.mark.timeout(300)
+def test_one_address_fails_and_comes_back(pair: Pair) -> None:
+    worker = pair.site.worker(*WORKER)
+    broker = pair.app.broker
+    assert isinstance(broker, ShardedBroker) and broker.addresses is not None
+    places = broker.addresses
+    keys = [f"k{number}" for number in range(40)]
+    for key in keys:
+        pair.app.send("shards.work", [key], task_id=key)
+    wait_until(lambda: set(keys) <= pair.ended().keys(), 60, "the worker works")
+    # Some wait at both addresses when the second one fails.
+    late = [f"late{number}" for number in range(20)]
+    shards = broker.layouts.sending("default", session=False)
+    there = {key for key in late if pair.layout().homes[shards.of_id(key)] == pair.names[1]}
+    assert 0 < len(there) < len(late)
+    for key in late:
+        pair.app.send("shards.work", [key], task_id=key, delay=3.0)
+    pair.fail()
+    began = time.monotonic()
+    # New tasks are sent where they can be, one under an id of its own fails.
+    free = [f"free{number}" for number in range(12)]
+    for key in free:
+        pair.app.send("shards.work", [key])
+    own = (f"own{number}" for number in range(100))
+    lost = next(key for key in own if pair.layout().homes[shards.of_id(key)] == pair.names[1])
+    with pytest.raises(BrokerUnavailable):
+        pair.app.send("shards.work", [lost], task_id=lost)
+    wait_until(
+        lambda: set(late) - there <= pair.ended().keys() and set(free) <= pair.ended().keys(),
+        60,
+        "the other address goes on",
+    )
+    wait_until(lambda: "does not answer" in worker.log, 60, "the worker says so")
+    if time.monotonic() - began < 6.0:
+        time.sleep(6.0 - (time.monotonic() - began))
+    assert worker.process.poll() is None
+    assert worker.log.count("does not answer; its shards rest") == 1
+    pair.recover()
+    wait_until(lambda: set(late) <= pair.ended().keys(), 60, "it is read again")
+    assert "answers again" in worker.log
+    wait_until(lambda: places.outages.answers(pair.names[1], "default"), 30, "senders use it")
+    check(pair, {*keys, *late}, twice=len(there))
+
+
+@pytest.mark.timeout(600)
+def test_queues_are_moved_between_the_addresses_under_load(pair: Pair) -> None:
+    for name in ("a", "b"):
+        pair.send(name)
+    for _ in range(2):
+        pair.site.worker(*WORKER)
+    wait_until(lambda: len(pair.ended()) > 20, 60, "the workers work")
+    for arguments, homes in (
+        (("--without", pair.names[1]), [4, 0]),
+        (("--shards", "7"), [4, 3]),
+        (("--without", pair.names[0], "--shards", "4"), [0, 4]),
+        ((), [2, 2]),
+    ):
+        code = pair.reshard(*arguments)
+        assert code in (0, -signal.SIGKILL)
+        assert pair.layout().former is None
+        assert pair.homes() == homes
+        pair.kill_a_worker()
+    (pair.site.folder / "stop").touch()
+    for sender in pair.senders.values():
+        assert sender.wait(60) == 0
+    sent = {line.key for line in pair.site.lines("sent")}
+    assert len(sent) > 100
+    check(pair, sent, twice=4 * 2 * 10)
