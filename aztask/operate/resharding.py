@@ -218,7 +218,7 @@ class Reshard(Action[None]):
         tools = shard_tools(self.app)
         assert tools is not None  # noqa: S101  # it was planned with these
         for name, move in self.moves.items():
-            tools.broker.moves.declare(name, move.sent.numbers, self.app.queue_options(name))
+            tools.broker.moves.declare(name, move, self.app.queue_options(name))
             hit("reshard-created")
             self.announced[name] = tools.rows.announce(name, move, by=self.by).layout
             hit("reshard-announced")

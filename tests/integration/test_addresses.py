@@ -25,7 +25,7 @@ from waiting import wait_until
 
 from aztask import App
 from aztask.address.shards import ShardLayout
-from aztask.errors import BrokerUnavailable
+from aztask.errors import BrokerUnavailable, SendUnconfirmed
 from aztask.operate.resharding import addresses_of, layouts
 from aztask.queues.servicebus.admin import ADMIN_VARIABLE
 from aztask.queues.sharded.broker import ShardedBroker
@@ -226,11 +226,17 @@ def test_one_address_fails_and_comes_back(pair: Pair) -> None:
     began = time.monotonic()
     # New tasks are sent where they can be, one under an id of its own fails.
     free = [f"free{number}" for number in range(12)]
+    unsure = 0
     for key in free:
-        pair.app.send("shards.work", [key])
+        try:
+            pair.app.send("shards.work", [key])
+        except SendUnconfirmed:  # it found the address gone, perhaps behind what it sent
+            unsure += 1
+            pair.app.send("shards.work", [key])
+    assert unsure <= 1
     own = (f"own{number}" for number in range(100))
     lost = next(key for key in own if pair.layout().homes[shards.of_id(key)] == pair.names[1])
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises((BrokerUnavailable, SendUnconfirmed)):
         pair.app.send("shards.work", [lost], task_id=lost)
     wait_until(
         lambda: set(late) - there <= pair.ended().keys() and set(free) <= pair.ended().keys(),

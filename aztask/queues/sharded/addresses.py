@@ -26,6 +26,7 @@ from aztask.errors import (
     CapabilityError,
     QueueDisabled,
     QueueNotFound,
+    SendUnconfirmed,
 )
 from aztask.message.envelope import Envelope
 from aztask.queues.base import (
@@ -275,9 +276,10 @@ class AddressBroker:
         home = self.home_of(queue)
         try:
             return call(self._at(queue))
-        except BrokerUnavailable as error:
-            if not isinstance(error, QueueDisabled):
-                self.outages.failed(home, error)
+        except (BrokerUnavailable, SendUnconfirmed) as error:
+            why = error.__cause__ if isinstance(error, SendUnconfirmed) else error
+            if isinstance(why, BrokerUnavailable) and not isinstance(why, QueueDisabled):
+                self.outages.failed(home, why)
             raise
 
     def receiver(

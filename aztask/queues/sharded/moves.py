@@ -12,6 +12,7 @@ from typing import Final
 from aztask.address.shards import ShardLayout, shard_name
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.queues.base import Broker, QueueOptions
+from aztask.queues.sharded.addresses import AddressBroker
 from aztask.queues.sharded.layouts import ShardLayouts
 from aztask.support import clock
 
@@ -31,10 +32,13 @@ class ShardMoves:
         self.layouts = layouts
         self._rests_until: dict[str, float] = {}
 
-    def declare(self, queue: str, numbers: Iterable[int], options: QueueOptions) -> None:
-        """Create these shards, if they are missing, before messages are sent to them."""
-        for number in numbers:
-            self._broker.declare(shard_name(queue, number), options)
+    def declare(self, queue: str, move: ShardLayout, options: QueueOptions) -> None:
+        """Create the shards of this move, if they are missing, before messages are sent to them."""
+        for number in move.sent.numbers:
+            broker = self._broker
+            if isinstance(broker, AddressBroker):  # which goes by the layout before the move
+                broker = broker.homes[move.home(number, self.layouts.addresses)].broker
+            broker.declare(shard_name(queue, number), options)
 
     def messages(self, queue: str, numbers: Iterable[int]) -> int:
         """How many messages these shards hold, also leased, delayed and deferred ones."""

@@ -167,7 +167,7 @@ class World:
             count = self.chance.choice([each for each in COUNTS if each != entry.layout.sent.count])
             move = entry.layout.moved(count, ordered=self.ordered)
             options = QueueOptions(sessions=self.ordered)
-            program.broker.moves.declare("orders", move.sent.numbers, options)
+            program.broker.moves.declare("orders", move, options)
             if self.chance.random() < 0.3:
                 return
             program.entries.announce("orders", move, by="ann")
@@ -402,7 +402,7 @@ def test_a_receiver_takes_from_shards_that_come_later(make: Any) -> None:
     receiver = broker.receiver("orders", lease=30.0)
     assert receiver.receive(1, 0.05) == []
     layouts.now = ShardLayout(ShardRange(0, 4)).moved(16, ordered=False)
-    broker.moves.declare("orders", range(16), QueueOptions(lease=30.0))
+    broker.moves.declare("orders", layouts.now, QueueOptions(lease=30.0))
     broker.send("orders", [Envelope(b"x", {"id": f"t{n}"}, f"m{n}") for n in range(60)])
     found: list[Any] = []
     until = time.monotonic() + 20.0
