@@ -128,8 +128,13 @@ class Outages:
         return None if found is None else found[2]
 
     def _ask(self, name: str, queue: str) -> None:
+        """A peek goes where messages go; counts are the business of another part of Service Bus."""
+        home = self._homes[name]
         try:
-            self._homes[name].broker.stats(queue)
+            if home.kind.capabilities.remote:
+                home.broker.peek(queue, limit=1)
+            else:
+                home.broker.stats(queue)
         except BrokerUnavailable as error:
             if not isinstance(error, QueueDisabled):
                 with self._lock:
