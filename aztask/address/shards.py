@@ -12,8 +12,8 @@ Rules
 4. With a result store, the numbers of the code are a wish. A row of the store says which shards the
    queue has (`ShardLayout`), and ``aztask queues reshard`` changes the row.
 5. An app may have several addresses. Then the row also says at which address each shard lives, and
-   a shard never moves: its number gets no messages any more, and another number, at another
-   address, takes its place. So a change of addresses is a move as any other.
+   a shard never moves: its number no longer gets messages, and another number, at another address,
+   takes its place. So a change of addresses is a move as any other.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from aztask.message.rowsignatures import RowSignatures
 from aztask.queues.base import Broker, NameChecker
 from aztask.queues.engine import Database
 from aztask.queues.kinds import kind_of
-from aztask.queues.sharded.addresses import AddressBroker, Home
+from aztask.queues.sharded.addresses import Home, over_addresses
 from aztask.queues.sharded.broker import sharded
 from aztask.queues.sharded.layouts import DeclaredLayouts
 from aztask.stores.records.base import ResultStore
@@ -295,7 +295,7 @@ class Connections:
         if (self._shards or homes) and self._results_target is not None:
             stored = StoredLayouts(self._shards, names)
         layouts = stored or DeclaredLayouts(self._shards, names)
-        opened = AddressBroker(homes, layouts) if homes else self._open_broker()
+        opened = over_addresses(homes, layouts) if homes else self._open_broker()
         broker = sharded(opened, self._shards, layouts, poll_ceiling=self.poll_ceiling)
         if stored is None:
             self._check_one_address()
@@ -345,7 +345,7 @@ class Connections:
         try:
             there = Path(target.path).stat().st_size > 0
             return home.broker.identity if there and isinstance(home.broker, Identified) else None
-        except (AztaskError, OSError, ValueError):
+        except (AztaskError, OSError):
             return None  # it says so when it is used
 
     def _pin(self, rows: LayoutRows | None, homes: Sequence[Home], names: AddressNames) -> None:

@@ -151,6 +151,7 @@ ALLOWED = {
     "aztask.queues.storagequeue.messages:_shared_key": PARSED,
     "aztask.queues.storagequeue.wire:_pack": ENCODES,
     "aztask.queues.storagequeue.wire:read_text": FROM_BYTES,
+    "aztask.stores.shardlayouts:LayoutRows.pinned": FROM_BYTES,
     "aztask.stores.shardlayouts:_layout_of": FROM_BYTES,
     "aztask.stores.connections:Connections.missing_file": "opening the file says what is wrong",
     "aztask.stores.events.event:from_line": FROM_BYTES,

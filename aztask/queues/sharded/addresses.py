@@ -4,8 +4,8 @@ Rules
 1. Which one, the layout of the queue says (`aztask.address.shards`): a shard never moves. All that
    is done with a queue of the service is done at its address.
 2. An address that does not answer rests. Its failing is logged once, and a thread of its own asks
-   it until it answers: no thread that receives or sends waits for that. Meanwhile other addresses
-   are used as ever, and ids of new tasks are drawn for them.
+   it until it answers: no thread that receives or sends waits for that. The other addresses are
+   used as before, and the ids of new tasks are drawn for them.
 3. Only what is certain to be unsent is refused: a send to an address that rests is tried all the
    same, for another thread's failure says nothing about this one.
 4. An address is opened when it is first used, so a damaged file does not keep the others closed.
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 SHORTEST_REST: Final = 0.5
 LONGEST_REST: Final = 15.0
-"""Seconds between two questions whether an address answers again; they double each time."""
+"""Seconds for which an address or a shard that failed rests; they double with each failure."""
 
 Answer = TypeVar("Answer")
 
@@ -148,7 +148,7 @@ class Outages:
         logger.info("broker address %s answers again", name)
 
     def close(self) -> None:
-        """Ask no more."""
+        """End the threads; what they ask for now is not waited for."""
         self._askers.close()
 
 
@@ -170,14 +170,6 @@ class AddressBroker:
     def capabilities(self) -> Capabilities:
         """What the service can do, and its limits."""
         return self._capabilities
-
-    @property
-    def server(self) -> tuple[str, int | None]:
-        """The host name of the first address that has one."""
-        for home in self.homes.values():
-            if isinstance(home.broker, Networked):
-                return home.broker.server
-        return ("localhost", None)
 
     def home_of(self, name: str) -> str:
         """The address at which a queue of the service lives, if it exists."""
@@ -210,7 +202,7 @@ class AddressBroker:
         self._at(queue).delete(queue)
 
     def listing(self) -> Listing:
-        """The queues of all addresses. Those of one that does not answer are missing."""
+        """The queues of all addresses that answer."""
         found: list[Listing] = []
         errors: list[BrokerUnavailable] = []
         for home in self.homes.values():
@@ -320,6 +312,98 @@ class AddressBroker:
             home.close()
 
 
+class RemoteAddresses(AddressBroker):
+    """One over services that are reached over a network."""
+
+    @property
+    def server(self) -> tuple[str, int | None]:
+        """That of the first address: spans and metrics name one, wherever a shard is."""
+        broker = next(iter(self.homes.values())).broker
+        assert isinstance(broker, Networked)  # noqa: S101  # `over_addresses` has looked
+        return broker.server
+
+
+def over_addresses(homes: Sequence[Home], layouts: ShardLayouts) -> AddressBroker:
+    """The broker over these addresses, none of which is opened yet."""
+    kind = RemoteAddresses if homes[0].kind.capabilities.remote else AddressBroker
+    return kind(homes, layouts)
+
+
+class Resting:
+    """The shards that failed, until when each rests, and why. Any thread may call."""
+
+    def __init__(self, queue: str, clock: Clock, addresses: AddressBroker | None) -> None:
+        """addresses: None for one, which rests with its shards."""
+        self._queue = queue
+        self._clock = clock
+        self._addresses = addresses
+        self._failures: dict[int, tuple[int, float, AztaskError]] = {}
+
+    def awake(self, number: int) -> bool:
+        """Whether the shard may be asked now."""
+        found = self._failures.get(number)
+        rested = found is None or found[1] <= self._clock.monotonic()
+        return rested and self.answers(number)
+
+    def answers(self, number: int) -> bool:
+        """Whether the address of the shard answered when it was last asked."""
+        if self._addresses is None:
+            return True
+        name = shard_name(self._queue, number)
+        return self._addresses.outages.answers(self._addresses.home_of(name), name)
+
+    def silent(self, number: int, error: AztaskError) -> bool:
+        """Whether the error is that of an address; then all its shards rest."""
+        if (
+            self._addresses is None
+            or not isinstance(error, BrokerUnavailable)
+            or isinstance(error, QueueDisabled)
+        ):
+            return False
+        home = self._addresses.home_of(shard_name(self._queue, number))
+        self._addresses.outages.failed(home, error)
+        return True
+
+    def failed(self, number: int, error: AztaskError) -> None:
+        """A receive from the shard raised an error."""
+        if self.silent(number, error):
+            return
+        before = self._failures.get(number)
+        count = 0 if before is None else before[0] + 1
+        seconds = min(LONGEST_REST, SHORTEST_REST * 2.0 ** min(count, 10))
+        self._failures[number] = (count, self._clock.monotonic() + seconds, error)
+        logger.warning(
+            "shard %s: cannot receive, retry in %.1f s: %s",
+            shard_name(self._queue, number),
+            seconds,
+            error,
+        )
+
+    def works(self, number: int) -> None:
+        """A receive from the shard worked."""
+        if self._failures and self._failures.pop(number, None) is not None:
+            name = shard_name(self._queue, number)
+            logger.info("shard %s: receiving works again", name)
+
+    def raise_if_all(self, numbers: Sequence[int]) -> None:
+        """Raise the newest error if none of these shards may be asked now."""
+        if self._addresses is not None:
+            self._raise_if_none_answers(numbers)
+        if len(self._failures) < len(numbers):
+            return
+        found = [self._failures.get(number) for number in numbers]
+        failed = sorted((each for each in found if each is not None), key=lambda each: each[1])
+        if len(failed) == len(numbers) and failed[0][1] > self._clock.monotonic():
+            raise failed[-1][2]
+
+    def _raise_if_none_answers(self, numbers: Sequence[int]) -> None:
+        assert self._addresses is not None  # noqa: S101  # the caller has looked
+        names = [shard_name(self._queue, number) for number in numbers]
+        errors = [self._addresses.outages.error(self._addresses.home_of(name)) for name in names]
+        if errors and None not in errors:
+            raise errors[0] or BrokerUnavailable("no address answers")
+
+
 class AddressInspector:
     """Inspects each queue of the service at its address."""
 
@@ -334,7 +418,7 @@ class AddressInspector:
         return _inspector_of(self._broker.homes[home])
 
     def facts(self, queue: str) -> QueueFacts:
-        """The queue's settings."""
+        """The settings at the queue's address, in at most two requests."""
         return self._broker.watched(queue, lambda _: self._at(queue).facts(queue))
 
     def rights(self, queue: str) -> Sequence[Permission]:

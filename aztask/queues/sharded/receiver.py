@@ -37,7 +37,6 @@ from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,
     LeaseLost,
-    QueueDisabled,
     QueueNotFound,
 )
 from aztask.message.envelope import Envelope
@@ -53,7 +52,7 @@ from aztask.queues.base import (
     Settled,
     Unknown,
 )
-from aztask.queues.sharded.addresses import AddressBroker
+from aztask.queues.sharded.addresses import AddressBroker, Resting
 from aztask.queues.sharded.moves import ShardMoves
 from aztask.queues.sharded.positions import by_shard, outer_position
 from aztask.settlement import Settlement
@@ -70,10 +69,6 @@ ACCEPT_SECONDS: Final = 0.1
 """Seconds of waiting for messages of a session that has none."""
 GLANCE: Final = 0.0001
 """Seconds: a receiver that polls looks only if its next poll is due."""
-SHORTEST_REST: Final = 0.5
-LONGEST_REST: Final = 15.0
-"""Seconds for which a shard that failed rests; they double with each failure in a row."""
-
 SHORTEST_PATIENCE: Final = 1.0
 LONGEST_PATIENCE: Final = 10.0
 PATIENCE_NUMBER: Final = 0.15
@@ -128,81 +123,6 @@ def own_shard(delivery: Delivery) -> ShardDelivery:
     if not isinstance(delivery, ShardDelivery):
         raise ConfigurationError("this delivery came from another broker; settle it there")
     return delivery
-
-
-class Resting:
-    """The shards that failed, until when each rests, and why. Any thread may call."""
-
-    def __init__(self, queue: str, clock: Clock, addresses: AddressBroker | None) -> None:
-        """addresses: None for one, which rests with its shards."""
-        self._queue = queue
-        self._clock = clock
-        self._addresses = addresses
-        self._failures: dict[int, tuple[int, float, AztaskError]] = {}
-
-    def awake(self, number: int) -> bool:
-        """Whether the shard may be asked now."""
-        found = self._failures.get(number)
-        rested = found is None or found[1] <= self._clock.monotonic()
-        return rested and self.answers(number)
-
-    def answers(self, number: int) -> bool:
-        """Whether the address of the shard answered when it was last asked."""
-        if self._addresses is None:
-            return True
-        name = shard_name(self._queue, number)
-        return self._addresses.outages.answers(self._addresses.home_of(name), name)
-
-    def silent(self, number: int, error: AztaskError) -> bool:
-        """Whether the error is that of an address; then all its shards rest."""
-        if (
-            self._addresses is None
-            or not isinstance(error, BrokerUnavailable)
-            or isinstance(error, QueueDisabled)
-        ):
-            return False
-        home = self._addresses.home_of(shard_name(self._queue, number))
-        self._addresses.outages.failed(home, error)
-        return True
-
-    def failed(self, number: int, error: AztaskError) -> None:
-        """A receive from the shard raised an error."""
-        if self.silent(number, error):
-            return
-        before = self._failures.get(number)
-        count = 0 if before is None else before[0] + 1
-        seconds = min(LONGEST_REST, SHORTEST_REST * 2.0 ** min(count, 10))
-        self._failures[number] = (count, self._clock.monotonic() + seconds, error)
-        logger.warning(
-            "shard %s: cannot receive, retry in %.1f s: %s",
-            shard_name(self._queue, number),
-            seconds,
-            error,
-        )
-
-    def works(self, number: int) -> None:
-        """A receive from the shard worked."""
-        if self._failures and self._failures.pop(number, None) is not None:
-            name = shard_name(self._queue, number)
-            logger.info("shard %s: receiving works again", name)
-
-    def raise_if_all(self, numbers: Sequence[int]) -> None:
-        """Raise the newest error if none of these shards may be asked now."""
-        if self._addresses is not None:
-            self._raise_if_none_answers(numbers)
-        if len(self._failures) < len(numbers):
-            return
-        found = [self._failures.get(number) for number in numbers]
-        failed = sorted((each for each in found if each is not None), key=lambda each: each[1])
-        if len(failed) == len(numbers) and failed[0][1] > self._clock.monotonic():
-            raise failed[-1][2]
-
-    def _raise_if_none_answers(self, numbers: Sequence[int]) -> None:
-        assert self._addresses is not None  # noqa: S101  # the caller has looked
-        names = [shard_name(self._queue, number) for number in numbers]
-        errors = [self._addresses.outages.error(self._addresses.home_of(name)) for name in names]
-        if errors and None not in errors:
-            raise errors[0] or BrokerUnavailable("no address answers")
 
 
 def open_receiver(

@@ -1,0 +1,503 @@
+"""Apps with several addresses: what is refused, where shards live, and an address that fails."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services import StorageQueues, storage_queue_broker
+from simulated import line
+from waiting import wait_until
+
+from aztask import App, ConfigurationError
+from aztask.address.shards import (
+    MOST_SHARDS,
+    AddressNames,
+    ShardCount,
+    ShardLayout,
+    ShardRange,
+    spread,
+)
+from aztask.address.urls import parse_broker, split_brokers
+from aztask.errors import BrokerUnavailable, QueueNotFound, SendUnconfirmed
+from aztask.message.envelope import Envelope
+from aztask.operate.doctor import examine
+from aztask.operate.queues import queues
+from aztask.operate.resharding import look_after, reshard, shard_tools
+from aztask.queues.base import QueueOptions
+from aztask.queues.delivery import Renewed, Settled, Unknown
+from aztask.queues.engine import Database
+from aztask.queues.local.broker import LocalBroker
+from aztask.queues.sharded.addresses import AddressBroker, Home
+from aztask.queues.sharded.broker import ShardedBroker, sharded
+from aztask.queues.sharded.layouts import DeclaredLayouts
+from aztask.queues.storagequeue.receiver import StorageReceiver
+from aztask.settlement import Complete
+from aztask.stores import shardlayouts
+from aztask.support.clock import SYSTEM_CLOCK
+
+TWO = AddressNames(("a", "b"), "a", several=True)
+THREE = AddressNames(("a", "b", "c"), "a", several=True)
+FOUR = {"orders": ShardCount(4, 4, declared=True)}
+KEY = "c2VjcmV0LWtleS1vZi10aGUtYWNjb3VudA=="
+
+
+def ids(count: int) -> list[Envelope]:
+    return [Envelope(b"x", {"id": f"t{number}"}, f"m{number}") for number in range(count)]
+
+
+# -- which shard lives where -----------------------------------------------------------------
+
+
+def test_shards_are_spread_evenly_and_move_as_little_as_possible() -> None:
+    assert spread(5, "ab") == ("a", "b", "a", "b", "a")
+    for count in range(1, MOST_SHARDS + 1):
+        before = spread(count, "abc")
+        for addresses in ("abcd", "ab", "cb", "dabc", "abcde", "c"):
+            after = spread(count, addresses, before)
+            had, has = Counter(before), Counter(after)
+            sizes = [has[each] for each in addresses]
+            assert max(sizes) - min(sizes) <= 1
+            moved = sum(old != new for old, new in zip(before, after, strict=True))
+            room = sorted((had[each] for each in addresses), reverse=True)
+            least, more = divmod(count, len(addresses))
+            stay = sum(min(size, least + (place < more)) for place, size in enumerate(room))
+            assert moved == count - stay
+            assert spread(count, addresses, after) == after
+
+
+def test_more_shards_leave_the_others_where_they_are() -> None:
+    assert spread(8, "ab", spread(4, "ab")) == tuple("abababab")
+    assert spread(4, "ab", ("a", "a", "a", "a")) == tuple("aabb")
+
+
+def test_a_shard_whose_address_changes_gets_another_number() -> None:
+    layout = ShardLayout.declared(ShardCount(6, 6), TWO)
+    assert layout.homes == tuple("ababab")
+    moved = layout.moved(6, ordered=False, addresses=THREE)
+    assert moved.sent == ShardRange.among([0, 1, 2, 3, 6, 7])
+    assert moved.homes == (*"ababab", "c", "c")
+    assert moved.leaving() == (4, 5)
+    assert moved.reading(ShardCount(6, 6)) == (0, 1, 2, 3, 4, 5, 6, 7)
+    back = moved.ended(0).moved(6, ordered=False, addresses=THREE, without="c")
+    assert back.sent == ShardRange(0, 6), "numbers that are free come back"
+    assert back.homes == moved.homes
+
+
+def test_sessions_move_to_numbers_that_hold_nothing() -> None:
+    layout = ShardLayout.declared(ShardCount(4, 4), TWO)
+    moved = layout.moved(4, ordered=True, addresses=TWO, without="b")
+    assert (moved.sent, moved.homes) == (ShardRange(4, 4), (*"abab", *"aaaa"))
+    assert moved.reading(ShardCount(4, 4)) == (0, 1, 2, 3)
+    again = moved.ended(0).moved(4, ordered=True, addresses=TWO)
+    assert [again.homes[each] for each in again.sent.numbers] == list("aabb")
+    assert not {*again.sent.numbers} & {*moved.sent.numbers}
+
+
+def test_a_layout_of_one_address_is_at_home() -> None:
+    layout = ShardLayout(ShardRange(0, 4), epoch=3)
+    assert layout.home(2, TWO) == "a"
+    moved = layout.moved(4, ordered=False, addresses=TWO)
+    assert (moved.sent.numbers, moved.homes) == ((0, 1, 4, 5), tuple("aaaabb"))
+
+
+def test_numbers_may_run_out() -> None:
+    layout = ShardLayout.declared(ShardCount(64, 64), TWO)
+    with pytest.raises(ConfigurationError, match="all 64 numbers of shards are taken"):
+        layout.moved(64, ordered=False, addresses=THREE)
+
+
+def test_an_id_and_its_message_have_one_shard() -> None:
+    shards = ShardRange.among([0, 7, 2])
+    assert {shards.of_id(f"t{n}") for n in range(40)} == {0, 2, 7}
+    for each in ids(40):
+        assert shards.of(each) == shards.of_id(each.headers["id"])
+
+
+# -- what is refused -------------------------------------------------------------------------
+
+
+def two_files(path: Path) -> list[str]:
+    return [f"local://{path}/a.db", f"local://{path}/b.db"]
+
+
+def shop(path: Path, broker: Any = None, **options: Any) -> App:
+    given = {"results": f"local://{path}/r.db", "owner": "shop", **options}
+    made = App("shop", broker=two_files(path) if broker is None else broker, **given)
+    made.queue("orders", shards=4)
+
+    @made.task(queue="orders")
+    def work(n: int) -> int:
+        return n
+
+    return made
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[App]:
+    made = shop(tmp_path)
+    made.broker.declare("orders", QueueOptions())
+    yield made
+    made.close()
+
+
+def account(name: str) -> str:
+    return f"DefaultEndpointsProtocol=https;AccountName={name};AccountKey={KEY}"
+
+
+@pytest.mark.parametrize(
+    ("broker", "options", "error"),
+    [
+        ([], {}, "the list of broker addresses is empty; name at least one, or leave it out"),
+        (["storagequeue://aaa", "servicebus://aaaaaa"], {}, "of several kinds: servicebus, stor"),
+        (["storagequeue://aaa", account("aaa")], {}, "storagequeue://aaa.core.windows.net is na"),
+        (["local:///a.db", "local:///a.db?durable=full"], {}, "local:///a.db is named twice"),
+        (["local:///a.db", "local://:memory:"], {}, ":memory: cannot be one of several"),
+        (["local:///a.db", "local:///b.db?durabel=full"], {}, "no option 'durabel'. Did you mean"),
+        (["local:///a.db", 5], {}, "a broker is given as text, not as int"),
+        (["local:///a.db", "local:///b.db"], {"results": None}, "needs a result store"),
+        (["local:///a.db", "local:///b.db"], {"owner": None}, r"write App\(owner='shop'\); or se"),
+        (
+            ["storagequeue://aaa", "storagequeue://bbb"],
+            {"owner": None},
+            r"write App\(owner='shop'\), or 'storagequeue://aaa.core.windows.net' to go on with",
+        ),
+    ],
+)
+def test_wrong_lists_are_refused_in_one_line(
+    broker: Any, options: Any, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AZTASK_RESULTS", raising=False)
+    with pytest.raises(ConfigurationError, match=error) as raised:
+        App("shop", broker=broker, **{"results": "local:///r.db", "owner": "shop", **options})
+    assert "\n" not in str(raised.value)
+    assert KEY not in str(raised.value)
+
+
+def test_a_text_may_hold_several_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert split_brokers("local:///x,y.db") is None
+    assert split_brokers(f"{account('aaa')}, {account('bbb')}") == [account("aaa"), account("bbb")]
+    assert split_brokers("local:///a.db,") == ["local:///a.db"]
+    with pytest.raises(ConfigurationError, match="several broker addresses are given where one"):
+        parse_broker("local:///a.db,local:///b.db")
+    monkeypatch.setenv("AZTASK_BROKER", ",".join(two_files(tmp_path)))
+    app = shop(tmp_path, broker="")
+    assert app.address == ", ".join(two_files(tmp_path))
+    assert isinstance(app.broker_target, tuple)
+    app.close()
+    secret = App("s", broker=f"{account('aaa')},{account('bbb')}", owner="s", results="local://")
+    assert KEY not in secret.address
+    assert "AccountName=bbb" in secret.address
+
+
+def test_a_program_that_knows_one_of_them_is_refused(tmp_path: Path, app: App) -> None:
+    other = shop(tmp_path, f"local://{tmp_path}/a.db")
+    with pytest.raises(ConfigurationError, match=r"owner 'shop' are spread over .*b.db, and this"):
+        other.broker.stats("orders")
+    other.close()
+    fewer = shop(tmp_path, [f"local://{tmp_path}/a.db"])
+    with pytest.raises(ConfigurationError, match=r"'orders' also lives at local://.*/b.db, which"):
+        fewer.broker.send("orders", ids(1))
+    fewer.close()
+
+
+def test_rows_of_one_address_are_not_left_behind(tmp_path: Path) -> None:
+    before = shop(tmp_path, f"local://{tmp_path}/a.db", owner=None)
+    before.send("shop.work", [1], task_id="one")
+    owner = before.owner.broker
+    before.close()
+    lost = shop(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"has rows of {owner}, and none of shop: write"):
+        lost.broker.stats("orders")
+    lost.close()
+    kept = shop(tmp_path, [f"local://{tmp_path}/b.db", f"local://{tmp_path}/a.db"], owner=owner)
+    assert kept.broker.stats("orders").active == 1, "the older address is home, whatever its place"
+    again = shop(tmp_path)
+    again.close()
+    kept.close()
+
+
+def test_a_queue_without_shards_lives_at_one_address(app: App) -> None:
+    for number in range(20):
+        app.send("shop.other", [number], queue="plain")
+    (found,) = [each for each in queues(app).shards["plain"] if each.living]
+    assert (found.queue, found.active) == ("plain", 20)
+    assert reshard(app, "plain").count == 0
+
+
+# -- one queue, and its shards ---------------------------------------------------------------
+
+
+def test_the_shards_are_shown_with_their_addresses(app: App, cli: Any, tmp_path: Path) -> None:
+    for number in range(20):
+        app.send("shop.work", [number])
+    found = queues(app)
+    assert [each.queue for each in found.queues] == ["orders"]
+    assert {found.homes[each.queue][-4:] for each in found.shards["orders"]} == {"a.db", "b.db"}
+    texts = [str(each) for each in examine(app, ["orders"])]
+    assert any("b.db is on a file system" in each for each in texts)
+    assert not [each for each in texts if "addresses" in each and "spread" in each]
+
+
+def test_moves_between_addresses_are_planned(app: App, tmp_path: Path) -> None:
+    first, second = (f"local://{tmp_path}/{name}.db" for name in "ab")
+    app.broker.send("orders", ids(1))
+    assert reshard(app, "orders").count == 0
+    action = reshard(app, "orders", without=second)
+    assert action.moves["orders"].sent.numbers == (0, 4, 2, 5)
+    assert f"to 4 shards at {first} (4); its 1 message" in str(action)
+    with pytest.raises(ConfigurationError, match=r"c.db is not an address of the app\. Did you me"):
+        reshard(app, "orders", without=f"local://{tmp_path}/c.db")
+    with pytest.raises(ConfigurationError, match="--former is for an app with one address"):
+        reshard(app, "orders", former=3)
+    one = shop(tmp_path / "one", [first.replace("/a.db", "/one-a.db")])
+    with pytest.raises(ConfigurationError, match="is the only address of the app"):
+        reshard(one, "orders", without=first.replace("/a.db", "/one-a.db"))
+    one.close()
+
+
+def test_an_address_leaves_and_another_one_comes(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shardlayouts, "REFRESH_SECONDS", 0.2)
+    monkeypatch.setattr(shardlayouts, "FREE_SECONDS", 0.1)
+    first, second = two_files(tmp_path)
+    app.broker.send("orders", ids(40))
+    reshard(app, "orders", without=second).act()
+    tools = shard_tools(app)
+    assert tools is not None
+    receiver = app.broker.receiver("orders", lease=30.0)
+    held = 0
+    until = time.monotonic() + 20.0
+    while held < 40 and time.monotonic() < until:
+        found = receiver.receive(10, 0.1)
+        held += len(found)
+        receiver.settle([(each, Complete()) for each in found])
+    assert held == 40
+    wait_until(lambda: look_after(app, "orders").ended, 20, "the move ends")
+    app.close()
+    left = shop(tmp_path, [first, f"local://{tmp_path}/c.db"])
+    left.broker.send("orders", ids(40))
+    assert left.broker.stats("orders").active == 40
+    stats = [each for each in queues(left).shards["orders"] if each.living]
+    assert {queues(left).homes[each.queue] for each in stats} == {first}
+    assert any("not spread over all addresses" in str(each) for each in examine(left, ["orders"]))
+    assert reshard(left, "orders").moves["orders"].homes[-2:] == (f"local://{tmp_path}/c.db",) * 2
+    with pytest.raises(QueueNotFound, match=r"was at .*b.db, which this app no longer names"):
+        left.broker.stats("orders-shard-1")
+    left.close()
+
+
+def test_an_entry_of_several_addresses_is_not_read_by_the_release_before(app: App) -> None:
+    app.broker.send("orders", ids(1))
+    tools = shard_tools(app)
+    assert tools is not None
+    (entry,) = tools.rows._store.read([shardlayouts.entry_name("orders")])
+    assert entry is not None
+    assert json.loads(entry.data)["v"] == 2
+
+
+# -- an address that fails -------------------------------------------------------------------
+
+
+class Failing:
+    """A broker that can be told to fail, or to keep its callers waiting."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+        self.error: Exception | None = None
+        self.free = threading.Event()
+        self.free.set()
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._broker, name)
+        if not callable(found) or name in ("check", "check_name", "close"):
+            return found
+
+        def call(*given: Any, **named: Any) -> Any:
+            self.asked += 1
+            self.free.wait(20)
+            if self.error is not None:
+                raise self.error
+            answer = found(*given, **named)
+            return Failing.of(answer, self) if name == "receiver" else answer
+
+        return call
+
+    @classmethod
+    def of(cls, inner: Any, like: Failing) -> Any:
+        """A receiver that fails with its broker."""
+        made = cls(inner)
+        made.__class__ = type("FailingReceiver", (cls,), {
+            "error": property(lambda self: like.error, lambda self, value: None),
+            "free": property(lambda self: like.free, lambda self, value: None),
+        })  # fmt: skip
+        return made
+
+
+def home(name: str, broker: Any, kind: Any) -> Home:
+    made = Home(name, kind, None, broker)
+    made._broker = broker
+    return made
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[ShardedBroker, Failing]]:
+    """A broker over two, of which the second one can fail."""
+    databases = [Database(":memory:"), Database(":memory:")]
+    first, second = (LocalBroker(each) for each in databases)
+    failing = Failing(second)
+    layouts = DeclaredLayouts(FOUR, TWO)
+    homes = [home("a", first, first._kind), home("b", failing, first._kind)]
+    broker = sharded(AddressBroker(homes, layouts), {}, layouts, poll_ceiling=0.05)
+    assert isinstance(broker, ShardedBroker)
+    yield broker, failing
+    failing.free.set()
+    broker.close()
+    for each in databases:
+        each.close()
+
+
+def test_the_others_go_on_and_the_failure_is_said_once(
+    pair: tuple[ShardedBroker, Failing], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker, failing = pair
+    broker.send("orders", ids(40))
+    receiver = broker.receiver("orders", lease=30.0)
+    failing.error = BrokerUnavailable("gone")
+    with caplog.at_level("INFO"):
+        found = [each for _ in range(12) for each in receiver.receive(10, 0.02)]
+        assert {each.shard for each in found} == {0, 2}
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            assert receiver.receive(10, 0.02) == []
+        assert caplog.text.count("broker address b does not answer") == 1
+        failing.error = None
+        wait_until(lambda: "broker address b answers again" in caplog.text or
+                   receiver.receive(0, 0.02), 10, "it is asked again")  # fmt: skip
+    rest = [each for _ in range(12) for each in receiver.receive(10, 0.02)]
+    assert {each.shard for each in rest} == {1, 3}
+    assert len(found) + len(rest) == 40
+    receiver.close()
+
+
+def test_all_of_them_failing_is_an_error(pair: tuple[ShardedBroker, Failing]) -> None:
+    broker, failing = pair
+    receiver = broker.receiver("orders", lease=30.0)
+    assert broker.addresses is not None
+    broker.addresses.outages.failed("a", BrokerUnavailable("gone, too"))
+    broker.addresses.outages.failed("b", BrokerUnavailable("gone"))
+    failing.error = BrokerUnavailable("gone")
+    with pytest.raises(BrokerUnavailable, match="gone"):
+        receiver.receive(1, 5.0)
+
+
+def test_new_ids_avoid_it_and_all_else_fails(pair: tuple[ShardedBroker, Failing]) -> None:
+    broker, failing = pair
+    shards = broker.layouts.sending("orders", session=False)
+    assert {shards.of_id(each) for each in broker.fresh_ids("orders", 60)} == {0, 1, 2, 3}
+    failing.error = BrokerUnavailable("gone")
+    there = next(each for each in ids(40) if shards.of(each) == 1)
+    with pytest.raises(BrokerUnavailable, match="gone"):
+        broker.send("orders", [there])
+    assert {shards.of_id(each) for each in broker.fresh_ids("orders", 60)} == {0, 2}
+    with pytest.raises(BrokerUnavailable, match="gone"):
+        broker.send("orders", [there])
+    with pytest.raises(SendUnconfirmed) as raised:
+        broker.send("orders", ids(40))
+    assert {shards.of(each) for each in raised.value.unconfirmed} == {1, 3}
+    failing.error = None
+    broker.send("orders", raised.value.unconfirmed)
+    assert broker.stats("orders").active == 40
+
+
+def test_leases_elsewhere_are_renewed_while_it_keeps_its_callers_waiting(
+    pair: tuple[ShardedBroker, Failing],
+) -> None:
+    broker, failing = pair
+    broker.send("orders", ids(40))
+    receiver: Any = broker.receiver("orders", lease=5.0)
+    held = [each for _ in range(12) for each in receiver.receive(20, 0.02)]
+    assert len(held) == 40
+    failing.free.clear()
+    for untouched in (False, True):  # the second time it is not asked
+        began = time.monotonic()
+        answers = receiver.renew(held)
+        assert time.monotonic() - began < 2.5
+        for each, answer in zip(held, answers, strict=True):
+            if each.shard in (0, 2):
+                assert isinstance(answer, Renewed)
+            else:
+                assert isinstance(answer, Unknown)
+                assert answer.untouched == untouched
+    done = receiver.settle([(each, Complete()) for each in held])
+    kinds = {each.shard: type(answer) for each, answer in zip(held, done, strict=True)}
+    assert kinds == {0: Settled, 2: Settled, 1: Unknown, 3: Unknown}
+
+
+def test_an_address_that_cannot_be_opened_keeps_no_other_one_closed(tmp_path: Path) -> None:
+    (tmp_path / "b.db").mkdir()
+    app = shop(tmp_path)
+    shards = ShardRange(0, 4)
+    here = [each for each in ids(40) if shards.of(each) in (0, 2)]
+    app.broker.send("orders", here)
+    with pytest.raises(ConfigurationError, match="is a directory"):
+        app.broker.send("orders", [each for each in ids(40) if each not in here])
+    app.close()
+
+
+def test_an_empty_queue_costs_at_most_twice_the_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    polls = Counter[str]()
+    take = StorageReceiver._take
+
+    def counting(self: Any, limit: int) -> Any:
+        polls["polls"] += 1
+        return take(self, limit)
+
+    monkeypatch.setattr(StorageReceiver, "_take", counting)
+
+    def cost(shards: int) -> int:
+        ceiling = 0.05
+        inner: Sequence[Any] = [
+            storage_queue_broker(StorageQueues(SYSTEM_CLOCK), line(SYSTEM_CLOCK),
+                                 poll_ceiling=ceiling)
+            for _ in range(2)
+        ]  # fmt: skip
+        layouts = DeclaredLayouts({"orders": ShardCount(shards, shards, declared=True)}, TWO)
+        homes = [home(n, each, each._kind) for n, each in zip("ab", inner, strict=True)]
+        broker = sharded(AddressBroker(homes, layouts), {}, layouts, poll_ceiling=ceiling)
+        broker.declare("orders")
+        receiver = broker.receiver("orders", lease=30.0)
+        for wait in (1.5, 2.0):
+            polls.clear()
+            until = time.monotonic() + wait
+            while time.monotonic() < until:
+                assert receiver.receive(10, 0.2) == []
+        broker.close()
+        return polls["polls"]
+
+    alone, over_two = cost(1), cost(8)
+    assert alone > 20
+    assert over_two <= 2.2 * alone
+
+
+def test_a_locked_file_is_an_address_that_does_not_answer(tmp_path: Path) -> None:
+    """As `Database` says it, after its time of waiting; here the wait is that of SQLite alone."""
+    path = tmp_path / "b.db"
+    database = Database(str(path), busy_seconds=0.1)
+    broker = LocalBroker(database)
+    broker.send("orders", ids(1))
+    held = sqlite3.connect(path, isolation_level=None)
+    held.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(BrokerUnavailable):
+        broker.send("orders", ids(1))
+    held.close()
+    database.close()
