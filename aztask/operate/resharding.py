@@ -69,6 +69,15 @@ def addresses_of(app: App) -> AddressBroker | None:
     return broker.addresses if isinstance(broker, ShardedBroker) else None
 
 
+def refuse_several(app: App, what: str) -> None:
+    """Raise ConfigurationError for an app with a list of addresses. Opens nothing."""
+    if isinstance(app.broker_target, tuple):
+        raise ConfigurationError(
+            f"{what} works with one broker address, and this app has a list: {app.address}; see "
+            "docs/how-to/advanced/addresses.md"
+        )
+
+
 def reshard(
     app: App,
     queue: str,

@@ -36,7 +36,7 @@ from aztask.operate.move.journal import MoveJournal
 from aztask.operate.move.kinds import Counted, rows
 from aztask.operate.move.messages import POINTER, QueueMove, QueueMoved
 from aztask.operate.queues import LeftOut, all_queues
-from aztask.operate.resharding import layouts
+from aztask.operate.resharding import layouts, refuse_several
 from aztask.queues.base import Inspectable, MessageState, QueueOptions, QueueStats
 from aztask.support.display import plural, visible
 
@@ -99,6 +99,8 @@ def plan(old: App, new: App) -> MovePlan:
     Raises ConfigurationError without a result store or owners, BrokerUnavailable.
     """
     results_of(old)
+    for each in (old, new):
+        refuse_several(each, "aztask move")
     if not old.owner.known or not new.owner.known:
         raise ConfigurationError("a broker without a name has no owner: set AZTASK_OWNER")
     if old.broker is new.broker or _same_place(old, new):

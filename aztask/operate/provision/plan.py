@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 from aztask.app import App
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueNotFound
 from aztask.operate.queuechecks import TOLERANCE
+from aztask.operate.resharding import refuse_several
 from aztask.queues.base import Inspectable, QueueFacts
 from aztask.queues.kinds import BrokerKind
 from aztask.queues.servicebus.kind import KIND as SERVICE_BUS
@@ -121,6 +122,7 @@ def plan_for_azure(
 
     Raises ConfigurationError if the service lacks what the app asks for, InvalidQueueName.
     """
+    refuse_several(app, "aztask azure")
     scheme = getattr(type(app.broker_target), "scheme", "")
     chosen: Service = service or ("storagequeue" if scheme == "storagequeue" else "servicebus")
     names = app.queue_names()
