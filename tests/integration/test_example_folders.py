@@ -15,6 +15,7 @@ from webexample import free_port
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"aztask": f"{sys.executable} -m aztask", "python": sys.executable}
 ENDS = {
+    "addresses": ["sent 100 orders", "100 succeeded", "messages go to 8 shards", "c.db (new)"],
     "async": ["200 succeeded", "200 pages, from /page-0 to /page-199"],
     "django": ["2 x tea {'status': 'SUCCESSFUL'", "an anvil does not fit into a parcel"],
     "chat": ["5 passed", "Your question 1 has 4 words", "end streams do how"],
