@@ -231,10 +231,12 @@ class BrokerError(AztaskError):
 class BrokerUnavailable(BrokerError):
     """The broker cannot be reached now; try again.
 
-    ``retry_after`` holds the seconds that the service asks you to wait, or None.
+    ``retry_after`` holds the seconds that the service asks you to wait, or None. ``busy`` is True
+    if it answers, and takes no more for now.
     """
 
     retry_after: float | None = None
+    busy: bool = False
 
 
 class QueueDisabled(BrokerUnavailable):

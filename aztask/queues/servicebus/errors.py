@@ -112,6 +112,7 @@ def error_of(error: Exception, queue: str | None) -> AztaskError:
     )
     if isinstance(error, ServiceBusServerBusyError):
         unavailable.retry_after = BUSY_SECONDS
+        unavailable.busy = True
     return unavailable
 
 

@@ -60,6 +60,15 @@ LONGEST_REST: Final = 15.0
 Answer = TypeVar("Answer")
 
 
+def is_silent(error: BaseException | None) -> bool:
+    """Whether the error is that of an address which does not answer, and not of one queue alone.
+
+    A busy one answers, and its adapter slows down by itself.
+    """
+    alone = isinstance(error, QueueDisabled)
+    return isinstance(error, BrokerUnavailable) and not error.busy and not alone
+
+
 class Home:
     """One address: its name without credentials, and its broker, opened when it is first used."""
 
@@ -110,8 +119,10 @@ class Outages:
             self._askers.submit(lambda: self._ask(name, queue))
         return False
 
-    def failed(self, name: str, error: BrokerUnavailable) -> None:
-        """A call to the address found that it does not answer."""
+    def failed(self, name: str, error: BaseException | None) -> None:
+        """A call to the address raised an error; it rests if it does not answer."""
+        if not isinstance(error, BrokerUnavailable) or not is_silent(error):
+            return
         with self._lock:
             if name in self._down:
                 return
@@ -136,7 +147,7 @@ class Outages:
             else:
                 home.broker.stats(queue)
         except BrokerUnavailable as error:
-            if not isinstance(error, QueueDisabled):
+            if is_silent(error):
                 with self._lock:
                     seconds = min(LONGEST_REST, 2.0 * self._down[name][1])
                     self._down[name] = (self._clock.monotonic() + seconds, seconds, error)
@@ -275,8 +286,7 @@ class AddressBroker:
             return call(self._at(queue))
         except (BrokerUnavailable, SendUnconfirmed) as error:
             why = error.__cause__ if isinstance(error, SendUnconfirmed) else error
-            if isinstance(why, BrokerUnavailable) and not isinstance(why, QueueDisabled):
-                self.outages.failed(home, why)
+            self.outages.failed(home, why)
             raise
 
     def receiver(
@@ -354,11 +364,7 @@ class Resting:
 
     def silent(self, number: int, error: AztaskError) -> bool:
         """Whether the error is that of an address; then all its shards rest."""
-        if (
-            self._addresses is None
-            or not isinstance(error, BrokerUnavailable)
-            or isinstance(error, QueueDisabled)
-        ):
+        if self._addresses is None or not is_silent(error):
             return False
         home = self._addresses.home_of(shard_name(self._queue, number))
         self._addresses.outages.failed(home, error)

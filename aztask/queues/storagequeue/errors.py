@@ -121,7 +121,9 @@ def _answered(error: HttpResponseError, queue: str, name: str, text: str) -> Req
     if code == "RequestBodyTooLarge" or status == 413:
         return RequestFailure(Effect.REFUSED, code, MessageTooLarge())
     if code in _BUSY or status in (429, 503):
-        return RequestFailure(Effect.NONE, code, _unavailable(text, _retry_after(error)))
+        unavailable = _unavailable(text, _retry_after(error))
+        unavailable.busy = code != "AccountIsDisabled"
+        return RequestFailure(Effect.NONE, code, unavailable)
     if status >= 500 or status == 408:
         return RequestFailure(Effect.UNSURE, code, _unavailable(text), answered=True)
     return RequestFailure(Effect.REFUSED, code, BrokerError(f"{name}: {code or status}: {text}"))

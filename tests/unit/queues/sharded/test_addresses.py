@@ -400,6 +400,18 @@ def test_all_of_them_failing_is_an_error(pair: tuple[ShardedBroker, Failing]) ->
         receiver.receive(1, 5.0)
 
 
+def test_a_busy_address_does_not_rest(pair: tuple[ShardedBroker, Failing]) -> None:
+    broker, failing = pair
+    failing.error = BrokerUnavailable("busy")
+    failing.error.busy = True
+    with pytest.raises(BrokerUnavailable):
+        broker.stats("orders")
+    with pytest.raises(SendUnconfirmed):
+        broker.send("orders", ids(40))
+    assert broker.addresses is not None
+    assert broker.addresses.outages.error("b") is None
+
+
 def test_new_ids_avoid_it_and_all_else_fails(pair: tuple[ShardedBroker, Failing]) -> None:
     broker, failing = pair
     shards = broker.layouts.sending("orders", session=False)
