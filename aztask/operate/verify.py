@@ -26,6 +26,7 @@ from aztask.app import App
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
 from aztask.operate.doctor import SKEW_SECONDS
 from aztask.operate.queuechecks import judge
+from aztask.operate.resharding import refuse_several
 from aztask.operate.verifybench import LATE, LOCK, Bench, Refuted, Skipped, late_module
 from aztask.operate.verifyload import latency, throughput
 from aztask.operate.verifyroles import VARIABLES, role_check
@@ -409,7 +410,8 @@ def verify(app: App, names: Sequence[str] = (), *, run: str = "") -> Iterator[Pr
 
 
 def require_service(app: App) -> None:
-    """Raise ConfigurationError for an app without a service."""
+    """Raise ConfigurationError for an app without a service, or with several."""
+    refuse_several(app, "aztask azure verify")
     if not app.broker.capabilities.remote:
         raise ConfigurationError(
             f"{app.address} is no service: name a namespace or an account in AZTASK_BROKER"
