@@ -62,7 +62,8 @@ class AddressNames:
     """The addresses of an app, by their names without credentials.
 
     * `names`: in the order of the code; none for a broker that has no name.
-    * `home`: where queues live that were used before the app had several: by default the first.
+    * `home`: where queues live that were used before the app had several: the first of the list
+      when it was new, unless that can be told from the owner of the rows.
     * `several`: the code gives a list, and be it of one: all queues have a layout.
     """
 
@@ -75,7 +76,8 @@ class AddressNames:
 
     def ordered(self) -> tuple[str, ...]:
         """The names, the home of older queues first: shard 0 of a queue is there."""
-        return (self.home, *(each for each in self.names if each != self.home))
+        first = (self.home,) if self.home in self.names else ()
+        return (*first, *(each for each in self.names if each != self.home))
 
 
 ONE_ADDRESS: Final = AddressNames()
@@ -224,7 +226,9 @@ class ShardLayout:
     def unknown_homes(self, addresses: AddressNames) -> list[str]:
         """Addresses with shards in use that are not among these."""
         numbers = {*self.sent.numbers, *(self.former.numbers if self.former else ())}
-        homes = {self.homes[each] for each in numbers if each < len(self.homes)}
+        if not addresses.several:  # without homes, its one address is meant, whatever it is
+            numbers = {each for each in numbers if each < len(self.homes)}
+        homes = {self.home(each, addresses) for each in numbers}
         return sorted(homes.difference(addresses.names))
 
     def reading(self, wish: ShardCount) -> tuple[int, ...]:

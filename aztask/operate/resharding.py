@@ -352,6 +352,17 @@ def keep_layouts(app: App, known: Mapping[str, ShardLayout | AztaskError]) -> No
 
 def layout_findings(app: App) -> Iterator[Finding]:
     """Queues whose shards are not those of the code, or are being changed, or not readable."""
+    if (places := addresses_of(app)) is not None:
+        for home, held in places.strays(app.queue_names()):
+            if held.living:
+                yield warning(
+                    f"queue {read_shard_name(held.queue)[0]}",
+                    "addresses",
+                    f"{home} holds {plural(held.living, 'message')} in {held.queue}, which lives "
+                    "at another address, so no worker reads them",
+                    "find the program that sends there; a worker with that address alone, and "
+                    "without a result store, runs them",
+                )
     for queue, layout in layouts(app).items():
         subject, wish = f"queue {queue}", app.queues.wish(queue)
         if isinstance(layout, AztaskError):
@@ -364,7 +375,6 @@ def layout_findings(app: App) -> Iterator[Finding]:
                 f"{layout.by or 'a program'}"
             )
             yield fine(subject, "reshard", text)
-        places = addresses_of(app)
         if places is not None and layout.former is None:
             names = places.layouts.addresses
             homes = tuple(layout.home(number, names) for number in layout.sent.numbers)

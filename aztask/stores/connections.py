@@ -305,7 +305,7 @@ class Connections:
             try:
                 stored.attach(controls_of(self.results()))
                 if homes:
-                    self._pin(stored.rows, homes, names)
+                    stored.settle_home(self._pin(stored.rows, homes, names))
                 else:
                     self._check_one_address()
             except BaseException:
@@ -348,8 +348,10 @@ class Connections:
         except (AztaskError, OSError):
             return None  # it says so when it is used
 
-    def _pin(self, rows: LayoutRows | None, homes: Sequence[Home], names: AddressNames) -> None:
+    def _pin(self, rows: LayoutRows | None, homes: Sequence[Home], names: AddressNames) -> str:
         """Note that there is a list of addresses, or refuse rows of another owner.
+
+        Returns the address of the queues that were used before, as the first program noted it.
 
         Raises ConfigurationError if the rows of an app that had one of them alone would be left
         behind: workers would refuse the messages that they belong to.
@@ -359,8 +361,8 @@ class Connections:
                 "this result store cannot note at which address a queue is; use Azure Tables or a "
                 "local file"
             )
-        if rows.pinned() is not None:
-            return
+        if (noted := rows.pinned()) is not None:
+            return noted.home
         results = self.results()
         owners = {
             each.broker
@@ -376,6 +378,8 @@ class Connections:
                 "those of another app, use another result store"
             )
         rows.pin(names)
+        noted = rows.pinned()  # another program may have been faster
+        return names.home if noted is None else noted.home
 
     def _check_one_address(self) -> None:
         """Refuse to be the program of an app with several addresses that knows one of them.
@@ -392,7 +396,8 @@ class Connections:
             return
         if pinned is not None:
             raise ConfigurationError(
-                f"the queues of owner {self._owner_name!r} are spread over {', '.join(pinned)}, "
+                f"the queues of owner {self._owner_name!r} are spread over "
+                f"{', '.join(pinned.names)}, "
                 "and this program names one address: write broker=[...] with all of them, or end "
                 "AZTASK_BROKER with a comma if only one is left"
             )

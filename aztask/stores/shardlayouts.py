@@ -144,19 +144,29 @@ class LayoutRows:
         """Read the store's clock, see `ControlStore.time`."""
         return self._store.time()
 
-    def pinned(self) -> list[str] | None:
+    def pinned(self) -> AddressNames | None:
         """The addresses that this owner's queues were spread over at first; None: they are not."""
         (entry,) = self._store.read([PIN])
         if entry is None:
             return None
         try:
-            return [str(each) for each in json.loads(entry.data)["addresses"]]
+            record = json.loads(entry.data)
+            names = tuple(map(str, record["addresses"]))
+            return AddressNames(names, home=str(record["home"]), several=True)
         except (ValueError, TypeError, KeyError, RecursionError):
-            return []
+            raise UnreadableLayout(
+                "the entry in the result store with the broker addresses of this owner is damaged, "
+                "or another program wrote it"
+            ) from None
 
     def pin(self, addresses: AddressNames) -> None:
-        """Note that this owner's queues are spread over several addresses."""
-        record = {"v": VERSION, "write": chance.token(), "addresses": addresses.names}
+        """Note that this owner's queues are spread over several addresses, unless that is noted."""
+        record = {
+            "v": VERSION,
+            "write": chance.token(),
+            "addresses": addresses.names,
+            "home": addresses.home,
+        }
         data = json.dumps(record, separators=(",", ":")).encode()
         self._store.write([EntryChange(PIN, data)])
 
@@ -344,6 +354,13 @@ class StoredLayouts:
     def attach(self, store: ControlStore | None) -> None:
         """Use the entries of this store."""
         self._rows = None if store is None else LayoutRows(store)
+
+    def settle_home(self, home: str) -> None:
+        """Go by the home that all programs of this owner go by, whatever the list here begins with.
+
+        Called before the first layout is asked for.
+        """
+        self.addresses = self._declared.addresses = replace(self.addresses, home=home)
 
     @property
     def rows(self) -> LayoutRows | None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -24,6 +25,7 @@ from aztask.errors import (
     AztaskError,
     BrokerUnavailable,
     CapabilityError,
+    ConfigurationError,
     QueueDisabled,
     QueueNotFound,
     SendUnconfirmed,
@@ -227,6 +229,20 @@ class AddressBroker:
         names = {name for each in found for name in each.queues}
         foreign = {name for each in found for name in each.foreign}
         return Listing(tuple(sorted(names)), tuple(sorted(foreign - names)))
+
+    def strays(self, queues: Collection[str]) -> Iterator[tuple[str, QueueStats]]:
+        """What lies at an address in a queue of the service that is not read there, by address.
+
+        queues: the names without the shards. Such messages come from a program that was refused
+        too late, or from a list that began with another address.
+        """
+        for home in self.homes.values():
+            names: list[str] = []
+            with suppress(ConfigurationError):  # some may use their queues, but not list all
+                names = home.broker.queues() if self.outages.error(home.name) is None else []
+            for name in names:
+                if read_shard_name(name)[0] in queues and self.home_of(name) != home.name:
+                    yield home.name, home.broker.stats(name)
 
     def queues(self) -> list[str]:
         """The sorted names of the queues that aztask can use."""

@@ -225,7 +225,7 @@ class ShardReceivers:
         layout = self._layout()
         present = self.sessions().of_session(session)
         for number in dict.fromkeys(each.of_session(session) for each in layout.past):
-            if number != present:
+            if number != present and (not self.addresses or self.addresses.has(self.queue, number)):
                 name = shard_name(self.queue, number)
                 options = replace(self._options, queue=name, session=session)
                 found = open_receiver(self._broker, options, 0, None)

@@ -29,6 +29,7 @@ from aztask.address.urls import parse_broker, split_brokers
 from aztask.errors import BrokerUnavailable, QueueNotFound, SendUnconfirmed
 from aztask.message.envelope import Envelope
 from aztask.operate.doctor import examine
+from aztask.operate.owners import adoption
 from aztask.operate.queues import queues
 from aztask.operate.resharding import look_after, reshard, shard_tools
 from aztask.queues.base import QueueOptions
@@ -222,6 +223,39 @@ def test_rows_of_one_address_are_not_left_behind(tmp_path: Path) -> None:
     again = shop(tmp_path)
     again.close()
     kept.close()
+
+
+def test_adopted_rows_are_not_left_behind(tmp_path: Path) -> None:
+    before = shop(tmp_path, f"local://{tmp_path}/a.db", owner=None)
+    before.send("shop.work", [1], task_id="one")
+    owner = before.owner.broker
+    before.close()
+    app = shop(tmp_path)
+    assert adoption(app, owner).act() > 0
+    assert app.broker.stats("orders").active == 1
+    app.close()
+
+
+def test_all_programs_have_one_home_whatever_the_order_of_their_lists(
+    tmp_path: Path, app: App
+) -> None:
+    app.send("shop.other", [1], queue="plain")
+    other = shop(tmp_path, two_files(tmp_path)[::-1])
+    other.send("shop.other", [2], queue="plain")
+    other.send("shop.other", [3], queue="newer")
+    assert app.broker.stats("plain").active == 2
+    assert {queues(other).homes[name] for name in ("plain", "newer")} == {two_files(tmp_path)[0]}
+    other.close()
+
+
+def test_the_doctor_finds_messages_that_no_worker_reads(app: App, tmp_path: Path) -> None:
+    app.broker.send("orders", ids(4))
+    assert not [each for each in examine(app, ["orders"]) if each.check == "addresses"]
+    database = Database(f"{tmp_path}/b.db")
+    LocalBroker(database).send("orders", ids(3))
+    (found,) = [each for each in examine(app, ["orders"]) if each.check == "addresses"]
+    assert "b.db holds 3 messages in orders, which lives at another address" in str(found)
+    database.close()
 
 
 def test_a_queue_without_shards_lives_at_one_address(app: App) -> None:
