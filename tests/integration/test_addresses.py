@@ -7,11 +7,11 @@ addresses meanwhile.
 from __future__ import annotations
 
 import random
-import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -55,7 +55,12 @@ class Pair:
             owner=site.extra["AZTASK_OWNER"],
         )
         self.app.queue("default", shards=4)
-        self.app.broker.declare("default", self.app.queue_options("default"))
+        self.queues = ["default"]
+        if site.extra.get("SHARDS_SESSIONS"):
+            self.app.queue("ordered", shards=4, sessions=True)
+            self.queues.append("ordered")
+        for name in self.queues:
+            self.app.broker.declare(name, self.app.queue_options(name))
         addresses = addresses_of(self.app)
         assert addresses is not None
         self.names = list(addresses.homes)
@@ -104,32 +109,35 @@ class Pair:
         elif self._held is not None:
             self._held.close()
 
-    def reshard(self, *arguments: str) -> int:
-        """Run the command while a sender is killed again and again; its exit code."""
-        command = self.start(
-            "-m", "aztask", "queues", "reshard", "-A", "shards_app:app", "default", "--yes",
-            *arguments,
-        )  # fmt: skip
+    def reshard(self, *arguments: str) -> set[int]:
+        """Move all queues while a sender is killed again and again; the commands' exit codes."""
+        commands = [
+            self.start(
+                "-m", "aztask", "queues", "reshard", "-A", "shards_app:app", queue, "--yes",
+                *arguments,
+            )
+            for queue in self.queues
+        ]  # fmt: skip
         until = time.monotonic() + 240
-        while command.poll() is None:
+        while any(each.poll() is None for each in commands):
             assert time.monotonic() < until, "the move does not end"
             time.sleep(0.7)
             self.kill_a_sender(random.choice(list(self.senders)))
-        return command.returncode
+        return {each.returncode for each in commands}
 
-    def layout(self) -> ShardLayout:
-        found = layouts(self.app)["default"]
+    def layout(self, queue: str = "default") -> ShardLayout:
+        found = layouts(self.app)[queue]
         assert isinstance(found, ShardLayout)
         return found
 
-    def homes(self) -> list[int]:
+    def homes(self, queue: str = "default") -> list[int]:
         """How many shards get messages at each address."""
-        layout, names = self.layout(), self.names
+        layout, names = self.layout(queue), self.names
         homes = [layout.homes[number] for number in layout.sent.numbers]
         return [homes.count(name) for name in names]
 
     def ended(self) -> dict[str, int]:
-        return self.site.counts("end")
+        return {**self.site.counts("end"), **self.site.counts("step")}
 
     def close(self) -> None:
         self.recover()
@@ -153,6 +161,7 @@ def pair(
         for name in ("a", "b"):
             if request.param == "files":
                 texts.append(f"local://{tmp_path}/{name}.db")
+                extra["SHARDS_SESSIONS"] = "yes"
                 continue
             if request.param == "storage queues":
                 server = stack.enter_context(azurite.running(tmp_path / name, service="queue"))
@@ -178,13 +187,21 @@ def pair(
 def check(pair: Pair, sent: set[str], twice: int) -> None:
     """All have ended, and no more than so many ran twice."""
     wait_until(lambda: sent <= pair.ended().keys(), 120, "all tasks end")
-    wait_until(lambda: not pair.app.broker.stats("default").living, 60, "the queue is empty")
-    assert pair.app.broker.stats("default").dead == 0
+    for queue in pair.queues:
+        wait_until(lambda: not pair.app.broker.stats(queue).living, 60, "the queue is empty")  # noqa: B023
+        assert pair.app.broker.stats(queue).dead == 0
     assert sum(count - 1 for count in pair.ended().values()) <= twice
     results = pair.app.results
     assert results is not None
     states = {results.get(key).state.value for key in sent}  # type: ignore[union-attr]
     assert states == {"succeeded"}
+    steps: dict[str, list[int]] = defaultdict(list)
+    for line in pair.site.lines("step"):
+        session, _, number = line.key.rpartition(":")
+        steps[session].append(int(number))
+    for session, numbers in steps.items():
+        firsts = list(dict.fromkeys(numbers))
+        assert firsts == list(range(len(firsts))), session
 
 
 @pytest.mark.timeout(300)
@@ -268,10 +285,10 @@ def test_queues_are_moved_between_the_addresses_under_load(pair: Pair) -> None:
         (("--without", pair.names[0], "--shards", "4"), [0, 4]),
         ((), [2, 2]),
     ):
-        code = pair.reshard(*arguments)
-        assert code in (0, -signal.SIGKILL)
-        assert pair.layout().former is None
-        assert pair.homes() == homes
+        assert pair.reshard(*arguments) == {0}
+        for queue in pair.queues:
+            assert pair.layout(queue).former is None
+            assert pair.homes(queue) == homes
         pair.kill_a_worker()
     (pair.site.folder / "stop").touch()
     for sender in pair.senders.values():
