@@ -323,7 +323,8 @@ class Sender:
 
     def _messages(self, plan: _Plan, calls: Sequence[Invocation]) -> list[TaskMessage]:
         if len(calls) == 1:
-            return self._single(plan.fields, calls[0], plan.ids(1)[0])
+            own = plan.own_id or (new_id() if plan.spread is None else plan.ids(1)[0])
+            return self._single(plan.fields, calls[0], own)
         parts = zip(calls, plan.ids(len(calls)), strict=True)
         return self._stored(self._message(plan.fields, *each) for each in parts)
 

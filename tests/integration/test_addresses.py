@@ -95,10 +95,10 @@ class Pair:
         worker.process.wait()
         self.site.worker(*WORKER)
 
-    def fail(self) -> None:
-        """The second address does not answer any more."""
+    def fail(self, mode: str) -> None:
+        """The second address does not answer any more. mode: how, where there is a proxy."""
         if self.proxies:
-            self.proxies[1].set("reset")
+            self.proxies[1].set(mode)
             return
         self._held = sqlite3.connect(self.names[1].removeprefix("local://"), isolation_level=None)
         self._held.execute("BEGIN EXCLUSIVE")
@@ -106,6 +106,7 @@ class Pair:
     def recover(self) -> None:
         if self.proxies:
             self.proxies[1].set("pass")
+            self.proxies[1].reset_all()  # what was swallowed is not sent again
         elif self._held is not None:
             self._held.close()
 
@@ -223,7 +224,8 @@ def test_nothing_is_lost_while_workers_and_senders_are_killed(pair: Pair) -> Non
 
 
 @pytest.mark.timeout(300)
-def test_one_address_fails_and_comes_back(pair: Pair) -> None:
+@pytest.mark.parametrize("mode", ["reset", "blackhole"])
+def test_one_address_fails_and_comes_back(pair: Pair, mode: str) -> None:
     worker = pair.site.worker(*WORKER)
     broker = pair.app.broker
     assert isinstance(broker, ShardedBroker) and broker.addresses is not None
@@ -239,7 +241,7 @@ def test_one_address_fails_and_comes_back(pair: Pair) -> None:
     assert 0 < len(there) < len(late)
     for key in late:
         pair.app.send("shards.work", [key], task_id=key, delay=3.0)
-    pair.fail()
+    pair.fail(mode)
     began = time.monotonic()
     # New tasks are sent where they can be, one under an id of its own fails.
     free = [f"free{number}" for number in range(12)]
@@ -260,14 +262,16 @@ def test_one_address_fails_and_comes_back(pair: Pair) -> None:
         60,
         "the other address goes on",
     )
-    wait_until(lambda: "does not answer" in worker.log, 60, "the worker says so")
-    if time.monotonic() - began < 6.0:
-        time.sleep(6.0 - (time.monotonic() - began))
+    said = "does not answer; its shards rest"
+    if mode == "reset":  # a link of Service Bus that is silent looks like one without messages
+        wait_until(lambda: said in worker.log, 60, "the worker says so")
+    time.sleep(max(0.0, began + 6.0 - time.monotonic()))
     assert worker.process.poll() is None
-    assert worker.log.count("does not answer; its shards rest") == 1
+    assert worker.log.count(said) <= 1
     pair.recover()
-    wait_until(lambda: set(late) <= pair.ended().keys(), 60, "it is read again")
-    assert "answers again" in worker.log
+    wait_until(lambda: set(late) <= pair.ended().keys(), 90, "it is read again")
+    if said in worker.log:
+        wait_until(lambda: "answers again" in worker.log, 30, "the worker says so")
     wait_until(lambda: places.outages.answers(pair.names[1], "default"), 30, "senders use it")
     check(pair, {*keys, *late}, twice=len(there))
 
