@@ -327,8 +327,13 @@ class _Known:
 
 @dataclass(slots=True)
 class _Queue:
-    """What is known of a queue. lock: of the thread that reads its entry anew."""
+    """What is known of a queue. lock: of the thread that reads its entry anew.
 
+    notes: whether an entry is made if there is none. A queue that the code does not name may be
+    that of another program, which is only listed: it gets one when it is sent to.
+    """
+
+    notes: bool
     known: _Known | None = None
     error: AztaskError | None = None
     retry_at: float = 0.0
@@ -349,7 +354,7 @@ class StoredLayouts:
         self._declared = DeclaredLayouts(shards, addresses)
         self.addresses = addresses
         self._rows: LayoutRows | None = None
-        self._queues = {name: _Queue() for name in shards}
+        self._queues = {name: _Queue(notes=True) for name in shards}
 
     def attach(self, store: ControlStore | None) -> None:
         """Use the entries of this store."""
@@ -391,6 +396,8 @@ class StoredLayouts:
         """Where messages are sent now: see rules 1 and 2."""
         if self._rows is None or not self.has(queue):
             return self._declared.sending(queue, session=session)
+        if not (found := self._state(queue)).notes:
+            found.notes, found.known = True, None
         while True:
             known = self._current(queue, REFRESH_SECONDS if session else FREE_SECONDS)
             former, now = known.layout.former, clock.monotonic()
@@ -425,9 +432,13 @@ class StoredLayouts:
         if known.layout.epoch == epoch:
             found.known = replace(known, layout=known.layout.ended(kept))
 
+    def _state(self, queue: str) -> _Queue:
+        found = self._queues.get(queue)
+        return self._queues.setdefault(queue, _Queue(notes=False)) if found is None else found
+
     def _current(self, queue: str, oldest: float) -> _Known:
         """What was read of the queue in the last `oldest` seconds. Raises BrokerUnavailable."""
-        found = self._queues.get(queue) or self._queues.setdefault(queue, _Queue())
+        found = self._state(queue)
         known, now = found.known, clock.monotonic()
         if known is not None and now - known.read_at <= REFRESH_SECONDS / 2:
             return known
@@ -461,7 +472,7 @@ class StoredLayouts:
         if fresh or now < found.retry_at:
             return  # another thread has done it, or failed just now
         try:
-            made = self._read(queue, known)
+            made = self._read(queue, known, found.notes)
         except AztaskError as error:
             if found.error is None:
                 logger.warning("the shards of queue %s cannot be read: %s", visible(queue), error)
@@ -476,12 +487,14 @@ class StoredLayouts:
         if found.known is None or found.known.read_at <= made.read_at:
             found.known = made
 
-    def _read(self, queue: str, before: _Known | None) -> _Known:
+    def _read(self, queue: str, before: _Known | None, notes: bool) -> _Known:
         assert self._rows is not None  # noqa: S101  # the caller has looked
         read_at = clock.monotonic()
         entry = self._rows.read(queue)
         if entry is None:
             layout = replace(ShardLayout.declared(self.wish(queue), self.addresses), epoch=1)
+            if not notes:
+                return _Known(layout, read_at)
             try:
                 self._rows.make(queue, layout)
             except BrokerUnavailable:

@@ -258,6 +258,20 @@ def test_the_doctor_finds_messages_that_no_worker_reads(app: App, tmp_path: Path
     database.close()
 
 
+def test_a_queue_that_is_only_listed_is_not_noted(app: App, tmp_path: Path) -> None:
+    app.broker.send("plain", ids(1))
+    database = Database(f"{tmp_path}/a.db")
+    LocalBroker(database).send("others", ids(1))
+    database.close()
+    assert {each.queue for each in queues(app).queues} == {"orders", "others", "plain"}
+    tools = shard_tools(app)
+    assert tools is not None
+    assert tools.rows.read("plain") is not None
+    assert tools.rows.read("others") is None
+    app.broker.send("others", ids(1))
+    assert tools.rows.read("others") is not None
+
+
 def test_a_queue_without_shards_lives_at_one_address(app: App) -> None:
     for number in range(20):
         app.send("shop.other", [number], queue="plain")
