@@ -105,6 +105,7 @@ class Outages:
         self._lock = threading.Lock()
         self._down: dict[str, tuple[float, float, BrokerUnavailable]] = {}
         self._askers = ThreadPool("addresses", len(homes))
+        self._closed = False
 
     def answers(self, name: str, queue: str) -> bool:
         """False while the address rests; a thread asks for one of its queues then and when."""
@@ -114,7 +115,7 @@ class Outages:
         asks_at, seconds, error = found
         now = self._clock.monotonic()
         with self._lock:
-            due = self._down.get(name) is found and now >= asks_at
+            due = self._down.get(name) is found and now >= asks_at and not self._closed
             if due:  # no other thread asks until this answer is there
                 self._down[name] = (float("inf"), seconds, error)
         if due:
@@ -142,26 +143,29 @@ class Outages:
 
     def _ask(self, name: str, queue: str) -> None:
         """A peek goes where messages go; counts are the business of another part of Service Bus."""
-        home = self._homes[name]
+        home, silent = self._homes[name], True
         try:
             if home.kind.capabilities.remote:
                 home.broker.peek(queue, limit=1)
             else:
                 home.broker.stats(queue)
-        except BrokerUnavailable as error:
-            if is_silent(error):
-                with self._lock:
-                    seconds = min(LONGEST_REST, 2.0 * self._down[name][1])
-                    self._down[name] = (self._clock.monotonic() + seconds, seconds, error)
-                return
-        except AztaskError:
-            pass  # it answers, whatever it says
-        with self._lock:
-            self._down.pop(name, None)
-        logger.info("broker address %s answers again", name)
+            silent = False
+        except AztaskError as error:
+            silent = is_silent(error)  # else it answers, whatever it says
+        finally:  # also after an error of an SDK
+            with self._lock:
+                _, seconds, why = self._down[name]
+                seconds = min(LONGEST_REST, 2.0 * seconds)
+                if silent:
+                    self._down[name] = (self._clock.monotonic() + seconds, seconds, why)
+                else:
+                    del self._down[name]
+        if not silent:
+            logger.info("broker address %s answers again", name)
 
     def close(self) -> None:
         """End the threads; what they ask for now is not waited for."""
+        self._closed = True
         self._askers.close()
 
 

@@ -36,6 +36,7 @@ from aztask.queues.base import QueueOptions
 from aztask.queues.delivery import Renewed, Settled, Unknown
 from aztask.queues.engine import Database
 from aztask.queues.local.broker import LocalBroker
+from aztask.queues.sharded import addresses as sharding
 from aztask.queues.sharded.addresses import AddressBroker, Home
 from aztask.queues.sharded.broker import ShardedBroker, sharded
 from aztask.queues.sharded.layouts import DeclaredLayouts
@@ -435,6 +436,27 @@ def test_the_others_go_on_and_the_failure_is_said_once(
     assert {each.shard for each in rest} == {1, 3}
     assert len(found) + len(rest) == 40
     receiver.close()
+
+
+def test_it_is_asked_again_also_after_an_error_of_an_sdk(
+    pair: tuple[ShardedBroker, Failing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharding, "SHORTEST_REST", 0.01)
+    broker, failing = pair
+    assert broker.addresses is not None
+    outages = broker.addresses.outages
+    failing.error = BrokerUnavailable("gone")
+    outages.failed("b", failing.error)
+    failing.error = RuntimeError("of an SDK")
+    before = failing.asked
+    wait_until(lambda: outages.answers("b", "orders") or failing.asked > before + 1, 10, "asked")
+    assert outages.error("b") is not None
+    failing.error = QueueNotFound("it answers")
+    wait_until(lambda: outages.answers("b", "orders"), 10, "it answers")
+    outages.failed("b", BrokerUnavailable("gone"))
+    broker.close()
+    time.sleep(0.05)
+    assert not outages.answers("b", "orders")
 
 
 def test_all_of_them_failing_is_an_error(pair: tuple[ShardedBroker, Failing]) -> None:
