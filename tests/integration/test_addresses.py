@@ -262,6 +262,8 @@ def test_one_address_fails_and_comes_back(pair: Pair, mode: str) -> None:
         60,
         "the other address goes on",
     )
+    second = pair.site.worker(*WORKER)  # one starts also now
+    wait_until(lambda: "3 tasks" in second.log, 60, "it starts")
     said = "does not answer; its shards rest"
     if mode == "reset":  # a link of Service Bus that is silent looks like one without messages
         wait_until(lambda: said in worker.log, 60, "the worker says so")

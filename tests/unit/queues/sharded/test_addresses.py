@@ -525,6 +525,69 @@ def test_leases_elsewhere_are_renewed_while_it_keeps_its_callers_waiting(
     assert kinds == {0: Settled, 2: Settled, 1: Unknown, 3: Unknown}
 
 
+def test_lists_and_checks_name_an_address_that_does_not_answer(app: App) -> None:
+    app.broker.send("orders", ids(20))
+    app.broker.send("plain", ids(1))
+    assert isinstance(app.broker, ShardedBroker) and app.broker.addresses is not None
+    second = list(app.broker.addresses.homes.values())[1]
+    failing = Failing(second.broker)
+    failing.error = BrokerUnavailable("gone")
+    second._broker = failing  # type: ignore[assignment]
+    found = queues(app)
+    assert [each.queue for each in found.queues] == ["plain"]
+    assert "gone" in found.left_out.refused["orders"]
+    problems = [each for each in examine(app, ["orders"]) if each.check == "address"]
+    assert [each.text for each in problems] == [f"{second.name} does not answer: gone"]
+    facts = app.broker.inspector().facts("orders")
+    assert facts.exists, "the shards at the other address are looked at"
+
+
+def test_states_of_sessions_at_an_address_that_has_left_are_passed_over(tmp_path: Path) -> None:
+    databases = {name: Database(f"{tmp_path}/{name}.db") for name in "ab"}
+    brokers = {name: LocalBroker(each) for name, each in databases.items()}
+
+    class Given(DeclaredLayouts):
+        now = ShardLayout.declared(ShardCount(2, 2), TWO)
+
+        def layout(self, queue: str, *, session: bool = False) -> ShardLayout:
+            return self.now
+
+        def sending(self, queue: str, *, session: bool) -> ShardRange:
+            return self.now.sent
+
+    def over(names: str, layouts: Given) -> Any:
+        homes = [home(name, brokers[name], brokers[name]._kind) for name in names]
+        return sharded(AddressBroker(homes, layouts), {}, layouts)
+
+    def held(broker: Any) -> Any:
+        broker.send("orders", [Envelope(b"x", session="s")])
+        receiver = broker.receiver("orders", lease=30.0, session="s")
+        (delivery,) = receiver.receive(1, 1.0)
+        return receiver, delivery
+
+    layouts = Given({"orders": ShardCount(2, 2, declared=True)}, TWO)
+    before = over("ab", layouts)
+    before.declare("orders", QueueOptions(sessions=True))
+    receiver, delivery = held(before)
+    receiver.set_session_state("s", b"state")
+    receiver.settle([(delivery, Complete())])
+    receiver.let_go()
+    old = layouts.now
+    there = old.home(old.sent.of_session("s"), TWO)
+    stays = "b" if there == "a" else "a"
+    layouts.now = old.moved(2, ordered=True, addresses=TWO, without=there).ended(0)
+    after = over(stays, layouts)
+    after.declare("orders", QueueOptions(sessions=True))
+    receiver, delivery = held(after)
+    assert receiver.session_state("s") is None
+    receiver.let_go()
+    both = over("ab", layouts)
+    (receiver := both.receiver("orders", lease=30.0, session="s")).receive(1, 1.0)
+    assert receiver.session_state("s") == b"state"
+    for each in (before, after, both, *databases.values()):
+        each.close()
+
+
 def test_an_address_that_cannot_be_opened_keeps_no_other_one_closed(tmp_path: Path) -> None:
     (tmp_path / "b.db").mkdir()
     app = shop(tmp_path)
