@@ -153,14 +153,22 @@ class Outages:
         except AztaskError as error:
             silent = is_silent(error)  # else it answers, whatever it says
         finally:  # also after an error of an SDK
-            with self._lock:
-                _, seconds, why = self._down[name]
-                seconds = min(LONGEST_REST, 2.0 * seconds)
-                if silent:
-                    self._down[name] = (self._clock.monotonic() + seconds, seconds, why)
-                else:
-                    del self._down[name]
-        if not silent:
+            if silent:
+                with self._lock:
+                    _, seconds, why = self._down.get(name, (0.0, SHORTEST_REST, None))
+                    seconds = min(LONGEST_REST, 2.0 * seconds)
+                    if why is not None:  # no send has come through in between
+                        self._down[name] = (self._clock.monotonic() + seconds, seconds, why)
+            else:
+                self.works(name)
+
+    def works(self, name: str) -> None:
+        """A message went to the address, or could be read there."""
+        if name not in self._down:
+            return
+        with self._lock:
+            found = self._down.pop(name, None)
+        if found is not None:
             logger.info("broker address %s answers again", name)
 
     def close(self) -> None:
@@ -254,6 +262,7 @@ class AddressBroker:
 
     def stats(self, queue: str) -> QueueStats:
         """The queue's counts. Raises QueueNotFound."""
+        self.refuse_resting(queue)
         return self.watched(queue, lambda broker: broker.stats(queue))
 
     def peek(
@@ -265,7 +274,11 @@ class AddressBroker:
         limit: int = 100,
     ) -> list[Peeked]:
         """Read messages without leasing them, in order of position, starting behind `after`."""
-        return self._at(queue).peek(queue, dead_letter=dead_letter, after=after, limit=limit)
+        self.refuse_resting(queue)
+        return self.watched(
+            queue,
+            lambda broker: broker.peek(queue, dead_letter=dead_letter, after=after, limit=limit),
+        )
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
         """Delete the queue's messages, or its dead letters; returns how many were deleted."""
@@ -276,6 +289,7 @@ class AddressBroker:
     def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
         """Store all envelopes at the queue's address; see `Broker.send`."""
         self.watched(queue, lambda broker: broker.send(queue, envelopes))
+        self.outages.works(self.home_of(queue))
 
     def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
         """Raise EncodeError or MessageTooLarge if the service could not store the envelope."""
@@ -298,6 +312,12 @@ class AddressBroker:
     def cancel_timer(self, queue: str, number: int) -> bool:
         """Remove the scheduled message of this number: one request; False if it is not there."""
         return self._at(queue).cancel_timer(queue, number)
+
+    def refuse_resting(self, queue: str) -> None:
+        """Raise the error of an address that rests: pages and metrics do not wait for it."""
+        home = self.home_of(queue)
+        if not self.outages.answers(home, queue) and (error := self.outages.error(home)):
+            raise BrokerUnavailable(str(error)) from error
 
     def watched(self, queue: str, call: Callable[[Broker], Answer]) -> Answer:
         """The answer of the queue's address; if there is none, the next ids avoid it."""
@@ -438,10 +458,8 @@ class AddressInspector:
 
     def _at(self, queue: str) -> Inspector:
         # One that has just not answered is not waited for again.
-        home = self._broker.home_of(queue)
-        if error := self._broker.outages.error(home):
-            raise error
-        return _inspector_of(self._broker.homes[home])
+        self._broker.refuse_resting(queue)
+        return _inspector_of(self._broker.homes[self._broker.home_of(queue)])
 
     def facts(self, queue: str) -> QueueFacts:
         """The settings at the queue's address, in at most two requests."""

@@ -438,6 +438,19 @@ def test_the_others_go_on_and_the_failure_is_said_once(
     receiver.close()
 
 
+def test_counts_do_not_wait_for_an_address_that_rests(pair: tuple[ShardedBroker, Failing]) -> None:
+    broker, failing = pair
+    broker.send("orders", ids(8))
+    failing.error = BrokerUnavailable("gone")
+    with pytest.raises(BrokerUnavailable, match="gone"):
+        broker.stats("orders")
+    asked = failing.asked
+    for call in (broker.stats, broker.peek):
+        with pytest.raises(BrokerUnavailable, match="gone"):
+            call("orders")
+    assert failing.asked == asked
+
+
 def test_it_is_asked_again_also_after_an_error_of_an_sdk(
     pair: tuple[ShardedBroker, Failing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
