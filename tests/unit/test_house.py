@@ -217,7 +217,7 @@ GROWTH: dict[str, dict[str, int]] = {
     "a search within its requests": {"lines of code": 75},
     "shards that change while programs run": {"files": 4, "lines of code": 990},
     "claims that come too late": {"lines of code": 15},
-    "an app with several addresses": {"files": 1, "lines of code": 850},
+    "an app with several addresses": {"files": 1, "lines of code": 900},
 }
 CALLABLES = {
     "stores.payloads.payloads.Payloads(make)": "opens the store at its first use, in each process",

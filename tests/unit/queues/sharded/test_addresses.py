@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
 import threading
 import time
@@ -114,6 +115,37 @@ def test_numbers_may_run_out() -> None:
     layout = ShardLayout.declared(ShardCount(64, 64), TWO)
     with pytest.raises(ConfigurationError, match="all 64 numbers of shards are taken"):
         layout.moved(64, ordered=False, addresses=THREE)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_whatever_moves_come_a_number_stays_where_it_is(ordered: bool) -> None:
+    for seed in range(300):
+        chance = random.Random(seed)
+        places = AddressNames(tuple("abcd"[: chance.randint(1, 4)]), "a", several=True)
+        layout = ShardLayout.declared(ShardCount(n := chance.randint(1, 6), n), places)
+        for _ in range(6):
+            names = tuple(chance.sample("abcdef", chance.randint(1, 4)))
+            names = tuple(dict.fromkeys([*names, *(layout.homes[n] for n in layout.sent.numbers)]))
+            places = AddressNames(names, "a", several=True)
+            without = chance.choice([*names, ""]) if len(names) > 1 else ""
+            try:
+                moved = layout.moved(chance.randint(1, 6), ordered=ordered, addresses=places,
+                                     without=without)  # fmt: skip
+            except ConfigurationError:  # the numbers have run out
+                break
+            assert moved.homes[: len(layout.homes)] == layout.homes
+            numbers = list(moved.sent.numbers)
+            assert len(set(numbers)) == moved.sent.count == len(numbers)
+            used = Counter(moved.homes[number] for number in numbers)
+            assert without not in used
+            counts = [used[name] for name in names if name != without]
+            assert max(counts) - min(counts) <= 1
+            assert not {*moved.leaving()} & {*numbers}
+            assert moved.unknown_homes(places) == []
+            if ordered:
+                assert not {*numbers} & {*layout.sent.numbers}
+            assert max(numbers) < moved.top <= MOST_SHARDS
+            layout = moved.ended(chance.choice([0, moved.top]))
 
 
 def test_an_id_and_its_message_have_one_shard() -> None:
