@@ -7,6 +7,7 @@ addresses meanwhile.
 from __future__ import annotations
 
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -110,12 +111,16 @@ class Pair:
         elif self._held is not None:
             self._held.close()
 
-    def reshard(self, *arguments: str) -> set[int]:
-        """Move all queues while a sender is killed again and again; the commands' exit codes."""
+    def reshard(self, *arguments: str, step: str = "") -> set[int]:
+        """Move all queues while a sender is killed again and again; the commands' exit codes.
+
+        step: the commands are killed there.
+        """
+        failpoint = {"AZTASK_FAILPOINT": f"{step}:KILL"} if step else {}
         commands = [
             self.start(
                 "-m", "aztask", "queues", "reshard", "-A", "shards_app:app", queue, "--yes",
-                *arguments,
+                *arguments, **failpoint,
             )
             for queue in self.queues
         ]  # fmt: skip
@@ -285,12 +290,14 @@ def test_queues_are_moved_between_the_addresses_under_load(pair: Pair) -> None:
     for _ in range(2):
         pair.site.worker(*WORKER)
     wait_until(lambda: len(pair.ended()) > 20, 60, "the workers work")
-    for arguments, homes in (
-        (("--without", pair.names[1]), [4, 0]),
-        (("--shards", "7"), [4, 3]),
-        (("--without", pair.names[0], "--shards", "4"), [0, 4]),
-        ((), [2, 2]),
+    for step, arguments, homes in (
+        ("reshard-created", ("--without", pair.names[1]), [4, 0]),
+        ("reshard-announced", ("--shards", "7"), [4, 3]),
+        ("reshard-empty", ("--without", pair.names[0], "--shards", "4"), [0, 4]),
+        ("", (), [2, 2]),
     ):
+        if step:
+            assert pair.reshard(*arguments, step=step) <= {0, -signal.SIGKILL}
         assert pair.reshard(*arguments) == {0}
         for queue in pair.queues:
             assert pair.layout(queue).former is None

@@ -29,6 +29,8 @@ from aztask.address.shards import (
 from aztask.address.urls import parse_broker, split_brokers
 from aztask.errors import BrokerUnavailable, QueueNotFound, SendUnconfirmed
 from aztask.message.envelope import Envelope
+from aztask.operate.deadletters import Selection
+from aztask.operate.deadletters.actions import replay
 from aztask.operate.doctor import examine
 from aztask.operate.owners import adoption
 from aztask.operate.queues import queues
@@ -42,7 +44,7 @@ from aztask.queues.sharded.addresses import AddressBroker, Home
 from aztask.queues.sharded.broker import ShardedBroker, sharded
 from aztask.queues.sharded.layouts import DeclaredLayouts
 from aztask.queues.storagequeue.receiver import StorageReceiver
-from aztask.settlement import Complete
+from aztask.settlement import Complete, DeadLetter
 from aztask.stores import shardlayouts
 from aztask.support.clock import SYSTEM_CLOCK
 
@@ -325,6 +327,23 @@ def test_the_shards_are_shown_with_their_addresses(app: App, cli: Any, tmp_path:
     texts = [str(each) for each in examine(app, ["orders"])]
     assert any("b.db is on a file system" in each for each in texts)
     assert not [each for each in texts if "addresses" in each and "spread" in each]
+
+
+def test_dead_letters_of_both_addresses_are_replayed(app: App) -> None:
+    for number in range(20):
+        app.send("shop.work", [number], task_id=f"t{number}")
+    receiver = app.broker.receiver("orders", lease=30.0)
+    held = [each for _ in range(12) for each in receiver.receive(20, 0.02)]
+    receiver.settle([(each, DeadLetter("why")) for each in held])
+    receiver.close()
+    dead = {each.queue: each.dead for each in queues(app).shards["orders"]}
+    assert sum(dead.values()) == 20
+    assert min(dead.values()) > 0
+    action = replay(app, ["orders"], Selection(task="shop.work"))
+    assert action.count == 20
+    action.act()
+    stats = app.broker.stats("orders")
+    assert (stats.active, stats.dead) == (20, 0)
 
 
 def test_moves_between_addresses_are_planned(app: App, tmp_path: Path) -> None:
