@@ -260,6 +260,48 @@ def test_rows_of_one_address_are_not_left_behind(tmp_path: Path) -> None:
     kept.close()
 
 
+def test_an_app_with_one_address_gets_another_one_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shardlayouts, "REFRESH_SECONDS", 0.2)
+    monkeypatch.setattr(shardlayouts, "FREE_SECONDS", 0.1)
+    first, second = two_files(tmp_path)
+    before = shop(tmp_path, first, owner=None)
+    before.broker.send("orders", ids(40))
+    app = shop(tmp_path, [second, first], owner=before.owner.broker)
+    assert app.broker.stats("orders").active == 40
+    before.broker.send("orders", ids(80)[40:])
+    move = reshard(app, "orders")
+    assert [move.moves["orders"].homes[n] for n in move.moves["orders"].sent.numbers] == [
+        first,
+        first,
+        second,
+        second,
+    ]
+    move.act()
+    late = ids(120)[80:]
+
+    def refused() -> bool:
+        try:
+            before.broker.send("orders", late[:1])
+        except ConfigurationError as error:
+            return f"also lives at {second}" in str(error)
+        late.pop(0)
+        return False
+
+    wait_until(refused, 10, "a program that knows one address is refused once the move counts")
+    receiver = app.broker.receiver("orders", lease=30.0)
+    wanted, held = 120 - len(late), 0
+    until = time.monotonic() + 20.0
+    while held < wanted and time.monotonic() < until:
+        found = receiver.receive(20, 0.1)
+        held += len(found)
+        receiver.settle([(each, Complete()) for each in found])
+    assert held == wanted
+    before.close()
+    app.close()
+
+
 def test_adopted_rows_are_not_left_behind(tmp_path: Path) -> None:
     before = shop(tmp_path, f"local://{tmp_path}/a.db", owner=None)
     before.send("shop.work", [1], task_id="one")
