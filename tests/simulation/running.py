@@ -71,8 +71,15 @@ def _no_real_time(book: Book) -> Iterator[None]:
     """Complain if this thread reads the clock of the machine: a course would not repeat.
 
     That clock is the default of whatever takes one, so a forgotten argument is not seen otherwise.
+    A wait of some seconds for another thread is refused: none comes, and the world's time stands.
     """
     mine = threading.get_ident()
+    really_wait = threading.Condition.wait
+
+    def wait(self: threading.Condition, timeout: float | None = None) -> bool:
+        if timeout is not None and threading.get_ident() == mine:
+            raise RuntimeError(f"a wait of {timeout:g} s for another thread")
+        return really_wait(self, timeout)
 
     def guarded(read: Callable[..., Any]) -> Callable[..., Any]:
         def reading(*arguments: Any) -> Any:
@@ -88,8 +95,10 @@ def _no_real_time(book: Book) -> Iterator[None]:
     try:
         for name, read in before.items():
             object.__setattr__(SYSTEM_CLOCK, name, guarded(read))
+        threading.Condition.wait = wait  # type: ignore[method-assign]
         yield
     finally:
+        threading.Condition.wait = really_wait  # type: ignore[method-assign]
         for name, read in before.items():
             object.__setattr__(SYSTEM_CLOCK, name, read)
 

@@ -7,7 +7,9 @@ import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
+from threading import Event
 
 import pytest
 
@@ -28,6 +30,7 @@ from .running import run, run_seed
 from .services import StorageQueues
 from .shrinking import shrink
 from .stepped import Play, Time
+from .world import World
 
 SEEDS = (13, 41, 39)
 
@@ -250,6 +253,28 @@ def test_a_seed_that_failed_once_ends_well(seed: int, flows: bool) -> None:
     assert run(draw(seed, flows=flows)).text == ""
 
 
+@pytest.mark.parametrize("kind", ["local", "storage", "bus"])
+def test_a_program_waits_for_messages_on_the_clock_of_the_world(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def sweep(world: World) -> None:
+        receiver = world.sender("a").broker.receiver("default", lease=60.0, dead_letter=True)
+        began = world.now
+        assert receiver.receive(10, 5.0) == []
+        waited.append(world.now - began)
+        receiver.close()
+
+    def act(world: World) -> None:
+        world.act(world.sender("a"), partial(sweep, world))
+
+    monkeypatch.setattr(operations, "probe", act)
+    assert run(replace(CALM, kind=kind)).text == ""
+    assert len(waited) == 1
+    assert waited[0] >= 5.0
+
+
 def test_a_course_that_reads_the_clock_of_the_machine_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -261,3 +286,16 @@ def test_a_course_that_reads_the_clock_of_the_machine_fails(
 
     assert run(CALM).name == "no-crash"
     assert SYSTEM_CLOCK.monotonic() >= 0.0
+
+
+def test_a_course_that_waits_for_a_thread_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other thread runs in it, and its time stands still: it would wait for ever."""
+    monkeypatch.setattr(
+        operations, "probe", lambda world: world.act(world.sender("a"), lambda: Event().wait(0.1))
+    )
+    report = run(CALM)
+    assert (report.name, report.text) == (
+        "no-crash",
+        "no-crash: a-sender1: RuntimeError: a wait of 0.1 s for another thread",
+    )
+    assert not Event().wait(0.01)

@@ -27,6 +27,9 @@ from .releases import FORMER
 if TYPE_CHECKING:
     from .actors import Actor
 
+LOOK: Final = 1.0
+"""Seconds between two looks of a program that waits for messages."""
+
 
 class WatchedReceiver:
     """A receiver of one actor."""
@@ -42,10 +45,19 @@ class WatchedReceiver:
         return getattr(self._inner, name)
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
-        """Receive; the actor may die before it has seen what came."""
-        self._actor.ask("broker")
-        asked_at = self._actor.world.time.now
-        return self._received(self._inner.receive(limit, wait), asked_at)
+        """Receive; the actor may die before it has seen what came.
+
+        It waits on the world's clock: an adapter's own wait, on a thread's, never ends there.
+        """
+        world = self._actor.world
+        until = world.time.now + wait
+        while True:
+            self._actor.ask("broker")
+            asked_at = world.time.now
+            found = self._received(self._inner.receive(limit, 0.0), asked_at)
+            if found or world.time.now >= until:
+                return found
+            world.sleep(LOOK)
 
     def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
         """Receive deferred messages."""
