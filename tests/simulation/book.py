@@ -292,9 +292,11 @@ class Book:
             )
         self._latest[seat] = delivery
         # The lease of a session may be older than the delivery, and a request to a service takes a
-        # while: that it was granted later than the worker believes is no fault.
-        alone = delivery.session is None and not actor.site.remote
-        until = (now if actor.site.remote else asked_at) + delivery.lease_seconds
+        # while, as does one to several shards, between which the actor may freeze: that it was
+        # granted later than the worker believes is no fault.
+        slow = actor.site.remote or bool(self._world.course.shards)
+        alone = delivery.session is None and not slow
+        until = (now if slow else asked_at) + delivery.lease_seconds
         self.until[delivery] = until if alone else delivery.deadline
         actor.held.add(delivery, key)
         self.counts["deliveries"] += 1
